@@ -45,7 +45,7 @@ def check_output(path: str | Path) -> None:
 
 
 def is_stream(path: str | Path) -> bool:
-    """True if ``path`` is written directly: ``-``, a device, a FIFO, or an open file of this
+    """Return True if ``path`` is written directly: ``-``, a device, a FIFO, or an open file of this
     process.
     """
     if str(path) == STDOUT or _descriptor(path) is not None:
@@ -55,8 +55,8 @@ def is_stream(path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def file(path: Path) -> Iterator[Path]:
-    """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed
-    after an error. If ``path`` is no regular file, the content is written to it at the end.
+    """Yield a temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is
+    removed after an error. If ``path`` is not a regular file, the content is written to it then.
 
     An existing file is exchanged for the new one in one system call, and removed when that is on
     the disk. On systems without that call it is replaced, and does not come back if the last sync
@@ -92,10 +92,11 @@ def file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
-    """A text file, ``path`` with ``.partial`` after its name, that becomes ``path`` at the end.
+    """Yield a text file, ``path`` with ``.partial`` after its name, that becomes ``path`` at the
+    end.
 
-    After an error it stays, unless it is empty. If ``path`` is no regular file, the text is written
-    to it directly.
+    After an error it stays, unless it is empty. If ``path`` is not a regular file, the text is
+    written to it directly.
     """
     if is_stream(path):
         with _stream(path) as stream:
@@ -120,9 +121,9 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
 def folder(
     path: Path, *, temporary: Path | None = None, aside: Path | None = None
 ) -> Iterator[Path]:
-    """The name of a new folder next to ``path``, which the caller creates and fills. It becomes
-    ``path`` at the end, and is removed after an error. The parent folder is created if it does
-    not exist.
+    """Yield the name of a new folder next to ``path``, which the caller creates and fills. It
+    becomes ``path`` at the end, and is removed after an error. The parent folder is created if it
+    does not exist.
 
     An existing folder is exchanged for the new one in one system call, and removed. If that fails,
     it keeps the hidden name of the new one.
@@ -235,8 +236,8 @@ def _stream(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _descriptor(path: str | Path) -> int | None:
-    """The number of the open file of this process that ``path`` names, such as 1 for /dev/stdout;
-    None for other paths.
+    """Return the number of the open file of this process that ``path`` names, such as 1 for
+    /dev/stdout; None for other paths.
     """
     open_files = rf"/dev/fd|/proc/{os.getpid()}/(task/\d+/)?fd"
     for _ in range(40):  # as many links as Linux follows

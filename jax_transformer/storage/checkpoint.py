@@ -9,12 +9,8 @@ A checkpoint appears under its name complete or not at all. The groups of a trai
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -54,14 +50,14 @@ class Checkpoint:
     about: Mapping[str, Any]
     """The manifest: the recorded facts, the step, and ``sha256`` of every file."""
     tensors: Mapping[str, TensorInfo]
-    """Shape and dtype of every array by its path in the tree, as ``params/encoder.norm.scale``."""
+    """Shape and dtype of every array by its path in the tree (``params/encoder.norm.scale``)."""
     _identity: Identity
     _stored: Mapping[str, Any]
-    """The arrays by the path that they have on disk, see :mod:`.orbax_arrays`."""
+    """The arrays by their path in the tree, see :mod:`.orbax_arrays`."""
 
     def load(self, like: Tree, *, partial: bool = False) -> Tree:
-        """The saved tree, with the structure of ``like``; its shapes and dtypes must be those of
-        the checkpoint.
+        """Read the saved tree, with the structure of ``like``; its shapes and dtypes must be the
+        checkpoint's.
 
         An array is loaded with the sharding that it has in ``like``, each device its own part; to
         the first device if it has none.
@@ -71,12 +67,17 @@ class Checkpoint:
         """
         import jax
 
-        expected = _infos(like)
+        expected = {
+            name: TensorInfo(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _leaves(like)
+        }
         names = expected.keys() if partial else self.tensors.keys() | expected.keys()
         odd = sorted(name for name in names if self.tensors.get(name) != expected.get(name))
         if odd:
             name = odd[0]
-            theirs, ours = (_text(infos.get(name)) for infos in (self.tensors, expected))
+            theirs, ours = (
+                f"{infos[name].dtype} {infos[name].shape}" if name in infos else "nothing"
+                for infos in (self.tensors, expected)
+            )
             raise CheckpointError(
                 f"{self.path}: {len(odd)} arrays do not fit the model, "
                 f"first {name}: the checkpoint has {theirs}, the model {ours}"
@@ -91,57 +92,46 @@ class Checkpoint:
         return self._restore(abstract, partial=partial)
 
     def arrays(self, groups: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """NumPy arrays by their path in the tree, bit for bit (also float64 in JAX's 32-bit mode):
-        all of them, or those of some groups.
+        """Read NumPy arrays by their path in the tree, bit for bit (also float64 in JAX's 32-bit
+        mode): all of them, or those of some groups.
         """
-        loaded = orbax_arrays.read_arrays(
-            {
-                name: array
-                for name, array in self._stored.items()
-                if groups is None or _present(name).partition("/")[0] in groups
-            }
+        return self.selected(
+            {name for name in self.tensors if groups is None or name.partition("/")[0] in groups}
         )
-        self._check_unchanged()
-        return {_present(name): array for name, array in loaded.items()}
 
     def selected(self, names: Collection[str]) -> dict[str, np.ndarray]:
-        """The arrays of these paths, as :meth:`arrays`."""
+        """Read the arrays of these paths, as :meth:`arrays`."""
         loaded = orbax_arrays.read_arrays(
-            {name: array for name, array in self._stored.items() if _present(name) in names}
+            {name: array for name, array in self._stored.items() if name in names}
         )
         self._check_unchanged()
-        return {_present(name): array for name, array in loaded.items()}
+        return loaded
 
-    def _restore(self, like: Tree, *, partial: bool) -> Tree:
+    def _restore(self, like: Any, *, partial: bool) -> Any:
+        """Read the stored tree, and make sure that no file was written to since it was verified."""
+        from orbax.checkpoint import v1 as ocp
+
         on_disk = orbax_arrays.groups(self.path)
         former = {new: old for old, new in _FORMER_GROUPS.items() if old in on_disk}
-        stored_like: Any = like
+        stored_like = like
         if former:
-            groups: Any = like._asdict() if hasattr(like, "_asdict") else like
+            groups = like._asdict() if hasattr(like, "_asdict") else like
             stored_like = {
                 former.get(group, group): _renamed(tree, *_FORMER_MODULE[::-1])
                 for group, tree in groups.items()
             }
-
-        loaded = self._loaded(stored_like, partial=partial)
+        context = ocp.Context()
+        context.pytree.loading.partial_load = partial
+        with context:
+            loaded = ocp.load(self.path, stored_like)
+        self._check_unchanged()
         if not former:
             return loaded
-        restored: Any = {
+        restored = {
             _FORMER_GROUPS.get(group, group): _renamed(tree, *_FORMER_MODULE)
             for group, tree in loaded.items()
         }
         return type(like)(**restored) if hasattr(like, "_asdict") else restored
-
-    def _loaded(self, like: Any, *, partial: bool) -> Any:
-        """Read the stored tree, and make sure that no file was written to since it was verified."""
-        from orbax.checkpoint import v1 as ocp
-
-        context = ocp.Context()
-        context.pytree.loading.partial_load = partial
-        with context:
-            loaded = ocp.load(self.path, like)
-        self._check_unchanged()
-        return loaded
 
     def _check_unchanged(self) -> None:
         if _identity_of(self.path) != self._identity:
@@ -149,7 +139,7 @@ class Checkpoint:
 
 
 def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
-    """The checkpoint of ``step``, verified against its manifest unless another process has
+    """Open the checkpoint of ``step``, verified against its manifest unless another process has
     ``verified`` it. Raises CheckpointError naming the file that is damaged, or InputError if it is
     SHA256SUMS of the run.
     """
@@ -158,21 +148,21 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
         about, identity = read_manifest(folder, step), _identity_of(path)
     else:
         about, identity = verify(folder, step)
-    stored = orbax_arrays.open_arrays(path)
-    tensors = {
-        _present(name): TensorInfo(tuple(array.shape), array.dtype.name)
-        for name, array in stored.items()
-    }
+    stored, tensors = {}, {}
+    for name, array in orbax_arrays.open_arrays(path).items():
+        group, slash, rest = name.partition("/")
+        name = _FORMER_GROUPS.get(group, group) + slash + rest.replace(*_FORMER_MODULE)
+        stored[name], tensors[name] = array, TensorInfo(tuple(array.shape), array.dtype.name)
     return Checkpoint(path, step, about, tensors, identity, stored)
 
 
 def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
-    """``open(folder, step).load(like, partial=partial)``."""
+    """Return ``open(folder, step).load(like, partial=partial)``."""
     return open(folder, step).load(like, partial=partial)
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, ascending."""
+    """Return the steps that have a checkpoint, ascending."""
     return sorted(
         int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()
     )
@@ -215,7 +205,7 @@ def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Calla
 
 
 def _host_copy(tree: Any) -> Any:
-    """A copy of every array in the memory of the host, divided as it is on the devices."""
+    """Return a copy of every array in the memory of the host, divided as it is on the devices."""
     import jax
 
     def copy(leaf: Any) -> Any:
@@ -228,7 +218,7 @@ def _host_copy(tree: Any) -> Any:
 
 @contextmanager
 def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
-    """The name of a folder that Orbax creates and fills. At the end it gets its manifest and
+    """Yield the name of a folder that Orbax creates and fills. At the end it gets its manifest and
     becomes ``folder/step``, as for :func:`save`; after an error it is removed.
 
     All processes of a distributed run call this and then Orbax, which writes their shards; the
@@ -239,7 +229,7 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
     aside = temporary.with_name(f"{temporary.name}.replaced")
     if not distributed.first():
         distributed.barrier("save begins")
-        with _failures_reported_once():
+        with orbax_arrays.failures_reported_once():
             yield temporary
         distributed.barrier("save ends")
         return
@@ -248,7 +238,7 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
     try:
         with atomic.folder(path, temporary=temporary, aside=aside):
             distributed.barrier("save begins")
-            with _failures_reported_once():
+            with orbax_arrays.failures_reported_once():
                 yield temporary
             _write_manifest(temporary, step, about)
         for parent in (folder.parent, folder.parent.parent):
@@ -288,25 +278,11 @@ def prune(folder: Path, keep: Iterable[int]) -> None:
         shutil.rmtree(nameless)
 
 
-def _present(name: str) -> str:
-    """The path of an array with the present names."""
-    group, slash, rest = name.partition("/")
-    return _FORMER_GROUPS.get(group, group) + slash + rest.replace(*_FORMER_MODULE)
-
-
 def _renamed(tree: Any, old: str, new: str) -> Any:
-    """A group's arrays with ``new`` for ``old`` in their names."""
+    """Return a group's arrays with ``new`` for ``old`` in their names."""
     if not isinstance(tree, dict):
         return tree
     return {name.replace(old, new): leaf for name, leaf in tree.items()}
-
-
-def _infos(tree: Any) -> dict[str, TensorInfo]:
-    return {name: TensorInfo(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _leaves(tree)}
-
-
-def _text(info: TensorInfo | None) -> str:
-    return "nothing" if info is None else f"{info.dtype} {info.shape}"
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -318,45 +294,12 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-@contextmanager
-def _failures_reported_once() -> Iterator[None]:
-    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its
-    threads: the caller reports it.
-
-    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and
-    coroutines, which come much later.
-    """
-    logs = [logging.getLogger(name) for name in ("absl", "asyncio", "concurrent.futures")]
-    disabled, hooks = [log.disabled for log in logs], (threading.excepthook, sys.unraisablehook)
-    for log in logs:
-        log.disabled = True
-    threading.excepthook, sys.unraisablehook = (_without_orbax(hook) for hook in hooks)
-    yield
-    for log, before in zip(logs, disabled, strict=True):
-        log.disabled = before
-    threading.excepthook, sys.unraisablehook = hooks
-
-
-def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook for all exceptions but those that passed through Orbax, or through the event loops
-    that it runs.
-    """
-
-    def filtered(unhandled: Any) -> None:
-        files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
-        packages = [f"{os.sep}{package}{os.sep}" for package in ("orbax", "asyncio")]
-        if not any(package in file for file in files for package in packages):
-            hook(unhandled)
-
-    return filtered
-
-
 # The manifest
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """The facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes. Only
-    the manifest is read.
+    """Return the facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes.
+    Only the manifest is read.
 
     Raises CheckpointError if a byte of the manifest changed, or it is of another step or run, and
     InputError if SHA256SUMS of the run, which tells this, is damaged.
@@ -383,7 +326,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
 
 
 def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
-    """Verify every file of a checkpoint against its manifest. Returns the manifest and the files'
+    """Verify every file of a checkpoint against its manifest. Return the manifest and the files'
     identity.
 
     Raises CheckpointError naming the first file that is missing, changed or not in the manifest,
@@ -408,8 +351,8 @@ def problems(folder: Path, step: int) -> list[str]:
 
 
 def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:
-    existing = dict(_files(path))
-    hashes = _hashes({name: file for name, file in existing.items() if name in expected})
+    existing = _files(path)
+    hashes = _hashes({name: existing[name] for name in existing.keys() & expected.keys()})
     for name in sorted(expected.keys() | existing.keys()):
         file = path / name
         if name not in existing:
@@ -421,14 +364,14 @@ def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
-    """The SHA-256 of each file, one core for each: hashlib releases the interpreter's lock."""
+    """Return the SHA-256 of each file, with all cores: hashlib releases the interpreter's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return dict(zip(files, threads.map(sha256, files.values()), strict=True))
 
 
 def _write_manifest(path: Path, step: int, about: dict[str, Any]) -> None:
     """Write the manifest of all files in the folder ``path``, with ``about`` in it."""
-    hashes = _hashes(dict(_files(path)))
+    hashes = _hashes(_files(path))
     (path / MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))
 
 
@@ -438,16 +381,17 @@ def _manifest_text(content: dict[str, Any]) -> str:
 
 
 def _identity_of(path: Path) -> Identity:
-    return {
-        name: (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
-        for name, file in _files(path)
-        for status in (os.stat(file),)
-    }
+    identity = {}
+    for name, file in _files(path).items():
+        stat = os.stat(file)
+        identity[name] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns
+    return identity
 
 
-def _files(path: Path) -> list[tuple[str, Path]]:
-    return sorted(
-        (str(file.relative_to(path)), file)
-        for file in path.rglob("*")
-        if file.is_file() and file.name != MANIFEST
-    )
+def _files(path: Path) -> dict[str, Path]:
+    """Return the files of a checkpoint except its manifest, by their names in it, in order."""
+    files = {}
+    for file in path.rglob("*"):
+        if file.is_file() and file.name != MANIFEST:
+            files[str(file.relative_to(path))] = file
+    return dict(sorted(files.items()))

@@ -23,7 +23,7 @@ _ALONE = 4 << 20
 
 
 def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
-    """The arrays of some groups by their path in the tree, none of them read."""
+    """Return the arrays of some groups by their path in the tree, none of them read."""
     reader = _Reader(opened)
     return {
         name: LazyTensor(info, partial(reader.array, name))
@@ -33,7 +33,7 @@ def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
 
 
 class _Reader:
-    """Reads small arrays together with those that follow them in the tree.
+    """Reads small arrays together with the next ones in the tree.
 
     What was read and not yet asked for is dropped when there is too much of it, and read again.
     """

@@ -19,14 +19,14 @@ Sums = Mapping[str, Collection[str]]
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read(folder: Path) -> dict[str, list[str]]:
-    """The sums that a folder lists; empty if it has no such file. Raises InputError naming a line
-    that is damaged.
+    """Return the sums that a folder lists; empty if it has no such file. Raises InputError naming
+    a line that is damaged.
     """
     path = folder / NAME
     try:

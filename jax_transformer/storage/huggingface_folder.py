@@ -79,12 +79,12 @@ class Folder:
 
 
 def configuration(path: Path) -> Mapping[str, Any]:
-    """The config.json of a folder. Raises InputError if it cannot be read, UnsafeFileError if it is
-    implausibly large or nested.
+    """Return the config.json of a folder. Raises InputError if it cannot be read, UnsafeFileError
+    if it is implausibly large or nested.
     """
     data = untrusted.read_json(path / CONFIG, longest=_LONGEST_CONFIG)
     if not isinstance(data, dict):
-        raise InputError(f"{path / CONFIG}: is no JSON object")
+        raise InputError(f"{path / CONFIG}: is not a JSON object")
     return data
 
 
@@ -119,7 +119,7 @@ def find(path: str | Path) -> Folder:
 
 
 def _instead(path: Path) -> str:
-    """A hint about weights of another framework."""
+    """Return a hint about weights of another framework."""
     others = [
         name for name in ("tf_model.h5", "rust_model.ot", "model.onnx") if (path / name).is_file()
     ]
@@ -197,7 +197,7 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def is_written(name: str) -> bool:
-    """True for names of files that an export may write."""
+    """Return True for names of files that an export may write."""
     return (
         name in (SAFETENSORS, SAFETENSORS + INDEX, *EXTRA_FILES)
         or re.fullmatch(_SHARD, name) is not None
@@ -233,7 +233,8 @@ def size(text: str) -> int:
     )
     if not (number.isascii() and number.isdecimal()) or int(number) < 1:
         raise ConfigError(
-            f"--shard-size {shown(text)}: give a whole number of bytes, KB, MB, GB or TB, as 5GB"
+            f"--shard-size {shown(text)}: give a whole number of bytes, KB, MB, GB or TB, for "
+            "example 5GB"
         )
     return int(number) * unit
 
@@ -255,7 +256,7 @@ def with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 
 
 def contents(files: Mapping[str, Path]) -> dict[str, bytes]:
-    """The content of files by their names. Raises InputError for one that cannot be read."""
+    """Return the content of files by their names. Raises InputError for one that cannot be read."""
     try:
         return {name: path.read_bytes() for name, path in files.items()}
     except OSError as error:

@@ -1,7 +1,7 @@
 """Damage to the files of a run is noticed here, before any of them is used.
 
-Checkpoints of version 0.1 recorded nothing about the files next to them, so those of a run that has
-only such checkpoints are not checked.
+Checkpoints of version 0.1 recorded nothing about the files next to them, so the files of a run
+that has only such checkpoints are not checked.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _SHOWN = 6
 
 
 def verify(run: Path) -> None:
-    """Raise InputError naming the first file, of those that SHA256SUMS lists or should list, that
+    """Raise InputError naming the first file, of all that SHA256SUMS lists or should list, that
     is damaged, missing or added.
     """
     if any(problems(run)):  # twice: a run that starts may be replacing its options just now
@@ -68,7 +68,7 @@ def problems(run: Path) -> Iterator[str]:
 
 
 def _may_be_added(name: str, sums: checksums.Sums) -> bool:
-    """True for what a converted run does not have: often its tokenizer is copied there."""
+    """Return True for what a converted run does not have: often its tokenizer is copied there."""
     groups = (run_files.TRAINING, run_files.TOKENIZER, run_files.HUGGINGFACE)
     group = next((group for group in groups if name in group), ())
     listed = any(each in sums for each in group)
@@ -94,14 +94,14 @@ def metrics_problems(run: Path) -> Iterator[str]:
 def _checkpoint_problems(run: Path) -> Iterator[str]:
     """Name every file of the checkpoints, averaged ones too, that is damaged."""
     with contextlib.suppress(InputError):  # of SHA256SUMS, which `problems` names
-        for folder in (run / name for name in run_files.CHECKPOINTS):
-            for step in checkpoint.steps(folder):
-                yield from checkpoint.problems(folder, step)
+        for name in run_files.CHECKPOINTS:
+            for step in checkpoint.steps(run / name):
+                yield from checkpoint.problems(run / name, step)
 
 
 def _manifests(run: Path) -> Iterator[Mapping[str, Any]]:
-    """The manifests that can be read."""
-    for folder in (run / name for name in run_files.CHECKPOINTS):
-        for step in checkpoint.steps(folder):
+    """Yield the manifests that can be read."""
+    for name in run_files.CHECKPOINTS:
+        for step in checkpoint.steps(run / name):
             with contextlib.suppress(Refusal):
-                yield checkpoint.read_manifest(folder, step)
+                yield checkpoint.read_manifest(run / name, step)

@@ -3,7 +3,9 @@ holds one at a time.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,15 +47,17 @@ class LazyTensor:
 
 
 LazyState = Mapping[str, LazyTensor]
+_MOST_AHEAD = 64 << 20
+"""Bytes of tensors that may be read before they are asked for. A larger one is never."""
 
 
 def of(array: np.ndarray) -> LazyTensor:
-    """An array that is in memory already."""
+    """Return a tensor of an array that is in memory already."""
     return LazyTensor(TensorInfo(array.shape, array.dtype.name), lambda: array)
 
 
 def in_memory(state: Mapping[str, np.ndarray]) -> dict[str, LazyTensor]:
-    """Arrays that are in memory already; equal objects are tied."""
+    """Return tensors of arrays that are in memory already; equal objects are tied."""
     tensors_of = {id(array): of(np.asarray(array)) for array in state.values()}
     return {name: tensors_of[id(array)] for name, array in state.items()}
 
@@ -67,13 +71,27 @@ def arrays(state: LazyState) -> dict[str, np.ndarray]:
     return {name: read[id(tensor)] for name, tensor in state.items()}
 
 
-def in_file(path: Path, start: int, dtype: np.dtype, shape: Shape) -> LazyTensor:
-    """A tensor whose bytes are in a file from byte ``start`` on, in C order. Reading maps them into
-    memory; raises InputError if the file became shorter.
+def read_ahead(state: Iterable[LazyTensor]) -> Generator[np.ndarray, None, None]:
+    """Yield the array of each tensor, in C order. A thread reads those that follow while an array
+    is in use; an error of it is raised when the tensor's turn comes. The arrays are not kept.
     """
-    return LazyTensor(
-        TensorInfo(shape, dtype.name), partial(map_file, path, start, dtype=dtype, shape=shape)
-    )
+    left, begun = deque(state), deque[tuple[int, Future[np.ndarray]]]()
+    thread = ThreadPoolExecutor(1)
+    try:
+        while left or begun:
+            while left and (
+                not begun
+                or sum(size for size, _ in begun) - begun[0][0] + left[0].nbytes <= _MOST_AHEAD
+            ):
+                tensor = left.popleft()
+                begun.append((tensor.nbytes, thread.submit(_in_c_order, tensor)))
+            yield begun.popleft()[1].result()
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+def _in_c_order(tensor: LazyTensor) -> np.ndarray:
+    return tensors.contiguous(tensor.read())
 
 
 def map_file(path: Path, start: int, *, dtype: np.dtype, shape: Shape) -> np.ndarray:
@@ -91,7 +109,7 @@ def map_file(path: Path, start: int, *, dtype: np.dtype, shape: Shape) -> np.nda
 
 
 def differing_ties(ties: Mapping[str, str], state: LazyState) -> list[str]:
-    """List the tensors that differ from those that the model ties them with, by ``ties``.
+    """List the tensors that differ from the ones that the model ties them with, by ``ties``.
 
     Only copies of which both are stored are read.
     """
@@ -106,7 +124,7 @@ def differing_ties(ties: Mapping[str, str], state: LazyState) -> list[str]:
 
 
 class Cast:
-    """A cast of floating-point tensors to ``dtype``, and what it loses in those that are read."""
+    """A cast of floating-point tensors to ``dtype``, and its loss in the tensors that are read."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype
@@ -117,7 +135,7 @@ class Cast:
         self._measured: set[str] = set()
 
     def apply(self, state: LazyState) -> dict[str, LazyTensor]:
-        """The tensors as they are after the cast; tied ones stay tied."""
+        """Return the tensors as they are after the cast; tied ones stay tied."""
         casts: dict[int, LazyTensor] = {}
         result = {}
         for name, tensor in state.items():
@@ -130,7 +148,7 @@ class Cast:
         return result
 
     def loss(self) -> tensors.CastLoss:
-        """The loss in the tensors that have been read."""
+        """Return the loss in the tensors that have been read."""
         return tensors.CastLoss(
             self.dtype, self._count, self._largest, self._where, self._overflowed
         )

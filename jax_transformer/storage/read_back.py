@@ -30,11 +30,13 @@ class _Queue:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[Future[Any], int]] = deque()
+        self._bytes = 0
 
     def submit(self, function: Callable[[Any], Result], array: np.ndarray) -> Future[Result]:
         """Call a function with an array, which is kept until then."""
         future = self._thread.submit(function, array)
         self._waiting.append((future, array.nbytes))
+        self._bytes += array.nbytes
         return future
 
     def wait(self, most: int | None = None) -> None:
@@ -43,8 +45,10 @@ class _Queue:
         Raises the error of a function that failed.
         """
         most = _MOST_WAITING if most is None else most
-        while sum(size for _, size in self._waiting) > most:
-            self._waiting.popleft()[0].result()
+        while self._bytes > most:
+            future, size = self._waiting.popleft()
+            self._bytes -= size
+            future.result()
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -60,6 +64,7 @@ class CheckedFile:
     """
 
     def __init__(self, path: Path, target: str | Path, *, hashed: bool = True):
+        self.size = 0  # bytes that have been written
         self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 (close() is __exit__'s)
         self._target = target
         self._digest = hashlib.sha256() if hashed else None
@@ -79,36 +84,30 @@ class CheckedFile:
         if kind is None and self._sync is not None:
             self._sync.result()  # the system reports an error of the disk only once
 
-    @property
-    def size(self) -> int:
-        """Number of bytes that have been written."""
-        return self._file.tell()
-
     def write(self, content: Any, name: str = "the header") -> None:
-        """Append bytes. Raises InputError naming ``name`` if they read back different."""
-        raw = np.frombuffer(content, np.uint8)
+        """Append bytes, or the bytes of an array in C order. Raises InputError naming ``name`` if
+        they read back different.
+        """
+        array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+        raw = tensors.contiguous(array).reshape(-1).view(np.uint8)
         if self._digest:
             self._hashing.submit(self._digest.update, raw)
-        start = self.size
         view = raw.data
         while view:
             view = view[self._file.write(view) :]
-        self._compare(raw, start, name)
+        self._compare(raw, name)
+        self.size += raw.size
         self._store()
         self._hashing.wait()
 
-    def write_array(self, array: np.ndarray, name: str) -> None:
-        """Append the bytes of an array in C order. Raises as :meth:`write`."""
-        self.write(tensors.contiguous(array).reshape(-1).view(np.uint8), name)
-
     def sha256(self) -> str:
-        """The SHA-256 of everything that was written."""
+        """Return the SHA-256 of everything that was written."""
         assert self._digest is not None
         self._hashing.wait(0)
         return self._digest.hexdigest()
 
-    def _compare(self, written: np.ndarray, start: int, name: str) -> None:
-        self._file.seek(start)
+    def _compare(self, written: np.ndarray, name: str) -> None:
+        self._file.seek(self.size)
         for at in range(0, written.size, _CHUNK):
             piece = written[at : at + _CHUNK]
             again = self._buffer[: piece.size]
@@ -133,7 +132,7 @@ class CheckedFile:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """True if bytes are equal; eight at a time, which takes less than half the time."""
+    """Return True if bytes are equal; eight at a time, which takes less than half the time."""
     even = one.size & -8
     return np.array_equal(one[:even].view(np.uint64), other[:even].view(np.uint64)) and (
         np.array_equal(one[even:], other[even:])
@@ -148,11 +147,11 @@ class Digests:
         self._by_name: dict[str, Future[str]] = {}
 
     def watched(self, name: str, tensor: LazyTensor) -> LazyTensor:
-        """The tensor, which is hashed when it is read."""
+        """Return the tensor, which is hashed when it is read."""
         return LazyTensor(tensor.info, partial(self._read, name, tensor))
 
     def result(self) -> dict[str, str]:
-        """The hash of every tensor that was read, by name."""
+        """Return the hash of every tensor that was read, by name."""
         return {name: pending.result() for name, pending in self._by_name.items()}
 
     def _read(self, name: str, tensor: LazyTensor) -> np.ndarray:
@@ -164,7 +163,7 @@ class Digests:
 
 @contextmanager
 def digests() -> Iterator[Digests]:
-    """Digests, and the thread that computes them."""
+    """Yield digests, and the thread that computes them."""
     queue = _Queue()
     try:
         yield Digests(queue)
@@ -173,5 +172,5 @@ def digests() -> Iterator[Digests]:
 
 
 def sha256(array: np.ndarray) -> str:
-    """The SHA-256 of an array's bytes in C order."""
+    """Return the SHA-256 of an array's bytes in C order."""
     return hashlib.sha256(tensors.contiguous(array).reshape(-1).view(np.uint8).data).hexdigest()

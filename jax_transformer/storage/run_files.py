@@ -3,7 +3,7 @@
 ``SHA256SUMS`` lists those that are written once, or at each start. Each checkpoint records which
 run it is of, as the hash of data.json, which only runs of the same text and first options share,
 and the length and hash of metrics.jsonl when it was saved.
-:mod:`.intact` compares.
+:mod:`.integrity` compares.
 """
 
 import hashlib
@@ -13,12 +13,8 @@ from typing import Any
 
 from jax_transformer.storage import atomic, checksums, huggingface_folder
 
-CONFIG, DATA, TRAIN_CONFIG, METRICS = (
-    "config.json",
-    "data.json",
-    "train_config.json",
-    "metrics.jsonl",
-)
+CONFIG, DATA = "config.json", "data.json"
+TRAIN_CONFIG, METRICS = "train_config.json", "metrics.jsonl"
 SHARED_FILE = "tokenizer.json"
 SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 LANGUAGES_FILE = "languages.json"
@@ -44,10 +40,11 @@ the end of the list is never missed.
 
 
 def record(run: Path) -> None:
-    """List the files that a run has; those that are listed keep the SHA-256 that they had."""
-    before = checksums.read(run)
-    existing = [name for name in LISTED if (run / name).is_file()]
-    sums = {name: before.get(name) or [checksums.sha256(run / name)] for name in existing}
+    """List the files that a run has; the listed ones keep the SHA-256 that they had."""
+    before, sums = checksums.read(run), {}
+    for name in LISTED:
+        if (run / name).is_file():
+            sums[name] = before.get(name) or [checksums.sha256(run / name)]
     if sums != before:
         checksums.write(run, sums)
 
@@ -67,15 +64,15 @@ def replace(run: Path, name: str, text: str) -> None:
 
 
 def about_run(path: Path) -> dict[str, Any]:
-    """The record of its run that the checkpoint ``path`` gets; empty if it is in no run that has
-    SHA256SUMS.
+    """Return the record of its run that the checkpoint ``path`` gets; empty if it is not in a run
+    that has SHA256SUMS.
     """
-    sums = _sums_around(path)
-    return {"run": _identity(sums), "folder": path.absolute().parent.name} if sums else {}
+    place = _place(path)
+    return {"run": place[0], "folder": place[1]} if place else {}
 
 
 def about(path: Path) -> dict[str, Any]:
-    """The record of its run and of metrics.jsonl that the checkpoint ``path`` gets in training."""
+    """Return the record of its run and of metrics.jsonl for the checkpoint ``path`` of training."""
     metrics = path.parent.parent / METRICS
     content = metrics.read_bytes() if metrics.exists() else b""
     covered = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -83,19 +80,17 @@ def about(path: Path) -> dict[str, Any]:
 
 
 def is_foreign(path: Path, about: Mapping[str, Any]) -> bool:
-    """True if the checkpoint ``path`` with this manifest was saved in another run, or is an average
-    in the place of a checkpoint.
+    """Return True if the checkpoint ``path`` with this manifest was saved in another run, or is an
+    average in the place of a checkpoint.
     """
-    sums = _sums_around(path) if "run" in about else {}
-    here = _identity(sums), path.absolute().parent.name
-    return bool(sums) and (about["run"], about.get("folder", here[1])) != here
+    here = _place(path) if "run" in about else None
+    return here is not None and (about["run"], about.get("folder", here[1])) != here
 
 
-def _sums_around(path: Path) -> checksums.Sums:
+def _place(path: Path) -> tuple[str | None, str] | None:
+    """Return the SHA-256 of data.json (None for a run that was converted) and the folder of a
+    checkpoint; None if it is not in a run that has SHA256SUMS.
+    """
     folder = path.absolute().parent
-    return checksums.read(folder.parent) if folder.name in CHECKPOINTS else {}
-
-
-def _identity(sums: checksums.Sums) -> str | None:
-    """The SHA-256 of data.json; None for a run that was converted."""
-    return next(iter(sums.get(DATA, ())), None)
+    sums = checksums.read(folder.parent) if folder.name in CHECKPOINTS else {}
+    return (next(iter(sums.get(DATA, ())), None), folder.name) if sums else None

@@ -40,24 +40,26 @@ class RunFolder:
     averaged = property(lambda self: self.path / "averaged")
 
     def train_options(self) -> dict[str, Any]:
-        """The options that the run was started with, as stored in the file. Raises InputError with
-        its name.
+        """Return the options that the run was started with, as stored in the file. Raises
+        InputError with its name.
         """
         return parsed(self.train_config, lambda text: dict(json.loads(text)))
 
     def best_first(self) -> list[int]:
-        """Steps of the checkpoints that were validated, best first by the figure that the run's
-        ``best_by`` names.
+        """Return the steps of the checkpoints that were validated, best first by the figure that
+        the run's ``best_by`` names.
         """
         options = self.train_options() if self.train_config.exists() else {}
         figures = self.figures()
         criterion = options.get("best_by", "bleu")
         if any(criterion not in entry for entry in figures.values()):
-            raise InputError(f"{self.train_config}: best_by={criterion!r} is no validation figure")
+            raise InputError(
+                f"{self.train_config}: best_by={criterion!r} is not a validation figure"
+            )
         return best_first(figures, criterion)
 
     def last_step(self) -> int | None:
-        """The step of the newest checkpoint; None if there is none."""
+        """Return the step of the newest checkpoint; None if there is none."""
         return max(checkpoint.steps(self.checkpoints), default=None)
 
     def remove_unfinished(self) -> None:
@@ -65,37 +67,28 @@ class RunFolder:
         atomic.remove_unfinished(self.path)
 
     def entries(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, without a last one that was cut off.
+        """Return the lines of metrics.jsonl, without a last one that was cut off.
 
         The file is synced before each checkpoint is saved. A loss of power may leave anything after
-        that, so the lines end before the first one that is no entry. Raises InputError if it was
-        synced.
+        that, so the lines end before the first one that is not an entry. Raises InputError if that
+        one was there when the newest checkpoint was saved.
         """
-        lines = (
-            self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-            if self.metrics.exists()
-            else []
-        )
-        entries: list[dict[str, Any]] = []
-        for number, line in enumerate(lines, 1):
-            entry = _parsed_line(line)
-            if entry is not None:
-                entries.append(entry)
-            elif self._synced(entries, lines[number:]):
-                raise InputError(f"{self.metrics}: line {number} is not an object with a step")
-            else:
-                break
-        return entries
-
-    def _synced(self, before: list[dict[str, Any]], after: list[str]) -> bool:
-        """True if the line between these was there when the newest checkpoint was saved."""
-        last, figures = self.last_step() or 0, self.figures()
-        validated = any(entry["step"] == last and "valid_loss" in entry for entry in before)
-        later = [entry for entry in map(_parsed_line, after) if entry]
-        return (last in figures and not validated) or any(entry["step"] <= last for entry in later)
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        parsed = [_parsed_line(line) for line in lines]
+        if None not in parsed:
+            return [entry for entry in parsed if entry is not None]
+        bad, last = parsed.index(None), self.last_step() or 0
+        before = [entry for entry in parsed[:bad] if entry is not None]
+        later = [entry["step"] for entry in parsed[bad:] if entry is not None]
+        validated = any(entry["step"] == last and LOSS in entry for entry in before)
+        if (last in self.figures() and not validated) or any(step <= last for step in later):
+            raise InputError(f"{self.metrics}: line {bad + 1} is not an object with a step")
+        return before
 
     def validations(self) -> dict[int, dict[str, Any]]:
-        """The figures of each validation by its step; not those of averaged weights."""
+        """Return the figures of each validation by its step, without averaged weights' figures."""
         return {
             entry["step"]: entry
             for entry in self.entries()
@@ -103,12 +96,13 @@ class RunFolder:
         }
 
     def figures(self) -> dict[int, dict[str, Any]]:
-        """The validation figures of the checkpoints that have some, by their steps."""
+        """Return the validation figures of the checkpoints that have some, by their steps."""
         figures = {}
         for step in checkpoint.steps(self.checkpoints):
             with contextlib.suppress(CheckpointError):  # damage is reported when it is loaded
-                figures[step] = checkpoint.read_manifest(self.checkpoints, step).get("figures")
-        return {step: entry for step, entry in figures.items() if entry}
+                if entry := checkpoint.read_manifest(self.checkpoints, step).get("figures"):
+                    figures[step] = entry
+        return figures
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
         """Drop what metrics.jsonl has got since the checkpoint of ``step`` was saved, or its
@@ -117,7 +111,10 @@ class RunFolder:
         A checkpoint of version 0.1 does not record how much that is: the lines of later steps go,
         and the validations of ``step`` that it does not have.
         """
-        covered = self._covered(step, averaged=averaged)
+        covered = None
+        with contextlib.suppress(CheckpointError):
+            about = checkpoint.read_manifest(self.averaged if averaged else self.checkpoints, step)
+            covered = about.get("metrics", {}).get("bytes")
         if covered is not None:
             content = self.metrics.read_bytes() if self.metrics.exists() else b""
             atomic.write_bytes(self.metrics, content[:covered])
@@ -129,17 +126,8 @@ class RunFolder:
                 entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry])
             )
 
-        atomic.write_text(
-            self.metrics,
-            "".join(json.dumps(entry) + "\n" for entry in self.entries() if keep(entry)),
-        )
-
-    def _covered(self, step: int, *, averaged: bool) -> int | None:
-        """The bytes of metrics.jsonl when a checkpoint was saved; None if it does not record it."""
-        folder = self.averaged if averaged else self.checkpoints
-        with contextlib.suppress(CheckpointError):
-            return checkpoint.read_manifest(folder, step).get("metrics", {}).get("bytes")
-        return None
+        lines = [json.dumps(entry) + "\n" for entry in self.entries() if keep(entry)]
+        atomic.write_text(self.metrics, "".join(lines))
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -148,8 +136,8 @@ class RunFolder:
 
 
 def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list[int]:
-    """Steps by their validation figures, best first: the lowest loss, or the highest score. Of
-    equal scores that of the lowest loss, then the earlier first.
+    """Return steps by their validation figures, best first: the lowest loss, or the highest score.
+    Of equal scores the one with the lowest loss, then the earlier first.
     """
     sign = 1 if criterion == LOSS else -1
     return sorted(
@@ -167,20 +155,16 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
 
 def parsed(path: Path, parse: Callable[[str], T]) -> T:
     """Parse a file of the run folder with ``parse``. Raises InputError naming the file."""
-    text = _text(path)
     try:
-        return parse(text)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{path.parent}: not a run folder ({path.name} is missing)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
+    try:
+        return parse(text)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 CHOICES = "auto, averaged, best, last, or the number of a step"
@@ -197,10 +181,10 @@ class Candidate:
 
 
 def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
-    """The checkpoints that ``weights`` may refer to, preferred ones first.
+    """Yield the checkpoints that ``weights`` may refer to, preferred ones first.
 
     ``auto`` is averaged weights if the run has some, then its best checkpoint, then its last
-    one. Raises ConfigError for anything else than :data:`CHOICES`.
+    one. Raises ConfigError for anything other than :data:`CHOICES`.
     """
     if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")

@@ -1,33 +1,31 @@
 """``.safetensors`` files, and the index of several (``*.safetensors.index.json``).
 
-They are not read by the safetensors library: it takes the last of two tensors of one name, and a
-reader of our own detects mistakes of its writer.
+The safetensors library checks the shapes and offsets of a header. It takes the last of two tensors
+of one name, and accepts unknown keys and any name: those are checked here.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import (
-    atomic,
-    lazy,
-    prefetch,
-    tensors,
-    untrusted,
-)
+from jax_transformer.storage import atomic, lazy, tensors, untrusted
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import is_index, shown
 
-LONGEST_HEADER = untrusted.LONGEST_JSON  # the library's own limit
+# Errors of the library about files that could be read in two ways, or would need more memory than
+# they have
+_UNSAFE = ("invalid shape", "overflow", "invalid offset", "recursion limit", "expected usize")
 _NAMES = (
     "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 "
     "U64:uint64 U32:uint32 U16:uint16 U8:uint8"
@@ -57,7 +55,7 @@ class TensorExtent:
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """True if the file begins with the length of a JSON header that fits the file."""
+    """Return True if the file begins with the length of a JSON header that fits the file."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -71,7 +69,7 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Every tensor by name, of a file or of all files that an index names.
+    """Return every tensor by name, of a file or of all files that an index names.
 
     Raises:
         InputError: a file is missing, damaged, or no safetensors file; the index and its files do
@@ -82,12 +80,12 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
-    """Every tensor by name, without reading one. Raises as :func:`read`."""
+    """Return every tensor by name, without reading one. Raises as :func:`read`."""
     return {
         name: LazyTensor(
             TensorInfo(tensor.shape, DTYPES[tensor.dtype].name), partial(_array, name, tensor)
         )
-        for _, extents in _headers(Path(path))
+        for extents in _headers(Path(path)).values()
         for name, tensor in extents.items()
     }
 
@@ -104,13 +102,15 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
     return {
         name: TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
-        for _, extents in _headers(Path(path))
+        for extents in _headers(Path(path)).values()
         for name, tensor in extents.items()
     }
 
 
 def files(path: str | Path) -> list[Path]:
-    """The files that hold the tensors: all that an index names, in order, or the file itself."""
+    """Return the files that hold the tensors: all that an index names, in order, or the file
+    itself.
+    """
     return untrusted.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
@@ -134,7 +134,7 @@ def save(
 ) -> str:
     """Write the new file ``path``, one tensor at a time, and return its SHA-256 (if ``hashed``).
 
-    The bytes are those of the safetensors library. Each tensor is read back and compared as soon as
+    The bytes are the safetensors library's. Each tensor is read back and compared as soon as
     it is written. Tied ones are read once, and copied within the file. Raises InputError naming
     ``target``, which the file will become, if they differ.
     """
@@ -144,18 +144,18 @@ def save(
         first.setdefault(tensor, name)
     with (
         CheckedFile(path, target, hashed=hashed) as file,
-        prefetch.reading({name: tensor for tensor, name in first.items()}) as reading,
+        contextlib.closing(lazy.read_ahead(first)) as arrays,
     ):
         file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
         starts: dict[str, int] = {}
         for name, tensor in ordered.items():
             starts[name] = file.size
-            if name in reading:
-                array = reading[name].read()
+            if first[tensor] == name:
+                array = next(arrays)
             else:
                 same = starts[first[tensor]]
                 array = lazy.map_file(path, same, dtype=tensor.numpy_dtype(), shape=tensor.shape)
-            file.write_array(array, name)
+            file.write(array, name)
             del array
     if {name: extent.start for name, extent in header(path).items()} != starts:
         raise InputError(f"{target}: its header reads back different; nothing was changed")
@@ -163,7 +163,7 @@ def save(
 
 
 def _in_order(state: LazyState) -> dict[str, LazyTensor]:
-    """The tensors in the library's order: wide dtypes first, then by name."""
+    """Return the tensors in the library's order: wide dtypes first, then by name."""
     unknown = [name for name, tensor in state.items() if tensor.dtype not in _CODES]
     if unknown:
         name = unknown[0]
@@ -187,23 +187,41 @@ def _header(metadata: Mapping[str, str], ordered: LazyState) -> bytes:
 
 
 def metadata(path: str | Path) -> dict[str, str]:
-    """The text in a file's header next to the tensors. Raises as ``read``."""
+    """Return the text in a file's header next to the tensors. Raises as :func:`read`."""
     header(Path(path))
-    return _header_json(Path(path)).get("__metadata__", {})
+    return _entries(Path(path))[0].get("__metadata__") or {}
 
 
-def _headers(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
-    untrusted.check_readable(path)
-    if not is_index(path):
-        yield path, header(path)
-        return
-    headers = {file: header(file) for file in untrusted.shards(path)}
-    untrusted.check_shards(path, headers)
-    yield from headers.items()
+def _headers(path: Path) -> dict[Path, dict[str, TensorExtent]]:
+    headers = {file: header(file) for file in files(path)}
+    if is_index(path):
+        untrusted.check_shards(path, headers)
+    return headers
 
 
-def _header_json(path: Path) -> Any:
-    """The JSON of the header."""
+def header(path: Path) -> dict[str, TensorExtent]:
+    """Return every tensor of one file, in the order of the file, with its bytes. Together they fill
+    the file, and no two overlap.
+    """
+    entries, data = _entries(path)
+    try:  # the library compares shapes, offsets and the file's size
+        with safe_open(path, "np"):
+            pass
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        if any(word in reason for word in _UNSAFE):
+            raise UnsafeFileError(f"{path}: refused: {shown(reason, 120)}") from None
+        raise InputError(
+            f"{path}: not a readable safetensors file: {shown(reason, 120)}; the file has "
+            f"{path.stat().st_size:,} bytes"
+        ) from None
+    entries.pop("__metadata__", None)
+    extents = [(name, _extent(path, name, entry, data)) for name, entry in entries.items()]
+    return dict(sorted(extents, key=lambda item: (item[1].start, item[1].end)))
+
+
+def _entries(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the JSON of the header, no key of it twice, and the first byte after it."""
     untrusted.check_readable(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -214,72 +232,33 @@ def _header_json(path: Path) -> Any:
                 f"{path}: not a readable safetensors file: its header declares {length:,} bytes, "
                 f"and the file has {size:,}"
             )
-        if length > LONGEST_HEADER:
+        if length > untrusted.LONGEST_JSON:  # the library's own limit
             raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
-        return untrusted.parse_json(path, file.read(length))
-
-
-def header(path: Path) -> dict[str, TensorExtent]:
-    """Every tensor of one file, in the order of the file, with its bytes. Together they fill the
-    file, and no two overlap.
-    """
-    entries = _header_json(path)
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        entries = untrusted.parse_json(path, file.read(length))
     if not isinstance(entries, dict):
-        raise InputError(f"{path}: not a readable safetensors file: its header is no object")
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) for value in metadata.values()
-    ):
-        raise InputError(
-            f"{path}: not a readable safetensors file: its __metadata__ is no object of text"
-        )
-    extents = {name: _tensor(path, name, entry, length + 8) for name, entry in entries.items()}
-    at = length + 8
-    ordered = dict(sorted(extents.items(), key=lambda item: (item[1].start, item[1].end)))
-    for name, tensor in ordered.items():
-        if tensor.start != at:
-            raise UnsafeFileError(
-                f"{path}: refused: {shown(name)} "
-                f"{'overlaps another tensor' if tensor.start < at else 'has a gap before it'}"
-            )
-        at = tensor.end
-    if at != size:
-        raise InputError(
-            f"{path}: not a readable safetensors file: its tensors end at byte {at:,}, and it has "
-            f"{size:,}"
-        )
-    return ordered
+        raise InputError(f"{path}: not a readable safetensors file: its header is not an object")
+    return entries, 8 + length
 
 
-def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
+def _extent(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
+    """Return the position of a tensor, after the checks that the library leaves out."""
     if not name.isprintable():
         raise UnsafeFileError(
             f"{path}: refused: the name {shown(name)} has characters that cannot be printed"
         )
     match entry:
-        case {
-            "dtype": str() as dtype,
-            "shape": list() as shape,
-            "data_offsets": [int() as start, int() as end],
-            **more,
-        } if not more:
+        case {"dtype": str() as dtype, "shape": [*shape], "data_offsets": [start, end], **more} if (
+            not more
+        ):
             if dtype not in DTYPES:
                 raise InputError(
                     f"{path}: {shown(name)} has the unknown dtype "
-                    f"{shown(dtype)}{nearest(dtype[:80], list(DTYPES))}"
+                    f"{shown(dtype)}{nearest(dtype, list(DTYPES))}"
                 )
-            numbers = (*shape, start, end)
-            if (
-                all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-                and start <= end
-                and len(shape) <= 64
-            ):
-                nonzero = math.prod(max(1, length) for length in shape) * DTYPES[dtype].itemsize
-                if nonzero < 2**63 and end - start == math.prod(shape) * DTYPES[dtype].itemsize:
-                    return TensorExtent(tuple(shape), dtype, path, data + start, data + end)
+            # Without lengths of 0: products of the others must fit NumPy's integers
+            size = math.prod(max(1, length) for length in shape) * DTYPES[dtype].itemsize
+            if len(shape) <= 64 and size < 2**63:
+                return TensorExtent(tuple(shape), dtype, path, data + start, data + end)
             raise UnsafeFileError(
                 f"{path}: refused: {shown(name)} declares another size than its shape has"
             )

@@ -19,40 +19,11 @@ _TILE = 32
 _SHOWN = 12  # problems of weights that do not fit, in a message
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """The dtypes that weights of a model may have."""
+_NUMPY = "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
+_MORE = "bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 DTYPES: dict[str, np.dtype] = {
-    **{
-        name: np.dtype(name)
-        for name in (
-            "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
-        ).split()
-    },
-    **{name: np.dtype(name) for name in "complex64 complex128".split()},
-    **{
-        name: np.dtype(getattr(ml_dtypes, name))
-        for name in "bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz".split()
-    },
-    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
-}
-# Newer dtypes have no storage of their own; they use an untyped one
-STORAGES: dict[str, str] = {
-    **{
-        "DoubleStorage": "float64",
-        "FloatStorage": "float32",
-        "HalfStorage": "float16",
-        "BFloat16Storage": "bfloat16",
-    },
-    **{
-        "LongStorage": "int64",
-        "IntStorage": "int32",
-        "ShortStorage": "int16",
-        "CharStorage": "int8",
-        "ByteStorage": "uint8",
-    },
-    **{
-        "BoolStorage": "bool",
-        "ComplexFloatStorage": "complex64",
-        "ComplexDoubleStorage": "complex128",
-    },
+    name: np.dtype(getattr(ml_dtypes, name, name))
+    for name in f"{_NUMPY} complex64 complex128 {_MORE}".split()
 }
 
 
@@ -62,7 +33,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: str
-    """By NumPy's name, as ``float32``, or that of ml_dtypes, as ``bfloat16``."""
+    """By NumPy's name, for example ``float32``, or ml_dtypes', for example ``bfloat16``."""
 
     @property
     def size(self) -> int:
@@ -86,12 +57,12 @@ class Note:
 
 
 def is_float(dtype: str) -> bool:
-    """True for the dtypes that weights of a model may have."""
+    """Return True for the dtypes that weights of a model may have."""
     return dtype in FLOATS
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """True if two arrays are equal bit for bit, dtypes and shapes included. Neither is copied."""
+    """Return True if two arrays are equal bit for bit, dtypes and shapes included. No copies."""
     if one is other:
         return True
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -102,7 +73,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """The array as integers, so that NaN equals NaN and 0.0 does not equal -0.0."""
+    """Return the array as integers, so that NaN equals NaN and 0.0 does not equal -0.0."""
     if array.dtype.itemsize > 8 or array.dtype.hasobject:
         return np.frombuffer(array.tobytes(), np.uint8)
     return array.view(f"u{array.dtype.itemsize}")
@@ -128,20 +99,16 @@ class TensorView:
     @property
     def end(self) -> int:
         """One more than the last element that is used."""
-        if not all(self.shape):
-            return self.offset
-        return (
-            self.offset
-            + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-            + 1
-        )
+        steps = zip(self.shape, self.stride, strict=True)
+        used = 1 + sum((size - 1) * step for size, step in steps) if all(self.shape) else 0
+        return self.offset + used
 
     def region(self) -> tuple[object, ...]:
-        """A key that is equal for tensors with the same elements, also transposed or flattened."""
+        """Return a key: equal for tensors with the same elements, also transposed or flattened."""
         runs: list[tuple[int, int]] = []
-        for step, size in sorted(
-            (step, size) for size, step in zip(self.shape, self.stride, strict=True) if size != 1
-        ):
+        for step, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size == 1:
+                continue
             if runs and step == runs[-1][0] * runs[-1][1]:
                 runs[-1] = (runs[-1][0], runs[-1][1] * size)
             else:
@@ -167,7 +134,7 @@ def problems(
 ) -> list[str]:
     """List every tensor that is missing, unexpected or of another shape.
 
-    With ``floating``, also those whose numbers are no floating-point numbers.
+    With ``floating``, also every tensor whose numbers are not floating-point numbers.
     """
     free = sorted(expected.keys() - tensors.keys())
     wrong = [f"missing {name} {expected[name]}" for name in free]
@@ -186,7 +153,7 @@ def problems(
 
 
 def differing_ties(ties: Mapping[str, str], state: Mapping[str, np.ndarray]) -> list[str]:
-    """List the tensors that differ from those that the model ties them with, by ``ties``."""
+    """List the tensors that differ from the ones that the model ties them with, by ``ties``."""
     return [
         f"{name} differs from {other}, but the model ties them"
         for name, other in ties.items()
@@ -263,7 +230,7 @@ def check_dtype(dtype: str | None) -> None:
 
 
 def cast_error(before: np.ndarray, after: np.ndarray) -> tuple[float, int]:
-    """Return the largest difference of numbers that stayed finite, and the count of those that
+    """Return the largest difference of numbers that stayed finite, and the count of numbers that
     became infinite. Takes little memory besides the two arrays.
     """
     largest, infinite = 0.0, 0
@@ -277,7 +244,7 @@ def cast_error(before: np.ndarray, after: np.ndarray) -> tuple[float, int]:
 
 
 def _pieces(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same pieces of two arrays of one shape, each of few bytes."""
+    """Yield the same pieces of two arrays of one shape, each of few bytes."""
     length = max(1, _PIECE // max(1, one.itemsize))
     if one.ndim == 0 or one.size <= length:
         yield one, other
@@ -296,8 +263,8 @@ def _pieces(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
-    """The array in C order: itself, or a copy. Transposed matrices are copied in bands, which is
-    two to four times as fast as NumPy's copy.
+    """Return the array in C order: itself, or a copy. Transposed matrices are copied in bands,
+    which is two to four times as fast as NumPy's copy.
     """
     if array.flags.c_contiguous or array.ndim != 2 or not array.flags.f_contiguous:
         return np.asarray(array, order="C")

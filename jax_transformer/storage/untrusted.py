@@ -40,7 +40,7 @@ def read_bytes(path: Path, longest: int) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a vocabulary. Raises InputError unless it is text in UTF-8."""
+    """Read the lines of a vocabulary. Raises InputError unless it is text in UTF-8."""
     content = read_bytes(path, _LONGEST_VOCABULARY)
     try:
         return content.decode("utf-8").removesuffix("\n").split("\n")
@@ -49,13 +49,13 @@ def read_lines(path: Path) -> list[str]:
 
 
 def shown(value: Any, longest: int = 80) -> str:
-    """A value from a file as one line of printable ASCII, cut after ``longest`` characters."""
+    """Return a value from a file as printable ASCII, cut after ``longest`` characters."""
     text = ascii(value[: longest + 1] if isinstance(value, str | bytes) else value)
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def plain(name: str) -> str:
-    """A name from a file, unchanged if it can be printed on one line, otherwise escaped."""
+    """Return a name from a file, unchanged if it can be printed on one line, otherwise escaped."""
     return name if name.isprintable() else ascii(name)
 
 
@@ -101,8 +101,8 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_index(path: str | Path) -> bool:
-    """True for JSON with a weight_map. A .safetensors file begins with eight bytes of length, one
-    of them NUL; JSON has no NUL.
+    """Return True for JSON with a weight_map. A .safetensors file begins with eight bytes of
+    length, one of them NUL; JSON has no NUL.
     """
     path = Path(path)
     if not path.is_file() or path.stat().st_size > LONGEST_JSON:
@@ -116,15 +116,15 @@ def is_index(path: str | Path) -> bool:
 
 
 def weight_map(path: Path) -> dict[str, str]:
-    """The file name of every tensor. Raises UnsafeFileError if one is not a plain name in the same
-    folder.
+    """Return the file name of every tensor. Raises UnsafeFileError if one is not a plain name in
+    the same folder.
     """
     if path.stat().st_size > LONGEST_JSON:
         raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
     index = parse_json(path, path.read_bytes())
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise InputError(f"{path}: its weight_map is no object of names")
+        raise InputError(f"{path}: its weight_map is not an object of names")
     for file in set(names.values()):
         plain = (
             file.isprintable()
@@ -139,7 +139,7 @@ def weight_map(path: Path) -> dict[str, str]:
 
 
 def shards(path: Path) -> list[Path]:
-    """The files that the index names, each once, in order. Raises InputError if one is missing."""
+    """Return the files that the index names, each once. Raises InputError if one is missing."""
     paths = [path.parent / file for file in sorted(set(weight_map(path).values()))]
     for shard in paths:
         if not shard.is_file():
@@ -153,24 +153,13 @@ def shards(path: Path) -> list[Path]:
 def check_shards(path: Path, stored: Mapping[Path, Collection[str]]) -> None:
     """Raise InputError unless each file has the tensors that the index names, and no others."""
     expected = weight_map(path)
-    missing = sorted(
-        name for name, file in expected.items() if name not in stored[path.parent / file]
-    )
-    unexpected = sorted(
-        name
-        for file, names in stored.items()
-        for name in names
-        if path.parent / expected.get(name, "") != file
-    )
-    if missing or unexpected:
-        several = (("without", missing), ("with unexpected", unexpected))
-        raise InputError(
-            f"{path}: its files are "
-            f"{', '.join(f'{word} {_few(names)}' for word, names in several if names)}"
-        )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(shown(name) for name in names[:5]) + (
-        f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    )
+    pairs = {(name, path.parent / file) for name, file in expected.items()}
+    existing = {(name, file) for file, names in stored.items() for name in names}
+    problems = []
+    for word, odd in (("without", pairs - existing), ("with unexpected", existing - pairs)):
+        names = sorted(name for name, _ in odd)
+        more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+        if names:
+            problems.append(f"{word} {', '.join(shown(name) for name in names[:5])}{more}")
+    if problems:
+        raise InputError(f"{path}: its files are {', '.join(problems)}")

@@ -71,7 +71,7 @@ def _mapping(where: str, event: Any, items: list[Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, str):
-            raise InputError(f"{_line(where, event)}: a key that is no text")
+            raise InputError(f"{_line(where, event)}: a key that is not text")
         if key in result:
             raise UnsafeFileError(
                 f"{_line(where, event)}: refused: the key {shown(key)} appears twice"

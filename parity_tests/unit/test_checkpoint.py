@@ -204,7 +204,7 @@ FAILING = """
 import asyncio, os, pathlib, sys
 import numpy as np
 import tensorstore
-from jax_transformer import signals
+from jax_transformer.runtime import signals
 from jax_transformer.storage import checkpoint
 
 def refuse(event, arguments):

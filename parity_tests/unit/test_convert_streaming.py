@@ -1,5 +1,6 @@
 """A conversion holds one tensor at a time, whatever the size of the file."""
 
+import contextlib
 import errno
 import io
 import json
@@ -25,7 +26,6 @@ from jax_transformer.storage import (
     checkpoint_stream,
     huggingface_folder,
     lazy,
-    prefetch,
     pt,
     read_back,
     safetensors,
@@ -72,7 +72,7 @@ def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monk
     """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed or
     written; here none may.
     """
-    monkeypatch.setattr(prefetch, "_MOST", 0)
+    monkeypatch.setattr(lazy, "_MOST_AHEAD", 0)
     monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
     monkeypatch.setattr(checkpoint_stream, "_READ", 2 * LENGTH * 40)
     monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
@@ -89,16 +89,16 @@ def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monk
 
 def test_tensors_are_read_ahead_of_their_turn_but_few_bytes_of_them(monkeypatch):
     """Those that follow are read while one is held, each once and in their order."""
-    monkeypatch.setattr(prefetch, "_MOST", 2 * LENGTH * 40)
+    monkeypatch.setattr(lazy, "_MOST_AHEAD", 2 * LENGTH * 40)
     counted = Counted()
-    with prefetch.reading(counted.state()) as reading:
-        array = reading["t0"].read()
+    with contextlib.closing(lazy.read_ahead(counted.state().values())) as arrays:
+        array = next(arrays)
         while counted.reads < 3:
             time.sleep(0.001)
         time.sleep(0.02)
         assert (counted.reads, counted.alive, array[0, 0]) == (3, 3, 0)
         del array
-        assert [reading[f"t{i}"].read()[0, 0] for i in range(1, COUNT)] == list(range(1, COUNT))
+        assert [array[0, 0] for array in arrays] == list(range(1, COUNT))
     assert counted.reads == COUNT and counted.most <= 4
 
 
@@ -108,10 +108,10 @@ def test_an_error_while_reading_ahead_is_that_of_its_tensor(tmp_path, monkeypatc
 
     state = Counted().state()
     state["t2"] = LazyTensor(state["t2"].info, fail)
-    with prefetch.reading(state) as reading:
-        assert [reading[f"t{i}"].read()[0, 0] for i in range(2)] == [0, 1]
+    with contextlib.closing(lazy.read_ahead(state.values())) as arrays:
+        assert [next(arrays)[0, 0] for _ in range(2)] == [0, 1]
         with pytest.raises(InputError, match="t2 is damaged"):
-            reading["t2"].read()
+            next(arrays)
     with pytest.raises(InputError, match="t2 is damaged"):
         safetensors.save(tmp_path / "a", state, target="a")
 

@@ -140,7 +140,7 @@ def nested(depth: int) -> bytes:
 
 HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
     "empty": (b"", InputError, "at byte 0 1 bytes are said to follow, and the file has 0"),
-    "no map": (library.packb([1]), InputError, "is no map"),
+    "no map": (library.packb([1]), InputError, "is not a map"),
     "bytes after the end": (
         library.packb({}) + b"\xc0",
         InputError,
@@ -167,22 +167,22 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
     "a name with a slash": (
         library.packb({"a/b": array()}),
         UnsafeFileError,
-        "'a/b' is no plain name",
+        "'a/b' is not a plain name",
     ),
     "a name with a dot": (
         library.packb({"a.b": array()}),
         UnsafeFileError,
-        "'a.b' is no plain name",
+        "'a.b' is not a plain name",
     ),
     "a name without letters": (
         library.packb({"": array()}),
         UnsafeFileError,
-        "'' is no plain name",
+        "'' is not a plain name",
     ),
     "a name that moves the cursor": (
         library.packb({"a\x1b[2J": array()}),
         UnsafeFileError,
-        "is no plain name",
+        "is not a plain name",
     ),
     "a long name": (library.packb({"a" * 1025: array()}), UnsafeFileError, "a name of 1,025 bytes"),
     "too deep": (nested(100), UnsafeFileError, "more than 32 maps"),
@@ -265,12 +265,12 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
     "no triple": (
         library.packb({"a": library.ExtType(1, library.packb(((2,), "float32")))}),
         InputError,
-        "is no triple",
+        "is not a triple",
     ),
     "a triple in a triple": (
         library.packb({"a": library.ExtType(1, library.packb(((2,), "float32", array())))}),
         InputError,
-        "is no triple",
+        "is not a triple",
     ),
     "more in an array": (
         library.packb(
@@ -300,7 +300,7 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
             }
         ),
         InputError,
-        "are no flat arrays of one dtype",
+        "are not flat arrays of one dtype",
     ),
     "pieces of another size": (
         library.packb(

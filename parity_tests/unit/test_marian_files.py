@@ -212,7 +212,7 @@ HOSTILE = {
     "other member": (
         marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(0,)")), "a.pkl": b"x"}),
         InputError,
-        "no array",
+        "not an array",
     ),
 }
 
@@ -242,7 +242,7 @@ def test_a_flipped_bit_is_seen(tmp_path):
         ("[" * 3000, UnsafeFileError, "more than 20 deep"),
         ("a: [b", InputError, "not readable YAML .line 2"),
         ("--- a\n--- b", InputError, "2 YAML documents"),
-        ("? [a]\n: b", InputError, "a key that is no text"),
+        ("? [a]\n: b", InputError, "a key that is not text"),
         ("", InputError, "0 YAML documents"),
     ],
 )
@@ -260,7 +260,7 @@ def test_yaml_stays_text():
 @pytest.mark.parametrize("named", ["..", "a" * 300, '"\\x1b[2J"'])
 def test_names_in_decoder_yml_are_plain_names(named, folder):
     (folder / "decoder.yml").write_text(f"models: [{named}]\nvocabs: [a, b]\n")
-    with pytest.raises(UnsafeFileError, match="is no name of a file"):
+    with pytest.raises(UnsafeFileError, match="is not a name of a file"):
         marian_model.find(folder)
 
 

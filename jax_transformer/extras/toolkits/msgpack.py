@@ -1,7 +1,8 @@
 """The msgpack files of ``flax.serialization``: nested maps with arrays as leaves.
 
-They are not read with flax, which trusts every length in the file: this reader accepts maps and
-arrays only, reads the file once and checks every length against the rest of the file. An array is
+They are not read with flax, which trusts every length in the file, nor with msgpack's Unpacker,
+which copies an array to know where it ends: this reader accepts maps and arrays only, reads none of
+the arrays' bytes and checks every length against the rest of the file. An array is
 an extension of type 1 (a NumPy scalar: of type 3) with a triple of shape, dtype's name and bytes in
 C order; one of more than 2^30 bytes is split into pieces in a map of its own, under
 ``__msgpack_chunked_array__``.
@@ -42,7 +43,7 @@ class ArrayExtent:
 
 
 def header(path: str | Path) -> dict[Keys, ArrayExtent]:
-    """Every array of a file by the keys that lead to it; no array's bytes are read.
+    """Return every array of a file by the keys that lead to it; no array's bytes are read.
 
     Raises:
         InputError: the file is damaged, or has values other than maps of arrays.
@@ -53,10 +54,10 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
 
 
 def tree(path: str | Path) -> dict[str, Any]:
-    """The map in a file, with an :class:`ArrayExtent` for each array, and lists, numbers, text,
-    truth values and None as they are. An array in pieces is the map that flax writes for it.
+    """Return the map in a file, with an :class:`ArrayExtent` for each array; lists, numbers, text,
+    truth values and None are themselves. An array in pieces is the map that flax writes for it.
 
-    Raises as :func:`header`, but for leaves that are no arrays.
+    Raises as :func:`header`, but for leaves that are not arrays.
     """
     path = Path(path)
     untrusted.check_readable(path)
@@ -64,7 +65,7 @@ def tree(path: str | Path) -> dict[str, Any]:
         reader = _Reader(path, file, path.stat().st_size)
         content = reader.value(0)
         if not isinstance(content, dict):
-            reader.wrong("is no map")
+            reader.wrong("is not a map")
         if reader.at != reader.size:
             reader.wrong(f"ends at byte {reader.at:,}, and the file has {reader.size:,}")
     return content
@@ -104,38 +105,38 @@ def joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[st
     """Join the pieces of an array, which are numbered, as are the lengths of its shape. Another map
     is returned as it is.
     """
-    return _joined(path, value, at) if _CHUNKED in value else value
-
-
-def _joined(path: Path, chunked: dict[str, Any], at: Keys) -> ArrayExtent:
+    if _CHUNKED not in value:
+        return value
     name = shown("/".join(at))
-    shape, pieces = (_numbered(chunked.get(key)) for key in ("shape", "chunks"))
-    if set(chunked) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
+    shape, pieces = (_numbered(value.get(key)) for key in ("shape", "chunks"))
+    if set(value) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
         raise InputError(f"{path}: {name} is not in pieces as flax writes them")
     if not all(
         isinstance(piece, ArrayExtent) and len(piece.shape) == 1 and piece.dtype == pieces[0].dtype
         for piece in pieces
     ):
-        raise InputError(f"{path}: the pieces of {name} are no flat arrays of one dtype")
-    if not all(type(length) is int and 0 <= length < 2**63 for length in shape) or len(shape) > 64:
+        raise InputError(f"{path}: the pieces of {name} are not flat arrays of one dtype")
+    if not _is_shape(shape):
         raise UnsafeFileError(f"{path}: refused: {name} has the shape {shown(shape)}")
     if math.prod(shape) != sum(piece.shape[0] for piece in pieces):
         raise UnsafeFileError(f"{path}: refused: {name} declares another size than its pieces have")
-    return ArrayExtent(
-        tuple(shape),
-        pieces[0].dtype,
-        path,
-        tuple(span for piece in pieces for span in piece.pieces),
-    )
+    spans = tuple(span for piece in pieces for span in piece.pieces)
+    return ArrayExtent(tuple(shape), pieces[0].dtype, path, spans)
 
 
 def _numbered(values: Any) -> list[Any]:
-    """The values of the keys "0", "1" and so on; empty if there are other keys."""
+    """Return the values of the keys "0", "1" and so on; empty if there are other keys."""
     return (
         [values[str(i)] for i in range(len(values))]
         if isinstance(values, dict) and all(str(i) in values for i in range(len(values)))
         else []
     )
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    start: int
+    length: int
 
 
 class _Reader:
@@ -148,13 +149,8 @@ class _Reader:
     def wrong(self, what: str) -> NoReturn:
         raise InputError(f"{self.path}: not a readable msgpack file: {what}")
 
-    def take(self, length: int) -> bytes:
-        self.check(length)
-        self.at += length
-        taken = self.file.read(length)
-        if len(taken) != length:
-            raise InputError(f"{self.path}: became shorter while it was read")
-        return taken
+    def refuse(self, what: str) -> NoReturn:
+        raise UnsafeFileError(f"{self.path}: refused: {what}")
 
     def check(self, length: int) -> None:
         if length > self.size - self.at:
@@ -163,33 +159,37 @@ class _Reader:
                 f"{self.size:,}"
             )
 
-    def number(self, form: str) -> Any:
-        return struct.unpack(f">{form}", self.take(struct.calcsize(form)))[0]
+    def take(self, length: int) -> bytes:
+        self.check(length)
+        self.at += length
+        taken = self.file.read(length)
+        if len(taken) != length:
+            raise InputError(f"{self.path}: became shorter while it was read")
+        return taken
 
     def value(self, depth: int) -> Any:
-        """A map, an array's description, a list of numbers or text, a number, text, truth value or
-        None.
+        """Read a map, an array's description, a list of numbers or text, a number, text, truth
+        value or None.
         """
         self.values += 1
-        if depth > DEEPEST or self.values > MOST_VALUES:
-            limit = (
-                f"{MOST_VALUES:,} values" if depth <= DEEPEST else f"{DEEPEST} maps in one another"
-            )
-            raise UnsafeFileError(f"{self.path}: refused: more than {limit}")
+        if depth > DEEPEST:
+            self.refuse(f"more than {DEEPEST} maps in one another")
+        if self.values > MOST_VALUES:
+            self.refuse(f"more than {MOST_VALUES:,} values")
         start, first = self.at, self.take(1)[0]
-        for low, high, read in _SHORT:
-            if low <= first <= high:
-                return read(self, first - low, depth)
-        if first in _LONG:
-            form, read = _LONG[first]
-            return read(self, self.number(form) if form else 0, depth)
-        if first in _PLAIN:
-            return (
-                self.number(_PLAIN[first])
-                if _PLAIN[first]
-                else {0xC0: None, 0xC2: False, 0xC3: True}[first]
-            )
-        self.wrong(f"byte {start:,} is {first:#04x}, which is not used for weights")
+        if first in _NUMBERS:
+            form = _NUMBERS[first]
+            return struct.unpack(f">{form}", self.take(struct.calcsize(form)))[0]
+        if first in _CONSTANTS:
+            return _CONSTANTS[first]
+        if first in _FIXED:
+            read, length = _FIXED[first]
+        elif first in _COUNTED:
+            read, width = _COUNTED[first]
+            length = int.from_bytes(self.take(width), "big")
+        else:
+            self.wrong(f"byte {start:,} is {first:#04x}, which is not used for weights")
+        return read(self, length, depth)
 
     def entries(self, count: int, depth: int) -> dict[str, Any]:
         self.check(2 * count)
@@ -199,11 +199,9 @@ class _Reader:
             if not isinstance(key, str):
                 self.wrong(f"before byte {self.at:,} stands {shown(key)} where a name should")
             if not key or not key.isprintable() or "/" in key or "." in key:
-                raise UnsafeFileError(f"{self.path}: refused: {shown(key)} is no plain name")
+                self.refuse(f"{shown(key)} is not a plain name")
             if key in entries:
-                raise UnsafeFileError(
-                    f"{self.path}: refused: {shown(key)} appears twice in one map"
-                )
+                self.refuse(f"{shown(key)} appears twice in one map")
             entries[key] = self.value(depth + 1)
         return entries
 
@@ -213,13 +211,13 @@ class _Reader:
 
     def text(self, length: int, depth: int) -> str:
         if length > LONGEST_TEXT:
-            raise UnsafeFileError(f"{self.path}: refused: a name of {length:,} bytes")
+            self.refuse(f"a name of {length:,} bytes")
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError:
             self.wrong(f"the text before byte {self.at:,} is not UTF-8")
 
-    def binary(self, length: int, depth: int) -> "_Bytes":
+    def binary(self, length: int, depth: int) -> _Bytes:
         self.check(length)
         content = _Bytes(self.at, length)
         self.at += length
@@ -227,87 +225,59 @@ class _Reader:
         return content
 
     def extension(self, length: int, depth: int) -> ArrayExtent:
-        kind = self.take(1)[0]
-        if kind not in _ARRAYS:
+        kind = _ARRAYS.get(number := self.take(1)[0])
+        if kind is None:
             self.wrong(
-                f"before byte {self.at:,} is an extension of type {kind}, which is neither an "
+                f"before byte {self.at:,} is an extension of type {number}, which is neither an "
                 "array nor a NumPy scalar"
             )
         self.check(length)
         end, triple = self.at + length, self.value(depth + 1)
         if self.at != end:
-            self.wrong(f"{_ARRAYS[kind]} should end at byte {end:,} and ends at {self.at:,}")
+            self.wrong(f"{kind} should end at byte {end:,} and ends at {self.at:,}")
         match triple:
             case [[*shape], str() as name, _Bytes() as content]:
                 if name not in tensors.DTYPES:
-                    self.wrong(
-                        f"{_ARRAYS[kind]} is of dtype {shown(name)}, which is not "
-                        f"known{nearest(name[:80], list(tensors.DTYPES))}"
-                    )
+                    hint = nearest(name[:80], list(tensors.DTYPES))
+                    self.wrong(f"{kind} is of dtype {shown(name)}, which is not known{hint}")
                 dtype = tensors.DTYPES[name]
                 # Without lengths of 0: products of the others must fit NumPy's integers
-                fits = all(type(n) is int and 0 <= n < 2**63 for n in shape) and len(shape) <= 64
-                if not fits or math.prod(max(1, n) for n in shape) * dtype.itemsize >= 2**63:
-                    raise UnsafeFileError(
-                        f"{self.path}: refused: an array has the shape {shown(shape)}"
-                    )
+                if not _is_shape(shape) or (
+                    math.prod(max(1, n) for n in shape) * dtype.itemsize >= 2**63
+                ):
+                    self.refuse(f"an array has the shape {shown(shape)}")
                 if math.prod(shape) * dtype.itemsize != content.length:
-                    raise UnsafeFileError(
-                        f"{self.path}: refused: an array of {content.length:,} bytes declares "
-                        f"another size, {shown(shape)} of {name}"
+                    self.refuse(
+                        f"an array of {content.length:,} bytes declares another size, "
+                        f"{shown(shape)} of {name}"
                     )
-                return ArrayExtent(
-                    tuple(shape), dtype, self.path, ((content.start, content.length),)
-                )
-        self.wrong(f"{_ARRAYS[kind]} before byte {end:,} is no triple of shape, dtype and bytes")
+                span = (content.start, content.length)
+                return ArrayExtent(tuple(shape), dtype, self.path, (span,))
+        self.wrong(f"{kind} before byte {end:,} is not a triple of shape, dtype and bytes")
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    start: int
-    length: int
+def _is_shape(lengths: list[Any]) -> bool:
+    return len(lengths) <= 64 and all(type(n) is int and 0 <= n < 2**63 for n in lengths)
 
 
+# The format's first bytes: of constants, of numbers, of values whose length is in the first byte,
+# and of those before which as many bytes tell it
 _Read = Callable[[_Reader, int, int], Any]
-
-
-def _itself(reader: _Reader, number: int, depth: int) -> int:
-    return number
-
-
-def _negative(reader: _Reader, number: int, depth: int) -> int:
-    return number - 32
-
-
-def _fixed(length: int) -> _Read:
-    return lambda reader, _, depth: reader.extension(length, depth)
-
-
-# The format's first bytes: a range that includes the length itself, a length that follows, or a
-# number that follows
-_SHORT: list[tuple[int, int, _Read]] = [
-    (0x00, 0x7F, _itself),
-    (0x80, 0x8F, _Reader.entries),
-    (0x90, 0x9F, _Reader.items),
-    (0xA0, 0xBF, _Reader.text),
-    (0xE0, 0xFF, _negative),
-]
-_LONG: dict[int, tuple[str, _Read]] = {
-    **{0xC4: ("B", _Reader.binary), 0xC5: ("H", _Reader.binary), 0xC6: ("I", _Reader.binary)},
-    **{
-        0xC7: ("B", _Reader.extension),
-        0xC8: ("H", _Reader.extension),
-        0xC9: ("I", _Reader.extension),
-    },
-    **{0xD9: ("B", _Reader.text), 0xDA: ("H", _Reader.text), 0xDB: ("I", _Reader.text)},
-    **{
-        0xDC: ("H", _Reader.items),
-        0xDD: ("I", _Reader.items),
-        0xDE: ("H", _Reader.entries),
-        0xDF: ("I", _Reader.entries),
-    },
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_CONSTANTS |= {
+    byte: byte if byte < 0x80 else byte - 256 for byte in (*range(128), *range(224, 256))
 }
-_LONG |= {0xD4 + power: ("", _fixed(2**power)) for power in range(5)}
-_PLAIN = dict.fromkeys((0xC0, 0xC2, 0xC3), "") | dict(
-    zip((0xCA, 0xCB, *range(0xCC, 0xD4)), "fdBHIQbhiq", strict=True)
-)
+_NUMBERS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), "fdBHIQbhiq", strict=True))
+_FIXED: dict[int, tuple[_Read, int]] = {
+    **{0x80 + length: (_Reader.entries, length) for length in range(16)},
+    **{0x90 + length: (_Reader.items, length) for length in range(16)},
+    **{0xA0 + length: (_Reader.text, length) for length in range(32)},
+    **{0xD4 + power: (_Reader.extension, 2**power) for power in range(5)},
+}
+_COUNTED: dict[int, tuple[_Read, int]] = {
+    first + power: (read, 2**power)
+    for first, read in ((0xC4, _Reader.binary), (0xC7, _Reader.extension), (0xD9, _Reader.text))
+    for power in range(3)
+}
+_COUNTED |= {0xDC: (_Reader.items, 2), 0xDD: (_Reader.items, 4)}
+_COUNTED |= {0xDE: (_Reader.entries, 2), 0xDF: (_Reader.entries, 4)}

@@ -27,7 +27,7 @@ _USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weig
 
 
 def is_legacy(path: str | Path) -> bool:
-    """True for a file in the format from before PyTorch 1.6: a sequence of pickles."""
+    """Return True for a file in the format from before PyTorch 1.6: a sequence of pickles."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -47,28 +47,19 @@ def read(path: str | Path) -> Any:
         InputError: the file is missing, damaged, or not of this format.
         UnsafeFileError: it has other objects, or needs more memory than it has bytes.
     """
-    value = scan(path)
-    arrays = lazy.arrays(
-        {name: leaf for name, leaf in leaves(value) if isinstance(leaf, LazyTensor)}
-    )
-    of = {id(leaf): arrays[name] for name, leaf in leaves(value) if isinstance(leaf, LazyTensor)}
-    return _mapped(value, lambda leaf: of[id(leaf)] if isinstance(leaf, LazyTensor) else leaf)
+    return _read(path, _Storages.copied)
 
 
 def scan(path: str | Path) -> Any:
     """Read as :func:`read`, but with a ``LazyTensor`` for every tensor. No storage is read; the
     checksum of each is verified when it is read first.
     """
-    with _open(path) as archive:
-        value, folder = _parsed(archive)
-        storages = _Storages(archive, f"{folder}data/")
-    return _mapped(value, storages.scanned)
+    return _read(path, _Storages.lazily)
 
 
 def describe(path: str | Path) -> Any:
     """Read as :func:`read`, but with a ``TensorView`` for every tensor. No storage is read."""
-    with _open(path) as archive:
-        return _parsed(archive)[0]
+    return _read(path, lambda _, view: view)
 
 
 def verify(path: str | Path) -> str:
@@ -80,14 +71,14 @@ def verify(path: str | Path) -> str:
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:
-    """Groups of dotted names of tensors with the same elements of one storage, also transposed or
-    flattened.
+    """Return groups of dotted names of tensors with the same elements of one storage, also
+    transposed or flattened.
     """
     return tied(describe(path))
 
 
 def tied(described: Any) -> list[tuple[str, ...]]:
-    """The result of :func:`ties`, from that of :func:`describe`."""
+    """Return what :func:`ties` does, from the result of :func:`describe`."""
     groups: dict[Any, list[str]] = {}
     for name, leaf in leaves(described):
         if isinstance(leaf, TensorView) and leaf.nbytes:
@@ -96,20 +87,12 @@ def tied(described: Any) -> list[tuple[str, ...]]:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is not a container, with its dotted name."""
+    """Yield every value that is not a container, with its dotted name."""
     if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(item, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(item, change) for item in value)
-    return change(value)
 
 
 def _open(path: str | Path) -> zip_archive.Archive:
@@ -121,57 +104,56 @@ def _open(path: str | Path) -> zip_archive.Archive:
             "and torch.save it again"
         )
     if not zip_archive.starts_as_zip(path):
-        raise InputError(f"{path}: not a PyTorch file: it is no zip file")
+        raise InputError(f"{path}: not a PyTorch file: it is not a zip file")
     return zip_archive.Archive(path)
 
 
-def _parsed(archive: zip_archive.Archive) -> tuple[Any, str]:
-    """The described value, and the folder that all members are in."""
-    pickles = [name for name in archive.members if name.split("/")[1:] == ["data.pkl"]]
-    if len(pickles) != 1:
-        raise InputError(
-            f"{archive.path}: not a PyTorch file: it has {len(pickles) or 'no'} data.pkl"
-        )
-    folder = pickles[0].removesuffix("data.pkl")
-    inside = {
-        name.removeprefix(folder): member
-        for name, member in archive.members.items()
-        if name.startswith(folder)
-    }
-    for name in archive.members:
-        if not name.startswith(folder):
-            raise UnsafeFileError(
-                f"{archive.path}: refused: {shown(name)} is not within {shown(folder)}"
+def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any]) -> Any:
+    """Read the value of a file, with ``leaf`` of every tensor."""
+    with _open(path) as archive:
+        path = archive.path
+        pickles = [name for name in archive.members if name.split("/")[1:] == ["data.pkl"]]
+        if len(pickles) != 1:
+            raise InputError(f"{path}: not a PyTorch file: it has {len(pickles) or 'no'} data.pkl")
+        folder = pickles[0].removesuffix("data.pkl")
+        sizes = {}
+        for name, member in archive.members.items():
+            if not name.startswith(folder):
+                raise UnsafeFileError(
+                    f"{path}: refused: {shown(name)} is not within {shown(folder)}"
+                )
+            sizes[name.removeprefix(folder)] = member.size
+        if "constants.pkl" in sizes:
+            raise InputError(
+                f"{path}: is a TorchScript program: save the state_dict() of the module instead"
             )
-    if "constants.pkl" in inside:
-        raise InputError(
-            f"{archive.path}: is a TorchScript program: save the state_dict() of the module instead"
+        if "version" not in sizes and ".data/version" not in sizes:
+            raise InputError(f"{path}: not a PyTorch file: it has no version")
+        version = _word(archive, folder + ("version" if "version" in sizes else ".data/version"))
+        known = version.isascii() and version.isdecimal()
+        if not known or not 1 <= int(version) <= _NEWEST_VERSION:
+            raise InputError(
+                f"{path}: is of version {shown(version)} of the format; known are 1 to "
+                f"{_NEWEST_VERSION}"
+            )
+        order = _word(archive, f"{folder}byteorder") if "byteorder" in sizes else "little"
+        if order != "little":
+            raise InputError(
+                f"{path}: its numbers are in the byte order {shown(order)}; only little is read"
+            )
+        storages = _Storages(archive, f"{folder}data/")
+        data = "data/"
+        rebuilder = Rebuilder(
+            str(path),
+            {name[len(data) :]: size for name, size in sizes.items() if name.startswith(data)},
+            archive.size,
+            partial(leaf, storages),
         )
-    if "version" not in inside and ".data/version" not in inside:
-        raise InputError(f"{archive.path}: not a PyTorch file: it has no version")
-    version = _record(archive, folder + ("version" if "version" in inside else ".data/version"))
-    if not (version.isascii() and version.isdecimal()) or not 1 <= int(version) <= _NEWEST_VERSION:
-        raise InputError(
-            f"{archive.path}: is of version {shown(version)} of the format; known are 1 to "
-            f"{_NEWEST_VERSION}"
-        )
-    order = _record(archive, f"{folder}byteorder") if "byteorder" in inside else "little"
-    if order != "little":
-        raise InputError(
-            f"{archive.path}: its numbers are in the byte order {shown(order)}; only little is read"
-        )
-    sizes = {
-        name.removeprefix("data/"): member.size
-        for name, member in inside.items()
-        if name.startswith("data/")
-    }
-    return Rebuilder(str(archive.path), sizes, archive.size).value(
-        archive.read(pickles[0]).tobytes()
-    ), folder
+        return rebuilder.value(archive.read(pickles[0]).tobytes())
 
 
-def _record(archive: zip_archive.Archive, name: str) -> str:
-    """The text of a member that is a word."""
+def _word(archive: zip_archive.Archive, name: str) -> str:
+    """Return the text of a member that is a word."""
     if archive.members[name].size > 16:
         raise InputError(f"{archive.path}: {shown(name)} is too long")
     return archive.read(name).tobytes().decode("latin-1").strip()
@@ -183,17 +165,21 @@ class _Storages:
     def __init__(self, archive: zip_archive.Archive, folder: str):
         self.path, self._folder, self._members = archive.path, folder, archive.members
         self._verified: set[str] = set()
-        self._scanned: dict[TensorView, LazyTensor] = {}
+        self._known: dict[TensorView, Any] = {}
 
-    def scanned(self, leaf: Any) -> Any:
-        """A LazyTensor for a tensor, the same for equal ones; other values as they are."""
-        if not isinstance(leaf, TensorView):
-            return leaf
-        info = TensorInfo(tuple(leaf.shape), str(leaf.dtype))
-        return self._scanned.setdefault(leaf, LazyTensor(info, partial(self.array, leaf)))
+    def copied(self, tensor: TensorView) -> np.ndarray:
+        """Return a copy of the array of a tensor, the same for equal ones."""
+        if tensor not in self._known:
+            self._known[tensor] = np.array(self.array(tensor))
+        return self._known[tensor]
+
+    def lazily(self, tensor: TensorView) -> LazyTensor:
+        """Return the tensor without reading it, the same for equal ones."""
+        info = TensorInfo(tensor.shape, tensor.dtype.name)
+        return self._known.setdefault(tensor, LazyTensor(info, partial(self.array, tensor)))
 
     def array(self, tensor: TensorView) -> np.ndarray:
-        """The tensor in C order, mapped into memory if it is stored in that order. Raises
+        """Return the tensor in C order, mapped into memory if it is stored in that order. Raises
         InputError for a storage whose checksum does not hold.
         """
         if not all(tensor.shape):
@@ -220,11 +206,13 @@ class _Storages:
 
 @dataclass(frozen=True)
 class StateFile:
-    """A state_dict without its arrays."""
+    """A state_dict none of whose arrays is read."""
 
     path: Path
     keys: tuple[str, ...]
     """The keys that lead to it."""
+    state: Mapping[str, LazyTensor]
+    """The tensors; names that are tied have one LazyTensor."""
     tensors: Mapping[str, TensorInfo]
     ties: tuple[tuple[str, ...], ...]
     """Groups of names of one tensor."""
@@ -232,33 +220,38 @@ class StateFile:
     """The other content of the file, which is not converted."""
 
     def scan(self) -> dict[str, LazyTensor]:
-        """The tensors, none of them read; names that are tied have one LazyTensor."""
-        return _tensors(_at(scan(self.path), self.keys))
+        """Return the tensors, none of them read."""
+        return dict(self.state)
 
 
-def open_state(path: Path, key: str | None = None) -> StateFile:
-    """Open the state_dict at ``key``, or the only one. Raises InputError if the file has none or
-    several.
+def open_state(path: Path, key: str | None = None, content: Any = None) -> StateFile:
+    """Open the state_dict at ``key``, or the only one. ``content`` is the file's, if it was scanned
+    already. Raises InputError if the file has none or several.
     """
-    content = describe(path)
+    content = scan(path) if content is None else content
     keys = _keys(path, content, key)
-    state = _at(content, keys)
-    views = _tensors(state)
-    notes = [Note(name, "not part of the weights") for name in _siblings(content, keys)]
-    notes += [
-        Note(".".join([*keys, str(name)]), "no tensor") for name in state if name not in views
-    ]
-    names: dict[Any, list[str]] = {}
-    for name, view in views.items():
-        if view.nbytes:
-            names.setdefault(view, []).append(name)
+    notes = []
+    for depth, key in enumerate(keys):
+        for name in content:
+            if name != key:
+                place = ".".join([*keys[:depth], str(name)])
+                notes.append(Note(place, "not part of the weights"))
+        content = content[key]
+    state, infos = {}, {}
+    names: dict[LazyTensor, list[str]] = {}
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, LazyTensor):
+            state[name], infos[name] = value, value.info
+            if value.nbytes:
+                names.setdefault(value, []).append(name)
+        else:
+            notes.append(Note(".".join([*keys, str(name)]), "not a tensor"))
     ties = tuple(tuple(group) for group in names.values() if len(group) > 1)
-    infos = {name: TensorInfo(tuple(view.shape), str(view.dtype)) for name, view in views.items()}
-    return StateFile(path, keys, infos, ties, tuple(notes))
+    return StateFile(path, keys, state, infos, ties, tuple(notes))
 
 
 def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTensor]:
-    """The tensors of several state_dicts of a file, none of them read.
+    """Return the tensors of several state_dicts of a file, none of them read.
 
     ``keys`` lead to each of them, by the prefix that its names get.
     """
@@ -266,27 +259,21 @@ def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTen
     return {
         f"{prefix}{name}": tensor
         for prefix, where in keys.items()
-        for name, tensor in _tensors(_at(content, where, path)).items()
+        for name, tensor in _at(content, where, path).items()
+        if isinstance(name, str) and isinstance(tensor, LazyTensor)
     }
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
 def _is_state(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and any(map(_is_tensor, value.values()))
-        and not any(isinstance(part, dict) for part in value.values())
-    )
+    kinds = {type(part) for part in value.values()} if isinstance(value, dict) else set()
+    return LazyTensor in kinds and dict not in kinds
 
 
 def _keys(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
     if key is not None:
         keys = tuple(key.split("."))
         if not _is_state(_at(content, keys, path)):
-            raise InputError(f"{path}: {key} is no state_dict, from names to tensors")
+            raise InputError(f"{path}: {key} is not a state_dict, from names to tensors")
         return keys
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds a {type(content).__name__}, not a state_dict")
@@ -306,7 +293,7 @@ def _keys(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
     )
 
 
-def _at(content: Any, keys: tuple[str, ...], path: Path | None = None) -> Any:
+def _at(content: Any, keys: tuple[str, ...], path: Path) -> Any:
     for key in keys:
         if not isinstance(content, dict) or key not in content:
             known = [str(name) for name in content] if isinstance(content, dict) else []
@@ -316,18 +303,3 @@ def _at(content: Any, keys: tuple[str, ...], path: Path | None = None) -> Any:
             )
         content = content[key]
     return content
-
-
-def _tensors(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value for name, value in state.items() if isinstance(name, str) and _is_tensor(value)
-    }
-
-
-def _siblings(content: Any, keys: tuple[str, ...]) -> list[str]:
-    return [
-        ".".join([*keys[:depth], str(name)])
-        for depth, key in enumerate(keys)
-        for name in _at(content, keys[:depth])
-        if name != key
-    ]

@@ -18,6 +18,16 @@ from jax_transformer.storage.untrusted import shown
 DEEPEST = 100  # containers within containers
 # In the tree: a list that is used twice counts twice, so that no small file is a huge tree
 MOST_VALUES = 1_000_000
+_STORAGES = (
+    "Double:float64 Float:float32 Half:float16 BFloat16:bfloat16 Long:int64 Int:int32 Short:int16 "
+    "Char:int8 Byte:uint8 Bool:bool ComplexFloat:complex64 ComplexDouble:complex128"
+)
+STORAGES = {
+    f"{kind}Storage": tensors.DTYPES[dtype]
+    for kind, dtype in (pair.split(":") for pair in _STORAGES.split())
+}
+"""PyTorch's storages and their dtypes. Newer dtypes use an untyped storage."""
+UNTYPED = "torch.storage.UntypedStorage"
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,15 @@ class _Named:
     storage: bool = False
 
 
+_NAMES: dict[str, Any] = {
+    "argparse.Namespace": unpickler.NAMESPACE,
+    UNTYPED: _Named(UNTYPED, tensors.DTYPES["uint8"], storage=True),
+    **{f"torch.{name}": _Named(f"torch.{name}", dtype) for name, dtype in tensors.DTYPES.items()},
+    **{f"torch.{name}": _Named(f"torch.{name}", of, storage=True) for name, of in STORAGES.items()},
+}
+"""The names that are values, not functions."""
+
+
 class Rebuilder:
     """Describes the tensors of one file.
 
@@ -36,10 +55,17 @@ class Rebuilder:
         where: the file's name, for errors.
         sizes: bytes of each storage by its key.
         most_bytes: limit of the bytes of all arrays together.
+        leaf: returns what stands for a tensor in the value; by default its description.
     """
 
-    def __init__(self, where: str, sizes: Mapping[str, int], most_bytes: int):
-        self.where, self.sizes, self.most_bytes = where, sizes, most_bytes
+    def __init__(
+        self,
+        where: str,
+        sizes: Mapping[str, int],
+        most_bytes: int,
+        leaf: Callable[[TensorView], Any] = lambda view: view,
+    ):
+        self.where, self.sizes, self.most_bytes, self.leaf = where, sizes, most_bytes, leaf
         self.bytes = 0
         self.seen: set[TensorView] = set()
 
@@ -47,8 +73,8 @@ class Rebuilder:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
     def value(self, pickle: bytes) -> Any:
-        """The value of the file's pickle: plain containers and values, and ``TensorView`` for
-        tensors.
+        """Return the value of the file's pickle: plain containers and values, and the leaf of each
+        tensor.
         """
         value = unpickler.interpret(pickle, self.where, self._allowed(), self._storage)
         self._measured(value, 1, {})
@@ -69,26 +95,13 @@ class Rebuilder:
             "builtins.bytearray": self._bytes,
             "builtins.complex": self._complex,
         }
-        return {
-            **{name: unpickler.Constructor(name, function) for name, function in functions.items()},
-            "argparse.Namespace": unpickler.NAMESPACE,
-            **{
-                f"torch.{name}": _Named(f"torch.{name}", tensors.DTYPES[of], True)
-                for name, of in tensors.STORAGES.items()
-            },
-            "torch.storage.UntypedStorage": _Named(
-                "torch.storage.UntypedStorage", tensors.DTYPES["uint8"], True
-            ),
-            **{
-                f"torch.{name}": _Named(f"torch.{name}", dtype)
-                for name, dtype in tensors.DTYPES.items()
-            },
-        }
+        calls = ((name, unpickler.Constructor(name, build)) for name, build in functions.items())
+        return _NAMES | dict(calls)
 
     # Storages and tensors
 
     def _storage(self, identifier: Any) -> Storage:
-        """The storage of ("storage", kind, key, device, size)."""
+        """Return the storage of ("storage", kind, key, device, size)."""
         match identifier:
             case ("storage", _Named(storage=True) as kind, str() as key, str(), int() as size) if (
                 type(size) is int and size >= 0
@@ -101,57 +114,31 @@ class Rebuilder:
                         f"storage {shown(key)} declares {declared} bytes, and has "
                         f"{self.sizes[key]:,}"
                     )
-                return Storage(key, kind.dtype, size, kind.name == "torch.storage.UntypedStorage")
+                return Storage(key, kind.dtype, size, kind.name == UNTYPED)
         raise self.refused("a reference to something that is not a storage")
 
     def _tensor(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(storage, offset, shape, stride, requires_grad, hooks, metadata), the last three of which
-        may be left out.
+        """Rebuild from (storage, offset, shape, stride, requires_grad, hooks, metadata), the last
+        three of which may be left out.
         """
-        storage, offset, shape, stride, rest = self._split(arguments, 4)
+        storage, *place = arguments or (None,)
         if not isinstance(storage, Storage) or storage.untyped:
             raise self.refused("a tensor without a storage of its own dtype")
-        return self._view(storage.key, storage.dtype, storage.size, offset, shape, stride, rest)
+        return self._view(storage, storage.dtype, place)
 
     def _tensor_of_dtype(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the last of
-        which may be left out.
+        """Rebuild from (storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the
+        last of which may be left out.
         """
-        storage, offset, shape, stride, rest = self._split(arguments, 4)
-        if (
-            not isinstance(storage, Storage)
-            or not storage.untyped
-            or len(rest) < 3
-            or type(rest[2]) is not _Named
-            or rest[2].storage
-        ):
-            raise self.refused("a tensor without an untyped storage and a dtype")
-        dtype = rest[2].dtype
-        return self._view(
-            storage.key,
-            dtype,
-            storage.size // dtype.itemsize,
-            offset,
-            shape,
-            stride,
-            [*rest[:2], *rest[3:]],
-        )
+        match arguments:
+            case (Storage(untyped=True), _, _, _, _, _, _Named(storage=False) as named, *_):
+                return self._view(arguments[0], named.dtype, [*arguments[1:6], *arguments[7:]])
+        raise self.refused("a tensor without an untyped storage and a dtype")
 
-    def _split(self, arguments: tuple[Any, ...], number: int) -> tuple[Any, ...]:
-        if len(arguments) < number:
-            raise self.refused(f"a tensor of {len(arguments)} arguments")
-        return *arguments[:number], list(arguments[number:])
-
-    def _view(
-        self,
-        key: str,
-        dtype: np.dtype,
-        size: int,
-        offset: Any,
-        shape: Any,
-        stride: Any,
-        rest: list[Any],
-    ) -> TensorView:
+    def _view(self, storage: Storage, dtype: np.dtype, arguments: list[Any]) -> TensorView:
+        if len(arguments) < 3:
+            raise self.refused(f"a tensor of {len(arguments) + 1} arguments")
+        offset, shape, stride, *rest = arguments
         requires_grad, hooks, metadata = (
             [*rest, *(False, {}, None)[len(rest) :]] if len(rest) <= 3 else (None, None, None)
         )
@@ -168,11 +155,12 @@ class Rebuilder:
                 )
         if len(shape) != len(stride) or len(shape) > 64:
             raise self.refused(f"a tensor of {len(shape)} sizes and {len(stride)} strides")
-        view = TensorView(shape, dtype, key, offset, stride)
+        size = storage.size * storage.dtype.itemsize // dtype.itemsize
+        view = TensorView(shape, dtype, storage.key, offset, stride)
         if view.end > size:
             raise self.refused(
-                f"a tensor that reaches to element {view.end:,} of storage {shown(key)}, which has "
-                f"{size:,}"
+                f"a tensor that reaches to element {view.end:,} of storage {shown(storage.key)}, "
+                f"which has {size:,}"
             )
         if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 2**63:
             raise self.refused("a tensor of no elements and too large a shape")
@@ -187,14 +175,14 @@ class Rebuilder:
         return view
 
     def _parameter(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(tensor, requires_grad, hooks)."""
+        """Rebuild from (tensor, requires_grad, hooks)."""
         if (
             len(arguments) != 3
             or not isinstance(arguments[0], TensorView)
             or type(arguments[1]) is not bool
             or arguments[2] != {}
         ):
-            raise self.refused("a parameter that is no plain tensor")
+            raise self.refused("a parameter that is not a plain tensor")
         return arguments[0]
 
     # Plain values that PyTorch, or an older protocol, writes as calls
@@ -213,7 +201,7 @@ class Rebuilder:
             or type(arguments[0]) is not tuple
             or not all(type(length) is int for length in arguments[0])
         ):
-            raise self.refused("a torch.Size that is no tuple of integers")
+            raise self.refused("a torch.Size that is not a tuple of integers")
         return arguments[0]
 
     def _device(self, arguments: tuple[Any, ...]) -> str:
@@ -225,11 +213,11 @@ class Rebuilder:
         raise self.refused("a device without a name")
 
     def _encoded(self, arguments: tuple[Any, ...]) -> bytes:
-        """Bytes from text of the same code points: protocol 2 has no bytes."""
+        """Return bytes from text of the same code points: protocol 2 has no bytes."""
         match arguments:
-            case (str() as text, "latin1") if all(character <= "\xff" for character in text):
+            case (str() as text, "latin1" | "latin-1") if all(sign <= "\xff" for sign in text):
                 return text.encode("latin-1")
-        raise self.refused("bytes that are no latin1")
+        raise self.refused("bytes that are not latin1")
 
     def _bytes(self, arguments: tuple[Any, ...]) -> bytes:
         match arguments:
@@ -237,9 +225,7 @@ class Rebuilder:
                 return b""
             case (bytes() as content,):
                 return content
-            case (str(), "latin-1"):
-                return self._encoded((arguments[0], "latin1"))
-        raise self.refused("bytes built from something else")
+        return self._encoded(arguments)
 
     def _complex(self, arguments: tuple[Any, ...]) -> complex:
         match arguments:
@@ -252,8 +238,8 @@ class Rebuilder:
     def _measured(
         self, value: Any, depth: int, known: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
-        """The number of values in a container as a tree, and its depth; each is visited once,
-        even if it is used several times.
+        """Return the number of values in a container as a tree, and its depth; each is visited
+        once, even if it is used several times.
         """
         if type(value) not in (dict, list, tuple, unpickler.Attributes):
             return 1, 0
@@ -283,10 +269,12 @@ class Rebuilder:
                 return [self._plain(item) for item in value]
             case tuple():
                 return tuple(self._plain(item) for item in value)
+            case TensorView():
+                return self.leaf(value)
             case Storage():
-                return self._view(value.key, value.dtype, value.size, 0, (value.size,), (1,), [])
+                return self.leaf(self._view(value, value.dtype, [0, (value.size,), (1,)]))
             case _Named(storage=False):
                 return value.name
-            case None | bool() | int() | float() | complex() | str() | bytes() | TensorView():
+            case None | bool() | int() | float() | complex() | str() | bytes():
                 return value
         raise self.refused(f"{getattr(value, 'name', type(value).__name__)} as a value")

@@ -21,6 +21,7 @@ LONGEST_NAME = 512
 # Python 2's names, which protocol 2 keeps
 _RENAMED = {"__builtin__": "builtins"}
 _KEYS = (str, int, bool, float, bytes, type(None))
+_NOT_BUILT = "its pickle uses a value that it has not built"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ NAMESPACE = object()
 def interpret(
     content: bytes, where: str, allowed: Mapping[str, Any], persistent: Callable[[Any], Any]
 ) -> Any:
-    """The value that a pickle describes.
+    """Return the value that a pickle describes.
 
     Args:
         content: the pickle.
@@ -67,33 +68,37 @@ class _Machine:
         allowed: Mapping[str, Any],
         persistent: Callable[[Any], Any],
     ):
-        self.content, self.where, self.allowed, self.persistent = (
-            content,
-            where,
-            allowed,
-            persistent,
-        )
+        self.content, self.where = content, where
+        self.allowed, self.persistent = allowed, persistent
         self.at = 0
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        if self.take(1) != b"\x80" or not 2 <= self.integer(1) <= 5:
+        if self.take(1) != b"\x80" or not 2 <= self.take(1)[0] <= 5:
             raise self.damaged("it does not begin as a pickle of protocol 2 to 5")
         for _ in range(MOST_STEPS):
             code = self.take(1)
-            if code == b".":
-                return self.result()
-            step = _STEPS.get(code)
-            if step is None:
+            argument = b""
+            if code in _LENGTHS:
+                argument = self.take(_LENGTHS[code])
+            elif code in _COUNTS:
+                argument = self.counted(code)
+            if code in _VALUES:
+                self.stack.append(_VALUES[code](argument))
+            elif code in _TEXTS:
+                self.stack.append(self.text(argument))
+            elif code in _STEPS:
+                _STEPS[code](self, int.from_bytes(argument, "little"))
+            elif code == b".":
+                break
+            else:
                 raise self.refused(
                     f"instruction {_REFUSED.get(code, code.hex())} at byte {self.at - 1}"
                 )
-            step(self)
-        raise self.refused(f"more than {MOST_STEPS:,} instructions")
-
-    def result(self) -> Any:
+        else:
+            raise self.refused(f"more than {MOST_STEPS:,} instructions")
         if self.at != len(self.content):
             raise self.refused("something follows the end of its pickle")
         if self.marked or len(self.stack) != 1:
@@ -106,7 +111,7 @@ class _Machine:
     def refused(self, what: str) -> UnsafeFileError:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
-    # Reading the pickle, and the stack
+    # Reading the pickle
 
     def take(self, length: int) -> bytes:
         if length > len(self.content) - self.at:
@@ -114,8 +119,12 @@ class _Machine:
         self.at += length
         return self.content[self.at - length : self.at]
 
-    def integer(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
+    def counted(self, code: bytes) -> bytes:
+        """Return the bytes whose count stands before them."""
+        length = int.from_bytes(self.take(_COUNTS[code]), "little")
+        if code in b"\x8a\x8b" and length > LONGEST_INTEGER:
+            raise self.refused(f"an integer of {length:,} bytes")
+        return self.take(length)
 
     def line(self) -> str:
         end = self.content.find(b"\n", self.at, self.at + LONGEST_NAME)
@@ -129,17 +138,22 @@ class _Machine:
         except UnicodeDecodeError:
             raise self.damaged(f"the text {shown(raw)} is not UTF-8") from None
 
+    # The stack
+
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
-    def pop(self) -> Any:
-        if not self.stack:
-            raise self.damaged("its pickle uses a value that it has not built")
-        return self.stack.pop()
+    def pop(self, count: int = 1) -> list[Any]:
+        """Take the last values off the stack."""
+        if len(self.stack) < count:
+            raise self.damaged(_NOT_BUILT)
+        first = len(self.stack) - count
+        items, self.stack[first:] = self.stack[first:], []
+        return items
 
     def pop_to_mark(self) -> list[Any]:
         if not self.marked:
-            raise self.damaged("its pickle uses a value that it has not built")
+            raise self.damaged(_NOT_BUILT)
         items, self.stack = self.stack, self.marked.pop()
         return items
 
@@ -148,22 +162,11 @@ class _Machine:
             raise self.refused(f"something is put into a value that is not a {kind.__name__}")
         return self.stack[-1]
 
-    # Instructions of more than a line
+    # Instructions of more than a line; ``number`` is the argument that stands in the pickle
 
-    def mark(self) -> None:
+    def mark(self, number: int) -> None:
         self.marked.append(self.stack)
         self.stack = []
-
-    def tuple_of(self, number: int) -> None:
-        if len(self.stack) < number:
-            raise self.damaged("its pickle uses a value that it has not built")
-        self.stack[len(self.stack) - number :] = [tuple(self.stack[len(self.stack) - number :])]
-
-    def signed(self, width: int) -> None:
-        length = self.integer(width)
-        if length > LONGEST_INTEGER:
-            raise self.refused(f"an integer of {length:,} bytes")
-        self.stack.append(int.from_bytes(self.take(length), "little", signed=True))
 
     def append(self, items: list[Any]) -> None:
         self.top(list).extend(items)
@@ -185,7 +188,7 @@ class _Machine:
 
     def remember(self, index: int) -> None:
         if not self.stack:
-            raise self.damaged("its pickle uses a value that it has not built")
+            raise self.damaged(_NOT_BUILT)
         if index in self.memo:
             raise self.refused("its pickle gives one number to two values")
         self.memo[index] = self.stack[-1]
@@ -197,7 +200,7 @@ class _Machine:
 
     def look_up(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise self.refused("a name that is no text")
+            raise self.refused("a name that is not text")
         full = f"{_RENAMED.get(module, module)}.{name}"
         if full not in self.allowed:
             raise self.refused(
@@ -206,25 +209,25 @@ class _Machine:
             )
         self.stack.append(self.allowed[full])
 
-    def reduce(self) -> None:
-        arguments, function = self.pop(), self.pop()
+    def reduce(self, number: int) -> None:
+        function, arguments = self.pop(2)
         if not isinstance(function, Constructor):
             raise self.refused("a call of something that is not a function")
         if type(arguments) is not tuple:
             raise self.refused(f"a call of {function.name} without a tuple of arguments")
         self.stack.append(function.build(arguments))
 
-    def new_object(self) -> None:
-        arguments, kind = self.pop(), self.pop()
+    def new_object(self, number: int) -> None:
+        kind, arguments = self.pop(2)
         if kind is not NAMESPACE or arguments != ():
             raise self.refused(f"instruction NEWOBJ at byte {self.at - 1}")
         self.stack.append(Attributes())
 
-    def build(self) -> None:
-        """Set the attributes of a namespace. Those of a state_dict, the versions of its modules,
-        are ignored; all others are refused.
+    def build(self, number: int) -> None:
+        """Set the attributes of a namespace. The attributes of a state_dict, the versions of its
+        modules, are ignored; all others are refused.
         """
-        state = self.pop()
+        (state,) = self.pop()
         if self.stack and type(self.stack[-1]) is Attributes:
             if type(state) is not dict or not all(type(name) is str for name in state):
                 raise self.refused("attributes that have no names")
@@ -236,81 +239,61 @@ class _Machine:
         if type(state) is not dict or set(state) != {"_metadata"}:
             raise self.refused("attributes set on a value")
 
-    def frame(self) -> None:
-        if self.integer(8) > len(self.content) - self.at:
+    def frame(self, length: int) -> None:
+        if length > len(self.content) - self.at:
             raise self.damaged("its pickle ends too early")
 
 
-_STEPS: dict[bytes, Callable[[_Machine], Any]] = {
+# The bytes of an argument, or of the count that stands before it
+_LENGTHS = dict.fromkeys((b"K", b"h", b"q"), 1) | {b"M": 2}
+_LENGTHS |= dict.fromkeys((b"J", b"j", b"r"), 4) | dict.fromkeys((b"G", b"\x95"), 8)
+_COUNTS = dict.fromkeys((b"\x8a", b"\x8c", b"U", b"C"), 1)
+_COUNTS |= dict.fromkeys((b"\x8b", b"X", b"T", b"B"), 4)
+_COUNTS |= dict.fromkeys((b"\x8d", b"\x8e", b"\x96"), 8)
+_TEXTS = frozenset((b"X", b"\x8c", b"\x8d", b"U", b"T"))  # the last two: Python 2's str
+_VALUES: dict[bytes, Callable[[bytes], Any]] = {
+    b"N": lambda _: None,
+    b"\x88": lambda _: True,
+    b"\x89": lambda _: False,
+    b"}": lambda _: {},
+    b"]": lambda _: [],
+    b")": lambda _: (),
+    b"G": lambda raw: struct.unpack(">d", raw)[0],
+    **dict.fromkeys((b"K", b"M"), lambda raw: int.from_bytes(raw, "little")),
+    **dict.fromkeys(
+        (b"J", b"\x8a", b"\x8b"), lambda raw: int.from_bytes(raw, "little", signed=True)
+    ),
+    **dict.fromkeys((b"C", b"B", b"\x8e", b"\x96"), lambda raw: raw),  # a bytearray as bytes
+}
+_STEPS: dict[bytes, Callable[[_Machine, int], Any]] = {
     b"(": _Machine.mark,
     b"\x95": _Machine.frame,
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"J": lambda m: m.push(int.from_bytes(m.take(4), "little", signed=True)),
-    b"K": lambda m: m.push(m.integer(1)),
-    b"M": lambda m: m.push(m.integer(2)),
-    b"\x8a": lambda m: m.signed(1),
-    b"\x8b": lambda m: m.signed(4),
-    b"G": lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
-    b"X": lambda m: m.push(m.text(m.take(m.integer(4)))),
-    b"\x8c": lambda m: m.push(m.text(m.take(m.integer(1)))),
-    b"\x8d": lambda m: m.push(m.text(m.take(m.integer(8)))),
-    b"U": lambda m: m.push(m.text(m.take(m.integer(1)))),  # Python 2's str
-    b"T": lambda m: m.push(m.text(m.take(m.integer(4)))),
-    b"C": lambda m: m.push(m.take(m.integer(1))),
-    b"B": lambda m: m.push(m.take(m.integer(4))),
-    b"\x8e": lambda m: m.push(m.take(m.integer(8))),
-    b"\x96": lambda m: m.push(m.take(m.integer(8))),  # a bytearray, here as bytes
-    b"}": lambda m: m.push({}),
-    b"]": lambda m: m.push([]),
-    b")": lambda m: m.push(()),
-    b"t": lambda m: m.push(tuple(m.pop_to_mark())),
-    b"\x85": lambda m: m.tuple_of(1),
-    b"\x86": lambda m: m.tuple_of(2),
-    b"\x87": lambda m: m.tuple_of(3),
-    b"a": lambda m: m.append([m.pop()]),
-    b"e": lambda m: m.append(m.pop_to_mark()),
-    b"s": lambda m: m.set_items([m.pop(), m.pop()][::-1]),
-    b"u": lambda m: m.set_items(m.pop_to_mark()),
-    b"h": lambda m: m.recall(m.integer(1)),
-    b"j": lambda m: m.recall(m.integer(4)),
-    b"q": lambda m: m.remember(m.integer(1)),
-    b"r": lambda m: m.remember(m.integer(4)),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"c": lambda m: m.look_up(m.line(), m.line()),
-    b"\x93": lambda m: m.look_up(*[m.pop(), m.pop()][::-1]),
+    b"t": lambda m, _: m.push(tuple(m.pop_to_mark())),
+    b"\x85": lambda m, _: m.push(tuple(m.pop(1))),
+    b"\x86": lambda m, _: m.push(tuple(m.pop(2))),
+    b"\x87": lambda m, _: m.push(tuple(m.pop(3))),
+    b"a": lambda m, _: m.append(m.pop()),
+    b"e": lambda m, _: m.append(m.pop_to_mark()),
+    b"s": lambda m, _: m.set_items(m.pop(2)),
+    b"u": lambda m, _: m.set_items(m.pop_to_mark()),
+    **dict.fromkeys((b"h", b"j"), _Machine.recall),
+    **dict.fromkeys((b"q", b"r"), _Machine.remember),
+    b"\x94": lambda m, _: m.remember(len(m.memo)),
+    b"c": lambda m, _: m.look_up(m.line(), m.line()),
+    b"\x93": lambda m, _: m.look_up(*m.pop(2)),
     b"R": _Machine.reduce,
     b"\x81": _Machine.new_object,
     b"b": _Machine.build,
-    b"Q": lambda m: m.push(m.persistent(m.pop())),
+    b"Q": lambda m, _: m.push(m.persistent(*m.pop())),
 }
-# Instructions that are refused by name
-_REFUSED = {
-    **{
-        b"\x92": "NEWOBJ_EX",
-        b"i": "INST",
-        b"o": "OBJ",
-        b"\x82": "EXT1",
-        b"\x83": "EXT2",
-        b"\x84": "EXT4",
-    },
-    **{
-        b"P": "PERSID",
-        b"\x97": "NEXT_BUFFER",
-        b"\x98": "READONLY_BUFFER",
-        b"\x8f": "EMPTY_SET",
-        b"\x91": "FROZENSET",
-        b"\x80": "PROTO",
-    },
-    **{
-        b"0": "POP",
-        b"1": "POP_MARK",
-        b"2": "DUP",
-        b"I": "INT",
-        b"L": "LONG",
-        b"F": "FLOAT",
-        b"S": "STRING",
-        b"V": "UNICODE",
-    },
-}
+_REFUSED = dict(
+    zip(
+        (bytes([code]) for code in b"\x92io\x82\x83\x84P\x97\x98\x8f\x91\x80012ILFSV"),
+        (
+            "NEWOBJ_EX INST OBJ EXT1 EXT2 EXT4 PERSID NEXT_BUFFER READONLY_BUFFER EMPTY_SET "
+            "FROZENSET PROTO POP POP_MARK DUP INT LONG FLOAT STRING UNICODE"
+        ).split(),
+        strict=True,
+    )
+)
+"""Instructions that are refused by name."""

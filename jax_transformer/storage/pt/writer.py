@@ -2,9 +2,10 @@
 and of the storages, so that the same state is always the same bytes.
 """
 
+import contextlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,14 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import (
-    atomic,
-    lazy,
-    prefetch,
-    pt,
-    tensors,
-)
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.pt import zip_archive
+from jax_transformer.storage import atomic, lazy, pt, tensors
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.pt import rebuild, zip_archive
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorView
 from jax_transformer.storage.untrusted import shown
 
-_STORAGE_OF = {tensors.DTYPES[dtype]: storage for storage, dtype in tensors.STORAGES.items()}
+_STORAGE_OF = {dtype: storage for storage, dtype in rebuild.STORAGES.items()}
 _NAME_OF = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
@@ -53,33 +48,35 @@ def save(path: Path, value: Any, *, target: str | Path) -> str:
     ``target``, which the file will become.
     """
     pickler = _Pickler(str(target))
-    records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
-    storages = {f"archive/data/{number}": each for number, each in enumerate(pickler.storages)}
-    with CheckedFile(path, target) as file, prefetch.reading(storages) as reading:
-        starts = zip_archive.write(file, _members(records, reading))
-    if not _described(value, pt.describe(path), pickler) or starts != zip_archive.starts(path):
+    pickle = pickler.dump(value)
+    with (
+        CheckedFile(path, target) as file,
+        contextlib.closing(lazy.read_ahead(pickler.storages)) as arrays,
+    ):
+        members = {
+            "data.pkl": partial(np.frombuffer, pickle, np.uint8),
+            "byteorder": partial(np.frombuffer, b"little", np.uint8),
+            **{f"data/{n}": partial(_next_bytes, arrays) for n in range(len(pickler.storages))},
+            "version": partial(np.frombuffer, b"3\n", np.uint8),
+        }
+        starts = zip_archive.write(file, {f"archive/{name}": of for name, of in members.items()})
+    with zip_archive.Archive(path) as archive:
+        again = {name: member.start for name, member in archive.members.items()}
+    if not _described(value, pt.describe(path), pickler) or starts != again:
         raise InputError(f"{target}: reads back different from what was written")
     return file.sha256()
 
 
-def _members(
-    records: Mapping[str, bytes], storages: LazyState
-) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    for name, content in records.items():
-        yield f"archive/{name}", partial(np.frombuffer, content, np.uint8)
-    for name, tensor in storages.items():
-        yield name, partial(_bytes, tensor)
-    yield "archive/version", partial(np.frombuffer, b"3\n", np.uint8)
-
-
-def _bytes(tensor: LazyTensor) -> np.ndarray:
-    array = tensor.read()
+def _next_bytes(arrays: Iterator[np.ndarray]) -> np.ndarray:
+    array = next(arrays)
     native = tensors.contiguous(array.astype(array.dtype.newbyteorder("="), copy=False))
     return native.reshape(-1).view(np.uint8)
 
 
 def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
-    """True if two values are equal, in equal containers, and tensors have their own storages."""
+    """Return True if two values are equal, in equal containers, and tensors have their own
+    storages.
+    """
     if isinstance(value, np.ndarray | LazyTensor):
         expected = (0, tuple(value.shape), str(pickler.number(value)))
         return isinstance(again, TensorView) and expected == (
@@ -108,7 +105,7 @@ class _Pickler:
     """Collects a state's pickle in ``content`` and its storages, in the order of their numbers.
 
     An array that is in the state twice (the same memory, shape and dtype) becomes one storage, so
-    it is tied in PyTorch, too.
+    it is tied in PyTorch as well.
     """
 
     def __init__(self, where: str):
@@ -118,11 +115,13 @@ class _Pickler:
         self._numbers: dict[Any, int] = {}
 
     def dump(self, value: Any) -> bytes:
-        """The complete pickle. Raises InputError for values that are neither arrays nor plain."""
+        """Return the complete pickle. Raises InputError for values that are neither arrays nor
+        plain.
+        """
         self._value(value, "")
         return bytes(self.content + b".")
 
-    def _value(self, value: Any, name: str) -> None:
+    def _value(self, value: Any, name: str = "") -> None:
         match value:
             case None | True | False:
                 self.content += {None: b"N", True: b"\x88", False: b"\x89"}[value]
@@ -132,17 +131,21 @@ class _Pickler:
                 raw = value.encode("utf-8")
                 self.content += b"X" + len(raw).to_bytes(4, "little") + raw
             case bytes():
-                self.content += b"c_codecs\nencode\n"
-                self._call(value.decode("latin-1"), "latin1")
+                self._call(b"c_codecs\nencode\n", value.decode("latin-1"), "latin1")
             case np.generic():
                 raise self._refused(value, name)
+            case int() if -(2**31) <= value < 2**31:
+                self.content += b"J" + value.to_bytes(4, "little", signed=True)
             case int():
-                self._integer(value, name)
+                raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+                if len(raw) > 255:
+                    size = f"an integer of {len(raw):,} bytes"
+                    raise InputError(f"{self.where}: {shown(name)} is {size}")
+                self.content += b"\x8a" + bytes([len(raw)]) + raw
             case float():
                 self.content += b"G" + struct.pack(">d", value)
             case complex():
-                self.content += b"c__builtin__\ncomplex\n"
-                self._call(value.real, value.imag)
+                self._call(b"c__builtin__\ncomplex\n", value.real, value.imag)
             case Mapping():
                 self.content += b"}("
                 for key, item in value.items():
@@ -165,67 +168,44 @@ class _Pickler:
             "nor a plain container or value"
         )
 
-    def _call(self, *arguments: Any) -> None:
-        self._value(arguments, "")
+    def _call(self, function: bytes, *arguments: Any) -> None:
+        self.content += function
+        self._value(arguments)
         self.content += b"R"
 
-    def _integer(self, value: int, name: str) -> None:
-        if -(2**31) <= value < 2**31:
-            self.content += b"J" + value.to_bytes(4, "little", signed=True)
-            return
-        raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        if len(raw) > 255:
-            raise InputError(f"{self.where}: {shown(name)} is an integer of {len(raw):,} bytes")
-        self.content += b"\x8a" + bytes([len(raw)]) + raw
-
     def _tensor(self, tensor: np.ndarray | LazyTensor, name: str) -> None:
-        dtype = _dtype(tensor)
+        if isinstance(tensor, LazyTensor):
+            dtype = tensor.numpy_dtype()
+        else:
+            dtype = tensor.dtype.newbyteorder("=")
         if dtype not in _NAME_OF:
             raise InputError(
                 f"{self.where}: {shown(name)} is {tensor.dtype}, which PyTorch does not have"
             )
-        storage = _STORAGE_OF.get(dtype)
-        number = self.number(tensor)
-        size = math.prod(tensor.shape)
-        self.content += (
-            b"ctorch._utils\n_rebuild_tensor_v2\n("
-            if storage
-            else b"ctorch._utils\n_rebuild_tensor_v3\n("
-        )
-        self.content += b"("
-        self._value("storage", name)
-        self.content += (
-            f"ctorch\n{storage}\n".encode() if storage else b"ctorch.storage\nUntypedStorage\n"
-        )
-        item: Any
-        for item in (str(number), "cpu", size if storage else size * dtype.itemsize):
-            self._value(item, name)
+        typed = dtype in _STORAGE_OF
+        kind = f"torch\n{_STORAGE_OF[dtype]}" if typed else "torch.storage\nUntypedStorage"
+        size = math.prod(tensor.shape) * (1 if typed else dtype.itemsize)
+        self.content += f"ctorch._utils\n_rebuild_tensor_v{2 if typed else 3}\n((".encode()
+        self._value("storage")
+        self.content += f"c{kind}\n".encode()
+        for item in (str(self.number(tensor)), "cpu", size):
+            self._value(item)
         self.content += b"tQ"
         steps = [1]
         for length in tensor.shape[:0:-1]:
             steps.append(steps[-1] * max(1, length))
-        for item in (0, tuple(tensor.shape), tuple(steps[: len(tensor.shape)][::-1]), False):
-            self._value(item, name)
+        for place in (0, tuple(tensor.shape), tuple(steps[: len(tensor.shape)][::-1]), False):
+            self._value(place)
         self.content += b"ccollections\nOrderedDict\n)R"
-        self.content += b"tR" if storage else f"ctorch\n{_NAME_OF[dtype]}\ntR".encode()
+        self.content += b"tR" if typed else f"ctorch\n{_NAME_OF[dtype]}\ntR".encode()
 
     def number(self, tensor: np.ndarray | LazyTensor) -> int:
-        """The number of the tensor's storage."""
+        """Return the number of the tensor's storage."""
         memory: Any = id(tensor)
         if isinstance(tensor, np.ndarray) and tensor.size:
-            memory = (
-                tensor.__array_interface__["data"][0],
-                tensor.shape,
-                tensor.strides,
-                tensor.dtype,
-            )
+            start = tensor.__array_interface__["data"][0]
+            memory = start, tensor.shape, tensor.strides, tensor.dtype
         if memory not in self._numbers:
             self._numbers[memory] = len(self.storages)
             self.storages.append(tensor if isinstance(tensor, LazyTensor) else lazy.of(tensor))
         return self._numbers[memory]
-
-
-def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype:
-    if isinstance(tensor, LazyTensor):
-        return tensor.numpy_dtype()
-    return tensor.dtype.newbyteorder("=")

@@ -9,7 +9,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.read_back import CheckedFile
+from jax_transformer.storage.untrusted import shown
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -52,7 +53,7 @@ def verify_member(path: Path, name: str, member: Member) -> None:
         while left:
             read = file.readinto(buffer[: min(left, _CHUNK)].data)
             if not read:
-                raise InputError(f"{path}: ends in the middle of {untrusted.shown(name)}")
+                raise InputError(f"{path}: ends in the middle of {shown(name)}")
             crc, left = zlib.crc32(buffer[:read].data, crc), left - read
     _check_crc(path, name, member, crc)
 
@@ -60,21 +61,15 @@ def verify_member(path: Path, name: str, member: Member) -> None:
 def _check_crc(path: Path, name: str, member: Member, crc: int) -> None:
     if crc != member.crc:
         raise InputError(
-            f"{path}: {untrusted.shown(name)} is damaged (or was saved without "
+            f"{path}: {shown(name)} is damaged (or was saved without "
             "checksums): its CRC-32 is not the recorded one"
         )
 
 
 def starts_as_zip(path: str | Path) -> bool:
-    """True if the file begins as a zip file."""
+    """Return True if the file begins as a zip file."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
-
-
-def starts(path: str | Path) -> dict[str, int]:
-    """The first byte of each member's data."""
-    with Archive(path) as archive:
-        return {name: member.start for name, member in archive.members.items()}
 
 
 class Archive:
@@ -102,12 +97,12 @@ class Archive:
         self._file.close()
 
     def read(self, name: str) -> np.ndarray:
-        """The bytes of a member (uint8). Raises InputError if their checksum is wrong."""
+        """Return the bytes of a member (uint8). Raises InputError if their checksum is wrong."""
         member = self.members[name]
         content = np.empty(member.size, np.uint8)
         self._file.seek(member.start)
         if self._file.readinto(content.data) != member.size:
-            raise InputError(f"{self.path}: ends in the middle of {untrusted.shown(name)}")
+            raise InputError(f"{self.path}: ends in the middle of {shown(name)}")
         _check_crc(self.path, name, member, zlib.crc32(content.data))
         return content
 
@@ -143,8 +138,8 @@ class Archive:
         return UnsafeFileError(f"{self.path}: refused: {what}")
 
     def _end(self) -> tuple[int, int, int]:
-        """The number of members, and start and end of their directory, which must end at the end
-        record.
+        """Return the number of members, and start and end of their directory, which must end at the
+        end record.
         """
         if self.size < _END.size:
             raise self._damaged("it is too short")
@@ -195,12 +190,12 @@ class Archive:
         records = self._at(start, end - start)
         for name, member in self._entries(records, number):
             if name in members:
-                raise self._unsafe(f"{untrusted.shown(name)} appears twice")
+                raise self._unsafe(f"{shown(name)} appears twice")
             members[name] = member
         before = 0
-        for name, member in sorted(members.items(), key=lambda item: item[1].header):
+        for member, name in sorted(zip(members.values(), members, strict=True)):
             if member.header < before or member.start + member.size > start:
-                raise self._unsafe(f"{untrusted.shown(name)} overlaps another member")
+                raise self._unsafe(f"{shown(name)} overlaps another member")
             before = member.start + member.size
         return members
 
@@ -212,32 +207,27 @@ class Archive:
             fields = _CENTRAL.unpack_from(records, at)
             signature, _, _, flags, method, _, _, crc, packed, size, *rest = fields
             name_length, extra_length, comment_length, disk, _, _, header = rest
-            name_at = at + _CENTRAL.size
-            at = name_at + name_length + extra_length + comment_length
+            begin = at + _CENTRAL.size
+            middle = begin + name_length
+            at = middle + extra_length + comment_length
             if signature != b"PK\x01\x02" or at > len(records):
                 raise self._damaged("its directory is wrong")
-            raw = records[name_at : name_at + name_length]
+            raw = records[begin:middle]
             name = self._checked_name(raw)
-            extra = records[name_at + name_length : name_at + name_length + extra_length]
             size, packed, header, disk = self._wide(
-                extra, ((size, FULL32), (packed, FULL32), (header, FULL32), (disk, FULL16))
+                records[middle : middle + extra_length],
+                ((size, FULL32), (packed, FULL32), (header, FULL32), (disk, FULL16)),
             )
             if flags & ~(_STREAMED | _UTF8):
-                raise self._unsafe(
-                    f"{untrusted.shown(name)} is encrypted, patched or otherwise special"
-                )
+                raise self._unsafe(f"{shown(name)} is encrypted, patched or otherwise special")
             if method or packed != size:
                 raise self._unsafe(
-                    f"{untrusted.shown(name)} is compressed, which neither PyTorch nor Marian does"
+                    f"{shown(name)} is compressed, which neither PyTorch nor Marian does"
                 )
             if disk:
                 raise self._damaged("it is one of several parts")
-            yield (
-                name,
-                Member(
-                    header, self._local(raw, name, flags, (crc, packed, size), header), size, crc
-                ),
-            )
+            start = self._local(raw, name, flags, (crc, packed, size), header)
+            yield name, Member(header, start, size, crc)
         if at != len(records):
             raise self._damaged("its directory goes on after its last member")
 
@@ -252,12 +242,12 @@ class Archive:
             or any(sign in name for sign in self._signs)
             or not name.isprintable()
         ):
-            raise self._unsafe(f"{untrusted.shown(name)} is no plain name")
+            raise self._unsafe(f"{shown(name)} is not a plain name")
         return name
 
     def _wide(self, extra: bytes, fields: tuple[tuple[int, int], ...]) -> list[int]:
-        """The fields of a directory entry; those that are full are in the zip64 field, in this
-        order.
+        """Return the fields of a directory entry; those that are full are in the zip64 field, in
+        this order.
         """
         wide = b""
         at = 0
@@ -281,13 +271,13 @@ class Archive:
     def _local(
         self, raw: bytes, name: str, flags: int, sizes: tuple[int, int, int], header: int
     ) -> int:
-        """The first byte of the data. The header before it must agree with the directory."""
+        """Return the first byte of the data. The header before it must agree with the directory."""
         fields = _LOCAL.unpack(self._at(header, _LOCAL.size))
         signature, _, local_flags, method, _, _, crc, packed, size, name_length, extra_length = (
             fields
         )
         if signature != b"PK\x03\x04":
-            raise self._damaged(f"{untrusted.shown(name)} is not at its place")
+            raise self._damaged(f"{shown(name)} is not at its place")
         agrees = all(
             local in (listed, full)
             for local, listed, full in zip(
@@ -295,17 +285,15 @@ class Archive:
             )
         )
         if not agrees and not (flags & _STREAMED and (crc, packed, size) == (0, 0, 0)):
-            raise self._unsafe(f"{untrusted.shown(name)} has two sizes or checksums")
+            raise self._unsafe(f"{shown(name)} has two sizes or checksums")
         if (local_flags, method) != (flags, 0) or self._at(
             header + _LOCAL.size, name_length
         ) != raw:
-            raise self._unsafe(f"{untrusted.shown(name)} is described in two ways")
+            raise self._unsafe(f"{shown(name)} is described in two ways")
         return header + _LOCAL.size + name_length + extra_length
 
 
-def write(
-    file: CheckedFile, members: Iterable[tuple[str, Callable[[], np.ndarray]]]
-) -> dict[str, int]:
+def write(file: CheckedFile, members: Mapping[str, Callable[[], np.ndarray]]) -> dict[str, int]:
     """Write a zip file of stored members (uint8), each at a multiple of 64 bytes as PyTorch does,
     and without times: the same members give the same bytes. Returns the first byte of each.
 
@@ -313,53 +301,35 @@ def write(
     """
     starts = {}
     directory = b""
-    number, at = 0, 0
-    for name, read in members:
+    at = 0
+    for name, read in members.items():
         content = read()
-        raw, crc, size, header = name.encode("utf-8"), zlib.crc32(content.data), content.size, at
-        wide = _wide_extra(size, size)
-        pad = -(header + _LOCAL.size + len(raw) + len(wide) + 4) % ALIGNMENT
-        extra = wide + struct.pack("<2sH", b"FB", pad) + b"Z" * pad
+        raw, crc, size = name.encode("utf-8"), zlib.crc32(content.data), content.size
         small = _narrow(size)
-        local = (
-            _LOCAL.pack(
-                b"PK\x03\x04",
-                45 if wide else 20,
-                _UTF8,
-                0,
-                0,
-                _MIDNIGHT,
-                crc,
-                small,
-                small,
-                len(raw),
-                len(extra),
-            )
-            + raw
-            + extra
-        )
+        wide = _wide_extra(size, size)
+        pad = -(at + _LOCAL.size + len(raw) + len(wide) + 4) % ALIGNMENT
+        extra = wide + struct.pack("<2sH", b"FB", pad) + b"Z" * pad
+        fields = (_UTF8, 0, 0, _MIDNIGHT, crc, small, small, len(raw))
+        local = _LOCAL.pack(b"PK\x03\x04", 45 if wide else 20, *fields, len(extra)) + raw + extra
         file.write(local)
-        file.write(content.data, name)
+        file.write(content, name)
         del content
-        starts[name] = header + len(local)
-        wide = _wide_extra(size, size, header)
+        starts[name] = at + len(local)
+        wide = _wide_extra(size, size, at)
         version = 45 if wide else 20
-        times = (0, _MIDNIGHT, crc, small, small)
-        sizes = (len(raw), len(wide), 0, 0, 0, 0, _narrow(header))
-        directory += (
-            _CENTRAL.pack(b"PK\x01\x02", version, version, _UTF8, 0, *times, *sizes) + raw + wide
+        directory += _CENTRAL.pack(
+            b"PK\x01\x02", version, version, *fields, len(wide), 0, 0, 0, 0, _narrow(at)
         )
-        number, at = number + 1, header + len(local) + size
+        directory += raw + wide
+        at = starts[name] + size
     file.write(directory)
-    if number >= FULL16 or at >= LARGE or len(directory) >= LARGE:
-        file.write(
-            _END64.pack(
-                b"PK\x06\x06", _END64.size - 12, 45, 45, 0, 0, number, number, len(directory), at
-            )
-        )
-        file.write(_LOCATOR.pack(b"PK\x06\x07", 0, at + len(directory), 1))
-    counts = (min(number, FULL16), min(number, FULL16), _narrow(len(directory)), _narrow(at))
-    file.write(_END.pack(b"PK\x05\x06", 0, 0, *counts, 0))
+    number, length = len(members), len(directory)
+    if number >= FULL16 or at >= LARGE or length >= LARGE:
+        counts = (number, number, length, at)
+        file.write(_END64.pack(b"PK\x06\x06", _END64.size - 12, 45, 45, 0, 0, *counts))
+        file.write(_LOCATOR.pack(b"PK\x06\x07", 0, at + length, 1))
+    number = min(number, FULL16)
+    file.write(_END.pack(b"PK\x05\x06", 0, 0, number, number, _narrow(length), _narrow(at), 0))
     return starts
 
 
@@ -368,6 +338,6 @@ def _narrow(number: int) -> int:
 
 
 def _wide_extra(*numbers: int) -> bytes:
-    """The zip64 field for those numbers that do not fit into 32 bits."""
+    """Return the zip64 field for those numbers that do not fit into 32 bits."""
     large = [number for number in numbers if number >= LARGE]
     return struct.pack(f"<HH{len(large)}Q", _ZIP64, 8 * len(large), *large) if large else b""

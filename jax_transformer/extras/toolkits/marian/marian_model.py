@@ -55,7 +55,7 @@ class Model:
 
 
 def weights(folder: Path) -> list[Path]:
-    """The files of weights in a folder; the state of an optimizer is none."""
+    """List the files of weights in a folder, without the states of optimizers."""
     return sorted(path for path in folder.glob("*.npz") if not path.name.endswith(_TRAINING))
 
 
@@ -69,7 +69,8 @@ def find(path: Path) -> Model:
     of_folder = path / DECODER
     if path.is_dir():
         path = _weights(path, _decoder(of_folder))
-    candidates = (of_folder, *_decoder_files(path))
+    # training writes it with the model's name before it
+    candidates = (of_folder, path.with_name(f"{path.name}.{DECODER}"), path.with_name(DECODER))
     decoder_file = next((file for file in candidates if file.is_file()), None)
     settings = {} if decoder_file is None else _decoder(decoder_file)
     arrays = npz.scan(path)
@@ -85,7 +86,9 @@ def find(path: Path) -> Model:
 
 
 def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """The one file of weights of a folder: that of ``decoder.yml``, or the only one."""
+    """Return the one file of weights of a folder: the one that ``decoder.yml`` names, or the only
+    one.
+    """
     named = settings.get("models")
     if isinstance(named, list) and len(named) > 1:
         raise InputError(
@@ -104,40 +107,38 @@ def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def _in(folder: Path, named: str) -> Path:
-    """The file in a folder that a path in ``decoder.yml`` names: its last part."""
+    """Return the file in a folder that a path in ``decoder.yml`` names: its last part."""
     name = PurePosixPath(named).name
     plain = name.isprintable() and name not in ("", ".", "..") and "\\" not in name
     if not plain or len(name.encode("utf-8")) > _LONGEST_NAME:
-        raise UnsafeFileError(f"{folder / DECODER}: refused: {shown(named)} is no name of a file")
+        raise UnsafeFileError(
+            f"{folder / DECODER}: refused: {shown(named)} is not a name of a file"
+        )
     return folder / name
-
-
-def _decoder_files(path: Path) -> list[Path]:
-    """The places of ``decoder.yml``, which training writes with the model's name before it."""
-    return [path.with_name(f"{path.name}.{DECODER}"), path.with_name(DECODER)]
 
 
 def _decoder(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
-    settings = yaml_data.read(path, longest=_LONGEST_OPTIONS)
-    if not isinstance(settings, dict):
-        raise InputError(f"{path}: is no map of options")
-    return settings
+    return _map(str(path), untrusted.read_bytes(path, _LONGEST_OPTIONS))
 
 
 def _options(path: Path, tensor: LazyTensor) -> Mapping[str, Any]:
     if tensor.dtype not in ("int8", "uint8") or tensor.nbytes > _LONGEST_OPTIONS:
         raise InputError(f"{path}: {OPTIONS} is {tensor.nbytes:,} bytes of {tensor.dtype}")
     content = tensor.read().astype(np.uint8, copy=False).tobytes().rstrip(b"\0")
-    options = yaml_data.parse(f"{path} ({OPTIONS})", content)
+    return _map(f"{path} ({OPTIONS})", content)
+
+
+def _map(where: str, content: bytes) -> Mapping[str, Any]:
+    options = yaml_data.parse(where, content)
     if not isinstance(options, dict):
-        raise InputError(f"{path}: {OPTIONS} is no map of options")
+        raise InputError(f"{where}: is not a map of options")
     return options
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The vocabulary of each side, as ``decoder.yml`` names them or as OPUS-MT calls them."""
+    """Return the vocabulary of each side, by ``decoder.yml`` or by OPUS-MT's names."""
     named = settings.get("vocabs")
     if isinstance(named, list) and len(named) == 2 and all(isinstance(one, str) for one in named):
         paths = [_in(folder, one) for one in named]
@@ -153,36 +154,31 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, ...]
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """The id of every token of a vocabulary in YAML or JSON, or in a text file with a token a line.
+    """Read the id of every token of a vocabulary: YAML, JSON, or text with a token a line.
 
-    Raises InputError if an id is no whole number or belongs to two tokens.
+    Raises InputError if an id is not a whole number or belongs to two tokens.
     """
-    if path.suffix in _VOCABULARIES:
-        read = untrusted.read_json if path.suffix == ".json" else yaml_data.read
-        ids = read(path)
-        if not isinstance(ids, dict):
-            raise InputError(f"{path}: is no map from tokens to ids")
-        result = {token: _id(path, token, value) for token, value in ids.items()}
-    else:
-        result = _lines(path)
+    if path.suffix not in _VOCABULARIES:
+        tokens = untrusted.read_lines(path)
+        result = {token: number for number, token in enumerate(tokens)}
+        if len(result) != len(tokens):
+            raise InputError(f"{path}: has a token twice")
+        return result
+    read = untrusted.read_json if path.suffix == ".json" else yaml_data.read
+    ids = read(path)
+    if not isinstance(ids, dict):
+        raise InputError(f"{path}: is not a map from tokens to ids")
+    result = {token: _id(path, token, value) for token, value in ids.items()}
     if len(set(result.values())) != len(result):
         raise InputError(f"{path}: two tokens have one id")
     return result
 
 
 def end_id(model: Model) -> int:
-    """The id of the token that ends a line: that of the target's vocabulary, otherwise 0."""
+    """Return the id of the token that ends a line: the target vocabulary's, otherwise 0."""
     if not model.vocabularies or model.vocabularies[-1].suffix == ".spm":
         return 0
     return read_vocabulary(model.vocabularies[-1]).get(END, 0)
-
-
-def _lines(path: Path) -> dict[str, int]:
-    tokens = untrusted.read_lines(path)
-    result = {token: number for number, token in enumerate(tokens)}
-    if len(result) != len(tokens):
-        raise InputError(f"{path}: has a token twice")
-    return result
 
 
 def _id(path: Path, token: str, value: Any) -> int:
@@ -193,7 +189,7 @@ def _id(path: Path, token: str, value: Any) -> int:
 
 
 def padded(tensor: LazyTensor, axis: int) -> LazyTensor:
-    """A tensor with one more row of zeros at the end of an axis."""
+    """Return a tensor with one more row of zeros at the end of an axis."""
     shape = tuple(size + (at == axis) for at, size in enumerate(tensor.shape))
     info = type(tensor.info)(shape, tensor.dtype)
     return LazyTensor(info, partial(_padded, tensor, axis))

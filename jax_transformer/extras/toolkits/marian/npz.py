@@ -22,7 +22,9 @@ _SUFFIX = ".npy"
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 4096
 _MOST_AXES = 32
-# No part can match in two ways, so that a long header takes no long time
+# numpy.lib.format evaluates a header as a literal: it takes the last of two equal keys, lengths
+# that are truth values or below zero, and fails in many ways. This is the form that is written.
+# No part can match in two ways, so that a long header does not take long
 _HEADER = (
     r"\{'descr': '([^']{1,80})', 'fortran_order': (True|False), "
     r"'shape': \(((?:[0-9]{1,15}, )*(?:[0-9]{1,15},?)?)\),? ?\} *\n?"
@@ -31,7 +33,7 @@ _DTYPE = r"[<|=](f[248]|[iu][1248])"
 
 
 def is_npz(path: Path) -> bool:
-    """True if the first member of a zip file is an array."""
+    """Return True if the first member of a zip file is an array."""
     with open(path, "rb") as file:
         start = file.read(30 + 512)
     length = int.from_bytes(start[26:28], "little")
@@ -39,7 +41,8 @@ def is_npz(path: Path) -> bool:
 
 
 def scan(path: Path) -> dict[str, LazyTensor]:
-    """The arrays by name, none of them read; the checksum of each is verified when it is read.
+    """Return the arrays by name, none of them read; the checksum of each is verified when it is
+    read.
 
     Raises:
         InputError: the file is damaged, or an array has a form that is not known.
@@ -49,7 +52,7 @@ def scan(path: Path) -> dict[str, LazyTensor]:
     with zip_archive.Archive(path, not_for_disk=True) as archive:
         others = [name for name in archive.members if not name.endswith(_SUFFIX)]
         if others:
-            raise InputError(f"{path}: {shown(others[0])} is no array (.npy)")
+            raise InputError(f"{path}: {shown(others[0])} is not an array (.npy)")
         return {
             name.removesuffix(_SUFFIX): _array(path, name, member)
             for name, member in archive.members.items()
@@ -82,11 +85,10 @@ def _array(path: Path, name: str, member: zip_archive.Member) -> LazyTensor:
     if len(shape) > _MOST_AXES:
         raise InputError(f"{path}: {shown(name)} has {len(shape)} axes")
     kind = np.dtype(dtype.replace("=", "<"))
-    size = member.start + member.size - start
-    if math.prod(shape) * kind.itemsize != size:
+    declared, size = math.prod(shape) * kind.itemsize, member.start + member.size - start
+    if declared != size:
         raise UnsafeFileError(
-            f"{path}: refused: {shown(name)} declares {math.prod(shape) * kind.itemsize:,} bytes, "
-            f"and has {size:,}"
+            f"{path}: refused: {shown(name)} declares {declared:,} bytes, and has {size:,}"
         )
     return LazyTensor(
         TensorInfo(shape, kind.name), partial(_read, path, name, member, start, kind, shape)
@@ -94,7 +96,7 @@ def _array(path: Path, name: str, member: zip_archive.Member) -> LazyTensor:
 
 
 def _header(path: Path, name: str, member: zip_archive.Member) -> tuple[str, int]:
-    """The header's text, and the first byte of the numbers."""
+    """Return the header's text, and the first byte of the numbers."""
     with open(path, "rb") as file:
         file.seek(member.start)
         begin = file.read(min(member.size, 12))

@@ -35,8 +35,8 @@ _MOST_NAME = 255  # bytes of a file's name
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """True if a folder has the index of a checkpoint of T5X. TensorFlow's file of that name is
-    text.
+    """Return True if a folder has the index of a checkpoint of T5X. TensorFlow's file of that name
+    is text.
     """
     try:
         with open(folder / INDEX, "rb") as file:
@@ -124,7 +124,7 @@ def _leaves(index: Path, tree: Mapping[str, Any], above: tuple[str, ...]) -> dic
 
 
 def _folder(index: Path, name: str, spec: Mapping[str, Any]) -> str:
-    """The folder of an array, from TensorStore's description of it."""
+    """Return the folder of an array, from TensorStore's description of it."""
     kvstore = spec["kvstore"]
     if spec.get("driver") != "zarr" or not isinstance(kvstore, dict):
         raise InputError(
@@ -183,7 +183,7 @@ def _check_transform(index: Path, name: str, transform: Any, shape: tuple[int, .
 
 
 def _as_bfloat16(array: LazyTensor) -> LazyTensor:
-    """An array of version 2, which keeps the bits of bfloat16 as uint16."""
+    """Return an array of version 2, which keeps the bits of bfloat16 as uint16."""
     if array.dtype != "uint16":
         return array
     info = TensorInfo(array.shape, "bfloat16")
@@ -231,12 +231,12 @@ def write(folder: Path, weights: LazyState, step: int) -> None:
 
 
 def _sorted(tree: Any) -> Any:
-    """The tree with its names in order, in which jax.tree.map leaves them in T5X's."""
+    """Return the tree with its names in order, in which jax.tree.map leaves them in T5X's."""
     if not isinstance(tree, dict):
         return tree
     return {name: _sorted(tree[name]) for name in sorted(tree)}
 
 
 def is_written(name: str) -> bool:
-    """True for names in a checkpoint that a conversion may write."""
+    """Return True for names in a checkpoint that a conversion may write."""
     return name in (INDEX, CONFIG) or name.startswith(TARGET) or name == "state.step"

@@ -1,9 +1,9 @@
 """Arrays in the format zarr 2, as TensorStore writes them for T5X: a folder with ``.zarray``, which
 is JSON, and a file for each chunk.
 
-They are read here with NumPy and zlib, so that no library is given a folder of unknown origin:
-every size is checked against the files before memory is taken. Facts from the specification of zarr
-2 and from the driver ``zarr`` of TensorStore 0.1.
+They are read here with NumPy and zlib: every size is checked against the files before memory is
+taken, and so is each checksum (TensorStore reads a chunk whose checksum is cut off). Facts from the
+specification of zarr 2 and from the driver ``zarr`` of TensorStore 0.1.
 """
 
 import json
@@ -53,12 +53,8 @@ class ZarrArray:
     """``gzip``, ``zlib``, or None for plain bytes."""
     separator: str
 
-    @property
-    def info(self) -> TensorInfo:
-        return TensorInfo(self.shape, self.dtype.name)
-
     def lazy(self) -> LazyTensor:
-        return LazyTensor(self.info, self.read)
+        return LazyTensor(TensorInfo(self.shape, self.dtype.name), self.read)
 
     def read(self) -> np.ndarray:
         """Read the array. A single plain chunk is mapped into memory. Raises InputError if a chunk
@@ -68,12 +64,14 @@ class ZarrArray:
             return self._chunk((0,) * len(self.shape))
         result = np.empty(self.shape, self.dtype)
         for index in self.indices():
-            starts = [i * size for i, size in zip(index, self.chunks, strict=True)]
-            part = result[
-                tuple(slice(at, at + size) for at, size in zip(starts, self.chunks, strict=True))
-            ]
+            part = result[self.place(index)]
             part[...] = self._chunk(index)[tuple(slice(0, length) for length in part.shape)]
         return result
+
+    def place(self, index: Sequence[int]) -> tuple[slice, ...]:
+        """Return the part of the array that a chunk holds."""
+        starts = (i * size for i, size in zip(index, self.chunks, strict=True))
+        return tuple(slice(at, at + size) for at, size in zip(starts, self.chunks, strict=True))
 
     def indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the place of each chunk in the grid, one at a time however large it is."""
@@ -137,7 +135,7 @@ def _inflate(path: Path, file: BinaryIO, raw: np.ndarray, wbits: int) -> None:
 
 
 def open_array(folder: Path) -> ZarrArray:
-    """The array in a folder. Its chunks are looked for, and none is read.
+    """Open the array in a folder. Its chunks are looked for, and none is read.
 
     Raises:
         InputError: a file is missing or damaged, or the array is stored in another way: with
@@ -220,7 +218,7 @@ def _check_chunks(array: ZarrArray) -> None:
 
 
 def chunk_shape(shape: Shape, itemsize: int) -> Shape:
-    """The chunks that T5X writes: equal ones of at most 64 MiB, cut along the longest axis first.
+    """Return the chunks that T5X writes: equal ones of at most 64 MiB, cut along the longest axis.
 
     A length with few divisors would give very many; then only the first axis is cut, the last chunk
     reaches beyond it, and TensorStore reads that as well.
@@ -257,10 +255,7 @@ def write(folder: Path, array: np.ndarray) -> None:
     }
     (folder / METADATA).write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
     for index in stored.indices():
-        part = array[
-            tuple(slice(i * size, (i + 1) * size) for i, size in zip(index, chunks, strict=True))
-        ]
-        _deflate(stored.chunk_path(index), tensors.contiguous(part))
+        _deflate(stored.chunk_path(index), tensors.contiguous(array[stored.place(index)]))
 
 
 def _deflate(path: Path, part: np.ndarray) -> None:
