@@ -33,9 +33,8 @@ from jax_transformer.extras.speech import (
     log_mel,
     speech_config,
     timed_phrases,
-    timestamps,
 )
-from jax_transformer.generate.generation_config import TimestampRules
+from jax_transformer.extras.speech.timestamps import TimestampRules
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
 
@@ -215,7 +214,7 @@ def test_rules_of_times_are_those_of_the_logits_processor(latest: int | None):
     times = np.sort(random.integers(first, vocabulary, tokens.shape), axis=2)
     tokens = np.where(random.random(tokens.shape) < 0.5, times, tokens)
     rules, all_tokens = TimestampRules(first, latest), jnp.asarray(tokens, jnp.int32)
-    apply = jax.jit(lambda scores, step: timestamps.apply(scores, all_tokens, step, rules, end))
+    apply = jax.jit(lambda scores, step: rules(scores, all_tokens, step, end))
     kinds = set()
     for step in range(length + 1):
         scores = random.normal(size=(rows, beams, vocabulary)) * 2

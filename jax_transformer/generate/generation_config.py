@@ -10,7 +10,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jax_transformer.errors import ConfigError, nearest
 
@@ -47,20 +47,20 @@ class EarlyStopping(enum.StrEnum):
     """``"never"`` in transformers: the same, scored at the greatest length if that is better."""
 
 
-@dataclass(frozen=True)
-class TimestampRules:
-    """Rules for the tokens of time that Whisper writes around its phrases.
+@runtime_checkable
+class LogitsProcessor(Protocol):
+    """A constraint from outside: a frozen value, for which a program is compiled once."""
 
-    Times come in pairs, the end of a phrase and the start of the next, and never go back; a text
-    begins with one; and where all times together are likelier than any other token, it is a time.
-    """
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token ids that it names, which must be in the vocabulary."""
 
-    first: int
-    """Id of the first time, ``<|0.00|>``. All ids from there on are times; the one before is
-    ``<|notimestamps|>``, which is forbidden.
-    """
-    max_initial: int | None = None
-    """The latest time that a text may begin with, counted from the first one; None is any."""
+    def __call__(self, scores: Any, tokens: Any, step: Any, eos_id: int) -> Any:
+        """Return the scores (b, k, v) of the tokens at position ``step``, -inf for forbidden ones.
+
+        ``tokens`` (b, k, n) are the generated ones before the position; whatever follows them must
+        be ignored.
+        """
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Constraints:
     """Forbid these tokens."""
     begin_suppress_tokens: tuple[int, ...] = ()
     """Forbid these tokens at the first position, or at the second if the first is forced."""
-    timestamps: TimestampRules | None = None
-    """Keep the rules of tokens of time."""
+    processors: tuple[LogitsProcessor, ...] = ()
+    """Apply these after all other constraints."""
     renormalize_logits: bool = False
     """Normalise the scores again after all other constraints, before a beam search adds them up."""
 
@@ -113,7 +113,7 @@ class Constraints:
             "forced_eos_token_id": self.forced_eos_token_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
-            "timestamps": () if self.timestamps is None else (self.timestamps.first,),
+            "processors": tuple(token for each in self.processors for token in each.tokens),
         }
 
 
@@ -183,13 +183,14 @@ class GenerationConfig:
             )
 
     def overridden(self, options: Mapping[str, Any]) -> "GenerationConfig":
-        """The config with those ``options`` that are not None; ``OPTIONS`` has their names.
+        """Return the config with the ``options`` that are not None; ``OPTIONS`` has their names.
 
         Searching and sampling exclude each other: an option for one of them switches the other off.
         Raises ConfigError for an unknown name and for values that exclude each other.
         """
         changes = canonical(options)
         constraints = {name: changes.pop(name) for name in list(changes) if name in _CONSTRAINTS}
+        constraints_before = changes.get("constraints", self.constraints)
         base = self
         if changes.get("do_sample"):
             base = dataclasses.replace(base, num_beams=1, num_return_sequences=1)
@@ -199,7 +200,7 @@ class GenerationConfig:
             changes["early_stopping"] = EarlyStopping.HEURISTIC
         if changes.get("num_beams") == 1 and "num_return_sequences" not in changes:
             changes["num_return_sequences"] = 1
-        changes["constraints"] = dataclasses.replace(base.constraints, **constraints)
+        changes["constraints"] = dataclasses.replace(constraints_before, **constraints)
         return dataclasses.replace(base, **changes)
 
 
@@ -211,25 +212,25 @@ ALIASES = {
     "max_length": "max_new_tokens",
     "sample": "do_sample",
     "penalty": "beam_scorer",
+    "scorer": "beam_scorer",
+    "bos_id": "decoder_start_token_id",
+    "eos_id": "eos_token_id",
 }
-"""Other names of the fields: the command line's flags, and keywords of Python's functions."""
+"""Other names of the fields: the command line's flags, and older names of Python's keywords."""
 
 _SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"timestamps"}
+_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"processors"}
 OPTIONS = (
-    {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
-    | _CONSTRAINTS
-    | ALIASES.keys()
+    {field.name for field in dataclasses.fields(GenerationConfig)} | _CONSTRAINTS | ALIASES.keys()
 )
 """Every name that :meth:`GenerationConfig.overridden` takes."""
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are not None, by the names of the fields.
+    """Return the options that are not None, by the names of the fields.
 
-    Raises ConfigError for unknown names and for a field that is named twice.
-
-    ``n_best=0``, "only the best", is one hypothesis.
+    ``n_best=0``, "only the best", is one hypothesis. Raises ConfigError for unknown names and for a
+    field that is named twice.
     """
     changes: dict[str, Any] = {}
     for name, value in options.items():

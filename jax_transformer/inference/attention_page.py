@@ -179,7 +179,7 @@ def _target_widths(translator: Translator, source_width: int) -> list[int]:
     config = translator.model.config
     if config.equal_lengths:
         return [source_width]
-    return sorted({prepare.default_length(config, source_width), config.longest})
+    return sorted({prepare.max_new_tokens(config, source_width, None), config.longest})
 
 
 def _map(layers: tuple[jax.Array, ...], rows: list[str], columns: list[str]) -> dict[str, Any]:

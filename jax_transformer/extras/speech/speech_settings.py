@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from jax_transformer.errors import ConfigError, nearest
 from jax_transformer.extras.speech import language_names
-from jax_transformer.generate.generation_config import GenerationConfig, TimestampRules
+from jax_transformer.extras.speech.timestamps import TimestampRules
+from jax_transformer.generate.generation_config import GenerationConfig
 
 
 @dataclass(frozen=True)

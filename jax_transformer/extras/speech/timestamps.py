@@ -4,36 +4,56 @@ Facts from ``WhisperTimeStampLogitsProcessor`` of transformers 5.23
 (``generation/logits_process.py``).
 """
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.generate.generation_config import TimestampRules
 
+@dataclass(frozen=True)
+class TimestampRules:
+    """Rules for the tokens of time that Whisper writes around its phrases.
 
-def apply(
-    scores: Float[Array, "b k v"],
-    tokens: Int[Array, "b k n"],
-    step: Int[Array, ""],
-    rules: TimestampRules,
-    eos_id: int,
-) -> Float[Array, "b k v"]:
-    """The scores of the tokens at position ``step``, -inf for those that break a rule.
-
-    ``tokens`` are the generated ones before the position; whatever follows them is ignored.
+    Times come in pairs, the end of a phrase and the start of the next, and never go back; a text
+    begins with one; and where all times together are likelier than any other token, it is a time.
     """
-    ids = jnp.arange(scores.shape[2], dtype=jnp.int32)[None, None]
-    is_time = ids >= rules.first
-    forbidden = (ids == rules.first - 1) | _unpaired(ids, tokens, step, rules.first, eos_id)
-    initial = ~is_time
-    if rules.max_initial is not None:
-        initial |= ids > rules.first + rules.max_initial
-    forbidden |= initial & (step == 0)
-    scores = jnp.where(forbidden, -jnp.inf, scores)
-    log_probs = jax.nn.log_softmax(scores)
-    all_times = jax.nn.logsumexp(log_probs, axis=2, keepdims=True, where=is_time)
-    best_other = jnp.where(is_time, -jnp.inf, log_probs).max(axis=2, keepdims=True)
-    return jnp.where(~is_time & (all_times > best_other), -jnp.inf, scores)
+
+    first: int
+    """Id of the first time, ``<|0.00|>``. All ids from there on are times; the one before is
+    ``<|notimestamps|>``, which is forbidden.
+    """
+    max_initial: int | None = None
+    """The latest time that a text may begin with, counted from the first one; None is any."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The first time, which must be in the vocabulary."""
+        return (self.first,)
+
+    def __call__(
+        self,
+        scores: Float[Array, "b k v"],
+        tokens: Int[Array, "b k n"],
+        step: Int[Array, ""],
+        eos_id: int,
+    ) -> Float[Array, "b k v"]:
+        """Return the scores of the tokens at position ``step``, -inf for those that break a rule.
+
+        ``tokens`` are the generated ones before the position; whatever follows them is ignored.
+        """
+        ids = jnp.arange(scores.shape[2], dtype=jnp.int32)[None, None]
+        is_time = ids >= self.first
+        forbidden = (ids == self.first - 1) | _unpaired(ids, tokens, step, self.first, eos_id)
+        initial = ~is_time
+        if self.max_initial is not None:
+            initial |= ids > self.first + self.max_initial
+        forbidden |= initial & (step == 0)
+        scores = jnp.where(forbidden, -jnp.inf, scores)
+        log_probs = jax.nn.log_softmax(scores)
+        all_times = jax.nn.logsumexp(log_probs, axis=2, keepdims=True, where=is_time)
+        best_other = jnp.where(is_time, -jnp.inf, log_probs).max(axis=2, keepdims=True)
+        return jnp.where(~is_time & (all_times > best_other), -jnp.inf, scores)
 
 
 def _unpaired(

@@ -20,9 +20,10 @@ from jax_transformer.extras.speech import (
     speech_settings,
     timed_phrases,
 )
+from jax_transformer.extras.speech.timestamps import TimestampRules
 from jax_transformer.formats import pretrained
 from jax_transformer.generate import decoding, generation_config, prepare
-from jax_transformer.generate.generation_config import GenerationConfig, TimestampRules
+from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.inference import translation
 from jax_transformer.shapes import Features
@@ -175,7 +176,7 @@ class Transcriber:
             settings,
             max_new_tokens=room if length is None else min(room, length),
             eos_token_id=self.model.config.eos_id if eos_id is None else eos_id,
-            constraints=replace(settings.constraints, timestamps=rules),
+            constraints=replace(settings.constraints, processors=() if rules is None else (rules,)),
         )
 
 
