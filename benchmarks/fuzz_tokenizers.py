@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import InputFile, Read, Target, file_reader
-from jax_transformer.data import piece_vocabulary, run_tokenizer, tokenizer_files
+from jax_transformer.data import run_tokenizer, sentencepiece_vocabulary, tokenizer_files
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import huggingface_folder, run_files
@@ -56,9 +56,9 @@ def _read_pieces(folder: Path) -> Read:
 
     def read(content: bytes) -> None:
         path = folder / "source.spm"
-        model = piece_vocabulary.load_sentencepiece(path, content)
-        piece_vocabulary.take_apart(path, model)
-        model.join(model.cut(_LINE))
+        model = sentencepiece_vocabulary.load(path, content)
+        sentencepiece_vocabulary.take_apart(path, model)
+        model.decode_pieces(model.encode(_LINE, out_type=str))
 
     return read
 

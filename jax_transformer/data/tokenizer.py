@@ -133,7 +133,7 @@ class Tokenizer:
         Ids that end within a character give U+FFFD.
         """
         with guarded(self._path):
-            return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+            return self._model.decode(list(map(int, ids)), skip_special_tokens=True)
 
     def tokens(self) -> dict[int, str]:
         """Return the text of every token by its id, as the vocabulary spells it."""
@@ -177,13 +177,20 @@ class Tokenizer:
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a ``tokenizer.json``; special tokens are recognized by their text."""
         try:
-            text = Path(path).read_bytes().decode("utf-8")
+            content = Path(path).read_bytes()
         except OSError as error:
             raise errors.InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise errors.InputError(f"{path}: not a tokenizer file: not valid UTF-8") from error
+        text = text_of(path, content, "not a tokenizer file: ")
         with guarded(path):
             return cls(tokenizers.Tokenizer.from_str(text), path)
+
+
+def text_of(path: str | Path, content: bytes, problem: str = "") -> str:
+    """Return the text of a file's content. Raises InputError if it is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise errors.InputError(f"{path}: {problem}not valid UTF-8") from error
 
 
 @contextlib.contextmanager
@@ -206,21 +213,19 @@ def guarded(path: str | Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """A vocabulary for each side, in the place of a shared one: it reads sources and writes
-    targets.
-    """
+    """A vocabulary for each side instead of a shared one: it reads sources and writes targets."""
 
     source: Tokenizer
     target: Tokenizer
 
     @property
     def pad_id(self) -> int:
-        """The id of the source's token."""
+        """The source's id of padding."""
         return self.source.pad_id
 
     @property
     def eos_id(self) -> int:
-        """The id of the source's token."""
+        """The source's id of the end."""
         return self.source.eos_id
 
     @property
