@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import InputFile, Read, Target, file_reader
-from jax_transformer.data import run_tokenizer, sentencepiece_vocabulary, tokenizer_files
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data import sentencepiece_vocabulary, tokenizer_files
+from jax_transformer.data.tokenizer import Tokenizer, load_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import huggingface_folder, run_files
 from parity_tests import tokenizer_models
@@ -115,7 +115,7 @@ def _read_languages(folder: Path) -> Read:
 
     def read(content: bytes) -> None:
         file.put(content)
-        run_tokenizer.load_folder(folder)
+        load_tokenizer(folder)
 
     return read
 

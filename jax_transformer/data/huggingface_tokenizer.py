@@ -4,6 +4,7 @@ Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are 
 classes.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from jax_transformer.data import tokenizer_files
 from jax_transformer.data.tokenizer import TokenizerPair
 from jax_transformer.data.tokenizer_files import TokenizerFiles
 from jax_transformer.data.vocabulary import LineEnds, Vocabulary
-from jax_transformer.errors import ConfigError
-from jax_transformer.storage import atomic
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import atomic, huggingface_folder, untrusted
+from jax_transformer.storage.run_files import LANGUAGES_FILE
+from jax_transformer.storage.untrusted import shown
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,15 @@ class HuggingFaceTokenizer(TokenizerPair):
             with atomic.file(Path(folder) / name) as temporary:
                 temporary.write_bytes(content)
 
+    def save_in_run(self, folder: Path) -> None:
+        """Write the files, and the languages next to them, into a run folder."""
+        inner = folder / huggingface_folder.IN_RUN
+        inner.mkdir(exist_ok=True)
+        self.save(inner)
+        languages = {"source_lang": self.source_lang, "target_lang": self.target_lang}
+        if any(languages.values()):
+            atomic.write_text(folder / LANGUAGES_FILE, json.dumps(languages) + "\n")
+
 
 def load_huggingface(
     folder: str | Path, *, source_lang: str | None = None, target_lang: str | None = None
@@ -104,6 +116,21 @@ def load_huggingface(
         source_lang or files.language_named("src_lang"),
         target_lang or files.language_named("tgt_lang"),
     )
+
+
+def load_from_run(folder: Path) -> HuggingFaceTokenizer:
+    """Return the tokenizer of a run folder that was imported from a Hugging Face folder."""
+    path = folder / LANGUAGES_FILE
+    languages = untrusted.read_json(path) if path.exists() else {}
+    if (
+        not isinstance(languages, dict)
+        or set(languages) - {"source_lang", "target_lang"}
+        or not all(isinstance(code, str | None) for code in languages.values())
+    ):
+        raise InputError(
+            f"{path}: {shown(languages)} is not an object of source_lang and target_lang"
+        )
+    return load_huggingface(folder / huggingface_folder.IN_RUN, **languages)
 
 
 def _check_languages(

@@ -4,8 +4,6 @@ What is rebuilt is as transformers 5.23 builds it (``convert_from_spm`` of
 ``convert_slow_tokenizer.py`` and the families' classes), so that ids are the same.
 """
 
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,9 @@ from jax_transformer.data.vocabulary import FastVocabulary
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.untrusted import shown
 
-# Numbers of ``sentencepiece_model.proto``: the fields of a model, of a piece, of its trainer, of
-# its normalizer, and the types of pieces and models
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _TYPE = 1, 2, 3
-_MODEL_TYPE, _CHARSMAP = 3, 2
-_CONTROL, _USER_DEFINED = 3, 4
 UNIGRAM, BPE = 1, 2
+"""Algorithms of a model, by the numbers of its file."""
+_CONTROL, _USER_DEFINED = 3, 4
 
 
 def load(path: Path, content: bytes) -> Any:
@@ -71,59 +65,24 @@ class Pieces:
 def take_apart(path: Path, processor: Any) -> Pieces:
     """Return the parts of a model as the library writes it, without what else a file holds.
 
-    Raises InputError naming the file for a piece that is not text, or a field that is not a field.
+    Raises InputError naming the file for a piece that is not text.
     """
+    from google.protobuf import message
+    from sentencepiece import sentencepiece_model_pb2
+
+    prototype: Any = sentencepiece_model_pb2
     try:
-        return _parts(processor.serialized_model_proto())
-    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+        model = prototype.ModelProto.FromString(processor.serialized_model_proto())
+        scored = [(piece.piece, piece.score) for piece in model.pieces]
+    except (ValueError, message.DecodeError) as error:
         reason = shown(str(error), 120)
         raise InputError(f"{path}: not a SentencePiece model that can be read: {reason}") from None
-
-
-def _parts(message: bytes) -> Pieces:
-    scored: list[tuple[str, float]] = []
-    by_type: dict[int, list[str]] = {_CONTROL: [], _USER_DEFINED: []}
-    charsmap, algorithm = None, UNIGRAM
-    for field, value in _fields(message):
-        if field == _PIECES:
-            piece = dict(_fields(value))
-            text = piece.get(_TEXT, b"").decode("utf-8")
-            scored.append((text, struct.unpack("<f", piece.get(_SCORE, bytes(4)))[0]))
-            by_type.get(piece.get(_TYPE, 0), []).append(text)
-        elif field == _TRAINER:
-            algorithm = dict(_fields(value)).get(_MODEL_TYPE, UNIGRAM)
-        elif field == _NORMALIZER:
-            charsmap = dict(_fields(value)).get(_CHARSMAP) or None
-    return Pieces(scored, by_type[_CONTROL], by_type[_USER_DEFINED], charsmap, algorithm)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message in the wire format of protocol buffers: whole numbers, and
-    bytes.
-    """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        field, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield field, value
-            continue
-        if wire == 2:
-            size, at = _varint(message, at)
-        else:
-            size = {1: 8, 5: 4}[wire]
-        yield field, message[at : at + size]
-        at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
+    control, user_defined = (
+        [piece.piece for piece in model.pieces if piece.type == kind]
+        for kind in (_CONTROL, _USER_DEFINED)
+    )
+    charsmap = model.normalizer_spec.precompiled_charsmap or None
+    return Pieces(scored, control, user_defined, charsmap, model.trainer_spec.model_type)
 
 
 def from_pieces(path: Path, pieces: Pieces, settings: TokenizerSettings) -> FastVocabulary:

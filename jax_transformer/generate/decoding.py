@@ -1,6 +1,7 @@
 """Greedy decoding and sampling, and :func:`generate`, which takes a :class:`GenerationConfig`."""
 
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -247,9 +248,5 @@ def _decode(
         rows=jnp.arange(batch, dtype=jnp.int32),
     )
     return loops.while_loop(
-        lambda carry: carry.open,
-        step,
-        start,
-        lambda carry: carry.tokens,
-        loops.batch_sizes(batch),
+        attrgetter("open"), step, start, attrgetter("tokens"), loops.batch_sizes(batch)
     )

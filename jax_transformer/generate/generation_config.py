@@ -7,6 +7,7 @@ counted otherwise: lengths here never include the start token.
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,12 +110,11 @@ class Constraints:
     def tokens(self) -> dict[str, tuple[int, ...]]:
         """All token ids that the constraints name, by the name of the constraint."""
         return {
-            "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
+            "bad_words_ids": tuple(itertools.chain(*self.bad_words_ids)),
             "forced_eos_token_id": self.forced_eos_token_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
-            "processors": tuple(token for each in self.processors for token in each.tokens),
-        }
+        } | {type(each).__name__: each.tokens for each in self.processors}
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def in_halves(
     as soon as its program runs.
     """
     if not _divides(batch, weights):
-        return [distributed.on_host(array) for array in decode(batch)]
+        return list(map(distributed.on_host, decode(batch)))
     source, row_ids, prompt = batch
     count = len(np.asarray(source))
     batch = Rows(source, np.arange(count, dtype=np.int32) if row_ids is None else row_ids, prompt)
@@ -128,9 +128,12 @@ def in_halves(
 
 def _divides(batch: Rows, weights: Sequence[Any]) -> bool:
     """Return True for enough rows on one CPU of several cores."""
-    counts = {np.shape(array)[:1] for array in batch if array is not None}
-    (count,) = counts.pop() if len(counts) == 1 else (0,)
-    if count < _ROWS_OF_HALVES or distributed.cores() == 1 or distributed.count() > 1:
+    count = np.shape(batch.source)[:1]
+    for array in (batch.row_ids, batch.prompt):
+        if array is not None and np.shape(array)[:1] != count:
+            return False
+    few = count < (_ROWS_OF_HALVES,)
+    if few or distributed.cores() == 1 or distributed.count() > 1:
         return False
     devices = {device for x in weights if isinstance(x, Array) for device in x.devices()}
     return len(devices) == 1 and devices.pop().platform == "cpu"

@@ -70,8 +70,7 @@ def split(model: Models) -> SplitModel:
     if isinstance(model, SplitModel):
         return model
     models = (model,) if isinstance(model, Transformer) else tuple(model)
-    configs = [each.config for each in models]
-    config = common_config(configs) if len(configs) > 1 else configs[0]
+    config = common_config(models) if len(models) > 1 else models[0].config
     graphdefs, states = zip(*map(nnx.split, models), strict=True)
     arrays, treedef = jax.tree.flatten(states)
     return SplitModel(config, ModelStructure(graphdefs, treedef), arrays)
@@ -179,7 +178,8 @@ def _check_tokens(
         "bos_id={}": (static_args.bos_id,),
         "eos_id={}": (static_args.eos_id,),
     }
-    tokens |= {f"{name} has {{}}, which": ids for name, ids in constraints.tokens.items()}
+    for name, ids in constraints.tokens.items():
+        tokens[f"{name} has {{}}, which"] = ids
     if forced is not None and not isinstance(forced, jax.core.Tracer):
         tokens["forced_bos_token_id={}"] = tuple(np.unique(np.asarray(forced)).tolist())
     for subject, ids in tokens.items():

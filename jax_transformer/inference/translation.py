@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -95,7 +96,7 @@ class Translator:
         self.split_model = prepare.split(model)
         self.split_model.config.check_text("translation")
         self.models = (model,) if isinstance(model, Transformer) else tuple(model)
-        self.model = min(self.models, key=lambda each: each.config.longest)
+        self.model = min(self.models, key=attrgetter("config.longest"))
         self.tokenizer, longest = tokenizer, self.model.config.longest
         self.generation_config = generation_config or GenerationConfig()
         self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
