@@ -44,10 +44,6 @@ class HuggingFaceTokenizer(TokenizerPair):
         """One above the largest id of a source; the model's vocabulary may be larger."""
         return self.source.vocab_size
 
-    def beginning(self, line: str, tokens: int) -> str:
-        """Return all of the line."""
-        return self.source.beginning(line, tokens)
-
     def with_languages(
         self, source_lang: str | None = None, target_lang: str | None = None
     ) -> "HuggingFaceTokenizer":

@@ -37,11 +37,6 @@ class TokenizerFiles:
     """The codes of the languages that it has."""
 
     @property
-    def separate(self) -> bool:
-        """True if each side has a vocabulary of its own."""
-        return self.settings.recipe.separate or self.settings.flag("separate_vocabs")
-
-    @property
     def reads_one_language(self) -> bool:
         """True if a source is in one language, and begins with the target's."""
         languages = self.settings.recipe.languages
@@ -184,7 +179,8 @@ def _languages(settings: TokenizerSettings, side: Vocabulary) -> tuple[str, ...]
 def _check_model(files: TokenizerFiles) -> None:
     """Raise InputError if ``config.json`` is not of the tokenizer's model."""
     model, path = files.settings.model, files.settings.folder / "config.json"
-    own = "decoder_vocab_size" if files.separate else "vocab_size"
+    separate = files.settings.recipe.separate or files.settings.flag("separate_vocabs")
+    own = "decoder_vocab_size" if separate else "vocab_size"
     for name, side, keys in (
         ("source", files.source, ("src_vocab_size", "vocab_size")),
         ("target", files.target, ("tgt_vocab_size", own)),
