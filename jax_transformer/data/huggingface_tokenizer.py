@@ -1,7 +1,7 @@
 """The tokenizers of Hugging Face folders: what each recipe puts around a line, and its languages.
 
-Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are those of its own
-classes.
+Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are as its own
+classes give them.
 """
 
 import json
@@ -97,8 +97,8 @@ def load_huggingface(
 
     Args:
         folder: the folder.
-        source_lang: one of its ``languages`` (``en_XX``, ``eng_Latn``, ``en``); None takes that of
-            ``tokenizer_config.json``.
+        source_lang: one of its ``languages`` (``en_XX``, ``eng_Latn``, ``en``); None takes the one
+            of ``tokenizer_config.json``.
         target_lang: the same for targets; ``fra`` stands for ``>>fra<<`` of a Marian model.
 
     Raises:

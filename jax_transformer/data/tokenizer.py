@@ -155,12 +155,12 @@ class Tokenizer:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a line in a batch: none."""
+        """The ids before a line in a batch: none."""
         return ()
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a line in a batch: the end, unless the file says otherwise."""
+        """The ids after a line in a batch: the end, unless the file says otherwise."""
         return self._suffix
 
     @property
@@ -239,12 +239,12 @@ class TokenizerPair:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a source line."""
+        """The ids before a source line."""
         return self.source.prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a source line."""
+        """The ids after a source line."""
         return self.source.suffix
 
     def encode(self, line: str) -> list[int]:

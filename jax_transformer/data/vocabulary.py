@@ -22,7 +22,7 @@ from jax_transformer.storage.untrusted import shown
 
 
 class LineEnds(NamedTuple):
-    """The ids before and after those of a line."""
+    """The ids before and after a line."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -36,6 +36,7 @@ class Vocabulary(Tokenizer):
     """
 
     _longest_token = None
+    _ids: dict[str, int]
     _line_ends: LineEnds | ConfigError
     _hash: str
 
@@ -48,14 +49,14 @@ class Vocabulary(Tokenizer):
         eos_id: int,
         digest: str,
     ) -> "Vocabulary":
-        """Return the tokenizer of a side. ``digest`` is that of the files.
+        """Return the tokenizer of a side. ``digest`` is a hash of the files.
 
         ``line_ends`` may be the error to raise once they are needed: a language must be given
         first.
         """
         side = copy.copy(self)
         side._line_ends, side.pad_id, side.bos_id, side.eos_id = line_ends, pad_id, bos_id, eos_id
-        # Hashes are recorded in run folders: those of version 0.1 are over a plain tuple
+        # Hashes are recorded in run folders: version 0.1 hashed a plain tuple
         hashed = repr(tuple(line_ends) if isinstance(line_ends, LineEnds) else line_ends)
         side._hash = hashlib.sha256((digest + hashed).encode()).hexdigest()
         return side
@@ -67,12 +68,12 @@ class Vocabulary(Tokenizer):
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a line; raises ConfigError if a language must be given first."""
+        """The ids before a line; raises ConfigError if a language must be given first."""
         return self._known_line_ends().prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a line; raises ConfigError if a language must be given first."""
+        """The ids after a line; raises ConfigError if a language must be given first."""
         return self._known_line_ends().suffix
 
     @property
@@ -89,11 +90,11 @@ class Vocabulary(Tokenizer):
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its text, or None."""
-        raise NotImplementedError
+        return self._ids.get(token)
 
     def names(self) -> list[str]:
         """List the tokens that may be languages, by their text."""
-        raise NotImplementedError
+        return list(self._ids)
 
 
 class FastVocabulary(Vocabulary):
@@ -118,10 +119,6 @@ class FastVocabulary(Vocabulary):
         if self._left_out is not None:
             text = re.sub(self._left_out, "", text)
         return cleaned_up(text) if self._cleans_up else text
-
-    def id_of(self, token: str) -> int | None:
-        """Return the id of a token by its text, or None."""
-        return self._ids.get(token)
 
     def names(self) -> list[str]:
         """List the tokens that are never cut, in the order of their ids."""

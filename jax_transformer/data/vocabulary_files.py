@@ -42,7 +42,7 @@ class PieceVocabulary(Vocabulary):
         unknown = settings.token("unk_token")
         if unknown not in ids:
             raise InputError(f"{path}: has no {shown(unknown)}, the token for unknown pieces")
-        self._cut, self._join, self._ids, self._unknown_id = cut, join, ids, ids[unknown]
+        self._cut, self._join, self._unknown_id = cut, join, ids[unknown]
         # A token is special by its role or by the list of extra ones, not by what it says of itself
         special = [*settings.special_tokens.values(), *settings.extra_tokens]
         self._special = {token.content for token in special}
@@ -63,6 +63,7 @@ class PieceVocabulary(Vocabulary):
                 f"{settings.folder}: the added token {shown(single[0])} is single_word, which is"
                 " not supported; remove that"
             )
+        self._ids = ids | self._added
         texts = {index: text for text, index in ids.items()}
         self._texts = texts | {index: text for text, index in self._added.items()}
         self._cuts_added_tokens = settings.flag("split_special_tokens")
@@ -76,9 +77,7 @@ class PieceVocabulary(Vocabulary):
         for part in [line] if self._cuts_added_tokens else self._parts(line):
             whole = part in self._added and not self._cuts_added_tokens
             pieces = [part] if whole else self._pieces(part)
-            ids += [
-                self._added.get(piece, self._ids.get(piece, self._unknown_id)) for piece in pieces
-            ]
+            ids += [self._ids.get(piece, self._unknown_id) for piece in pieces]
         return ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
@@ -94,17 +93,9 @@ class PieceVocabulary(Vocabulary):
         text = text.strip()
         return cleaned_up(text) if self._cleans_up else text
 
-    def id_of(self, token: str) -> int | None:
-        """Return the id of a token by its text, or None."""
-        return self._added.get(token, self._ids.get(token))
-
     def tokens(self) -> dict[int, str]:
         """Return the text of every token by its id."""
         return dict(self._texts)
-
-    def names(self) -> list[str]:
-        """List every token's text."""
-        return [*self._ids, *self._added]
 
     @property
     def bpe(self) -> tokenizers.Tokenizer | None:

@@ -1,8 +1,8 @@
 """Byte-pair encoding of words by the merges of a ``merges.txt``, for two families.
 
-:class:`WordBpe` is that of lower-cased words, as ParlAI and transformers' BlenderbotSmall do it:
+:class:`WordBpe` cuts lower-cased words, as ParlAI and transformers' BlenderbotSmall do it:
 the pieces of a word but the last are written with ``@@`` (Sennrich et al. 2016).
-:class:`MosesBpe` is that of Moses' tokens, as transformers' FSMT does it: sacremoses, a port of
+:class:`MosesBpe` cuts Moses' tokens, as transformers' FSMT does it: sacremoses, a port of
 Moses' scripts (Koehn et al. 2007), normalises and tokenises text, and a word's last piece ends with
 ``</w>``. Facts from ``tokenization_blenderbot_small.py``, whose regular expressions know Unicode's
 white space and not Python's, and ``tokenization_fsmt.py`` of transformers 5.23, and from Moses'

@@ -46,7 +46,7 @@ def beam(
     The score is log-probability / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7;
     0.6), and a row is done when no unfinished hypothesis can beat its worst finished one. With
     ``beam_scorer=BeamScorer.AVERAGE`` it is log-probability / length ** length_penalty, and the
-    search is that of transformers' ``generate``, with its ``early_stopping``. Other arguments, ids
+    search is as in transformers' ``generate``, with its ``early_stopping``. Other arguments, ids
     and errors as in :func:`jax_transformer.generate.greedy`.
     """
     tokens, scores = n_best(

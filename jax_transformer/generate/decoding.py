@@ -117,7 +117,7 @@ def sample(
 
     Args:
         key: decides every draw.
-        rows: a number for each row, by which its draws differ from those of other rows; None is 0,
+        rows: a number for each row, by which its draws differ from other rows' draws; None is 0,
             1, 2, ... A row's tokens depend only on its number and its source, not on the rest of
             the batch (as far as rounding in matrix products does not).
         options: also ``temperature``, above 0 (near 0 is greedy decoding); ``top_k``, to draw from

@@ -142,7 +142,7 @@ class GenerationConfig:
     seed: int = 0
     """Seed of sampling; a line's draws depend on this and on its number."""
     beam_scorer: BeamScorer = BeamScorer.GNMT
-    """Score and stopping rules of beam search: our own, or those of transformers."""
+    """Score and stopping rules of beam search: our own, or transformers' own."""
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     """Condition on which a search with the scorer ``average`` ends."""
     constraints: Constraints = Constraints()

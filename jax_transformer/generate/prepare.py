@@ -1,4 +1,4 @@
-"""Arguments that all generation loops share, checked: the split model, and those of a call."""
+"""Arguments that all generation loops share, checked: the split model, and what a call gives."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def keyword_config(
 ) -> GenerationConfig:
     """Return the settings that a function's keywords give; without a length, the model's longest.
 
-    Raises ConfigError for unknown keywords, and for those of another way to decode than ``base``.
+    Raises ConfigError for unknown keywords, and for keywords of another way to decode.
     """
     config = base.overridden(options)
     searches = config.num_beams > 1 and base.num_beams == 1

@@ -40,7 +40,7 @@ def write(
 ) -> None:
     """Write the page of the first 50 lines that are not blank and of their hypotheses.
 
-    The weights are those of one forward pass a hypothesis: the model reads the source, padded as
+    The weights come from a forward pass for each hypothesis: the model reads the source, padded as
     for translating, and the start token with all generated tokens but the last. A page takes about
     a byte for each weight, before compression. Raises ConfigError for an ensemble.
     """

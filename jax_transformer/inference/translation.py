@@ -242,7 +242,7 @@ class Translator:
                     line.hypotheses = [empty_hypothesis(config)]
                 queue.append(line)
             for batch in self._batches([x for x in queue if not x.hypotheses], config, filled):
-                new = min(line.number for line in batch.lines) >= start
+                new = min(batch.lines, key=attrgetter("number")).number >= start
                 if new and len(window) == window_size and not batch.full:
                     continue
                 self._translate(batch, config)
@@ -250,8 +250,8 @@ class Translator:
             yield list(_ready(queue))
             start += len(window)
 
-    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> list[Line]:
-        """Return lines, the first of which has the number ``start``, with their tokens."""
+    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> Iterator[Line]:
+        """Yield lines, the first of which has the number ``start``, with their tokens."""
         longest = self.model.config.longest
         texts = [line if line.strip() else "" for line in lines]  # as training drops blank sides
         if too_long is LongLine.REFUSE:
@@ -259,7 +259,8 @@ class Translator:
             cut = [False] * len(texts)
         else:
             ids, cut = encoding.cut_sources(texts, self.tokenizer, longest)
-        return [Line(start + i, *each) for i, each in enumerate(zip(lines, ids, cut, strict=True))]
+        for number, each in enumerate(zip(lines, ids, cut, strict=True), start):
+            yield Line(number, *each)
 
     def _batches(
         self, lines: Sequence[Line], config: GenerationConfig, filled: set[int]
