@@ -26,7 +26,7 @@ from transformers.generation import utils as their_loops
 
 import jax_transformer as jt
 from jax_transformer.config import TransformerConfig
-from jax_transformer.generate import constraints, scorers
+from jax_transformer.generate import logits, scorers
 from jax_transformer.generate import transformers_config as generation
 from jax_transformer.generate.generation_config import EarlyStopping, GenerationConfig
 from jax_transformer.generate.prepare import Inputs, StaticArgs
@@ -362,7 +362,7 @@ def test_scores_under_each_constraint_are_those_of_the_logits_processors(setting
     inputs = Inputs(jnp.asarray(source, jnp.int32), first, several)
     static_args = StaticArgs(config, length, prompt[0], eos, pad_id=1)
     apply = jax.jit(
-        lambda scores, step: constraints.apply(
+        lambda scores, step: logits.constrain(
             scores, jnp.asarray(tokens, jnp.int32), step, inputs, static_args
         )
     )

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batches, encoding, parallel_text, run_tokenizer
+from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.options import TooLong
+from jax_transformer.data.tokenizer import load_tokenizer
 from jax_transformer.storage import integrity
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
@@ -68,7 +69,7 @@ def read(folder: Path) -> Run:
             f"{folder}: compute_dtype={config.compute_dtype}, "
             "but this loop computes in the dtype of the parameters"
         )
-    data, words = options.data, run_tokenizer.load_folder(folder)
+    data, words = options.data, load_tokenizer(folder)
     train = corpus.read_split(data, "train")
     pairs = train.pairs
     for name, now in (

@@ -1,127 +1,30 @@
 """The tokenizers of Hugging Face folders: what each recipe puts around a line, and its languages.
 
-Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are those of its own
-classes.
+Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are as its own
+classes give them.
 """
 
-import hashlib
-from collections.abc import Iterable, Sequence
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, SupportsInt
-
-import tokenizers
 
 from jax_transformer.architectures.tokenizer_recipe import LanguagePlace, TargetStart
 from jax_transformer.data import tokenizer_files
-from jax_transformer.data.fast_vocabulary import FastVocabulary
-from jax_transformer.data.subword_vocabulary import SubwordVocabulary
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import TokenizerPair
 from jax_transformer.data.tokenizer_files import TokenizerFiles
-from jax_transformer.errors import ConfigError
-from jax_transformer.storage import atomic
-
-
-class LineEnds(NamedTuple):
-    """The ids before and after those of a line."""
-
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-
-
-class SideTokenizer(Tokenizer):
-    """The tokenizer of sources, or of targets: a vocabulary with ids of its own around a line."""
-
-    def __init__(
-        self,
-        vocabulary: SubwordVocabulary,
-        line_ends: LineEnds | ConfigError,
-        *,
-        pad_id: int,
-        bos_id: int,
-        eos_id: int,
-        digest: str,
-    ) -> None:
-        """``line_ends`` may be the error to raise once they are needed: a language must be given
-        first.
-        """
-        self._vocabulary, self._line_ends, self._digest = vocabulary, line_ends, digest
-        self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
-        self.vocab_size = vocabulary.size
-
-    def tokens(self) -> dict[int, str]:
-        """Return the text of every token by its id, as the vocabulary spells it."""
-        return self._vocabulary.tokens()
-
-    @property
-    def bpe(self) -> tokenizers.Tokenizer | None:
-        """The tokenizer of the library, if its model is byte-pair encoding."""
-        vocabulary = self._vocabulary
-        return vocabulary.bpe if isinstance(vocabulary, FastVocabulary) else None
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a line in a batch.
-
-        Raises ConfigError if a language must be given first.
-        """
-        return self._known_line_ends().prefix
-
-    @property
-    def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a line in a batch.
-
-        Raises ConfigError if a language must be given first.
-        """
-        return self._known_line_ends().suffix
-
-    def _known_line_ends(self) -> LineEnds:
-        if isinstance(self._line_ends, ConfigError):
-            raise self._line_ends
-        return self._line_ends
-
-    def encode(self, line: str) -> list[int]:
-        """Return the ids of a line, without those around it.
-
-        The text of a special token becomes that token, as in transformers.
-        """
-        return self._vocabulary.encode(line)
-
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return :meth:`encode` of each line."""
-        return self._vocabulary.encode_batch(lines)
-
-    def fewest_tokens(self, line: str) -> int:
-        """Return 0: normalization may shrink any text."""
-        return 0
-
-    def beginning(self, line: str, tokens: int) -> str:
-        """Return all of the line: normalization may shrink any text."""
-        return line
-
-    def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """Return the text of ids; special tokens are dropped."""
-        return self._vocabulary.decode([int(i) for i in ids])
-
-    @property
-    def hash(self) -> str:
-        """SHA-256 of the files that decide ids, and of the ids around a line."""
-        return self._digest
-
-    def save(self, path: str | Path) -> None:
-        """Raises ConfigError: the files belong to both sides."""
-        raise ConfigError(
-            f"{path}: the files of a Hugging Face tokenizer belong to both sides; use"
-            " HuggingFaceTokenizer.save"
-        )
+from jax_transformer.data.vocabulary import LineEnds, Vocabulary
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import atomic, huggingface_folder, untrusted
+from jax_transformer.storage.run_files import LANGUAGES_FILE
+from jax_transformer.storage.untrusted import shown
 
 
 @dataclass(frozen=True)
 class HuggingFaceTokenizer(TokenizerPair):
     """The tokenizer of a folder, between two languages, with one vocabulary or two."""
 
-    source: SideTokenizer
-    target: SideTokenizer
+    source: Vocabulary
+    target: Vocabulary
     files: TokenizerFiles
     source_lang: str | None
     target_lang: str | None
@@ -132,11 +35,6 @@ class HuggingFaceTokenizer(TokenizerPair):
         return self.files.languages
 
     @property
-    def separate(self) -> bool:
-        """True if each side has a vocabulary of its own."""
-        return self.files.separate
-
-    @property
     def bos_id(self) -> int:
         """The decoder's first token."""
         return self.target.bos_id
@@ -145,10 +43,6 @@ class HuggingFaceTokenizer(TokenizerPair):
     def vocab_size(self) -> int:
         """One above the largest id of a source; the model's vocabulary may be larger."""
         return self.source.vocab_size
-
-    def beginning(self, line: str, tokens: int) -> str:
-        """Return all of the line."""
-        return self.source.beginning(line, tokens)
 
     def with_languages(
         self, source_lang: str | None = None, target_lang: str | None = None
@@ -186,6 +80,15 @@ class HuggingFaceTokenizer(TokenizerPair):
             with atomic.file(Path(folder) / name) as temporary:
                 temporary.write_bytes(content)
 
+    def save_in_run(self, folder: Path) -> None:
+        """Write the files, and the languages next to them, into a run folder."""
+        inner = folder / huggingface_folder.IN_RUN
+        inner.mkdir(exist_ok=True)
+        self.save(inner)
+        languages = {"source_lang": self.source_lang, "target_lang": self.target_lang}
+        if any(languages.values()):
+            atomic.write_text(folder / LANGUAGES_FILE, json.dumps(languages) + "\n")
+
 
 def load_huggingface(
     folder: str | Path, *, source_lang: str | None = None, target_lang: str | None = None
@@ -194,8 +97,8 @@ def load_huggingface(
 
     Args:
         folder: the folder.
-        source_lang: one of its ``languages`` (``en_XX``, ``eng_Latn``, ``en``); None takes that of
-            ``tokenizer_config.json``.
+        source_lang: one of its ``languages`` (``en_XX``, ``eng_Latn``, ``en``); None takes the one
+            of ``tokenizer_config.json``.
         target_lang: the same for targets; ``fra`` stands for ``>>fra<<`` of a Marian model.
 
     Raises:
@@ -211,11 +114,26 @@ def load_huggingface(
     )
 
 
+def load_from_run(folder: Path) -> HuggingFaceTokenizer:
+    """Return the tokenizer of a run folder that was imported from a Hugging Face folder."""
+    path = folder / LANGUAGES_FILE
+    languages = untrusted.read_json(path) if path.exists() else {}
+    if (
+        not isinstance(languages, dict)
+        or set(languages) - {"source_lang", "target_lang"}
+        or not all(isinstance(code, str | None) for code in languages.values())
+    ):
+        raise InputError(
+            f"{path}: {shown(languages)} is not an object of source_lang and target_lang"
+        )
+    return load_huggingface(folder / huggingface_folder.IN_RUN, **languages)
+
+
 def _check_languages(
     files: TokenizerFiles, source_lang: str | None, target_lang: str | None
 ) -> None:
     """Raise ConfigError for a language that would have no effect."""
-    if source_lang is not None and _reads_one_language(files):
+    if source_lang is not None and files.reads_one_language:
         raise ConfigError(
             f"{files.settings.folder}: a {files.settings.recipe.name} model reads one language;"
             f" leave out source_lang={source_lang!r}"
@@ -225,76 +143,49 @@ def _check_languages(
             files.language_id(vocabulary, language)
 
 
-def _reads_one_language(files: TokenizerFiles) -> bool:
-    languages = files.settings.recipe.languages
-    return languages is not None and languages.place is LanguagePlace.TARGET_BEFORE_SOURCE
-
-
 def _assemble(
     files: TokenizerFiles, source_lang: str | None, target_lang: str | None
 ) -> HuggingFaceTokenizer:
-    languages = files.settings.recipe.languages
-    if not _reads_one_language(files):
-        source_lang = source_lang or files.default_source_language
-    start = files.start_id
-    starts_with_language = (
-        languages is not None and languages.target_start is TargetStart.DECODER_START
-    )
-    if starts_with_language and target_lang is not None:
+    recipe = files.settings.recipe
+    start, at_start = files.start_id, False
+    if recipe.languages is not None:
+        at_start = recipe.languages.target_start is TargetStart.DECODER_START
+    if at_start and target_lang is not None:
         start = files.language_id(files.target, target_lang)
-    ends = (_source_ends(files, source_lang, target_lang), _target_ends(files, target_lang))
+    after = recipe.after if recipe.after_target is None else recipe.after_target
+    source_ends = _plain_ends(files, files.source, recipe.after)
+    target_ends = _plain_ends(files, files.target, after)
+    ends: tuple[LineEnds | ConfigError, LineEnds | ConfigError] = (source_ends, target_ends)
+    if not files.reads_one_language:
+        source_lang = source_lang or files.default_source_language
+        ends = (
+            _with_language(files, files.source, source_ends, source_lang, "source_lang"),
+            _with_language(files, files.target, target_ends, target_lang, "target_lang"),
+        )
+    elif target_lang is not None and files.languages:
+        code = files.language_id(files.source, target_lang)
+        ends = (source_ends._replace(prefix=(code,)), target_ends)
     source, target = (
-        SideTokenizer(
-            vocabulary,
+        vocabulary.with_ends(
             line_ends,
             pad_id=files.pad_id,
             bos_id=start,
             eos_id=files.role_id(vocabulary, "eos_token"),
-            digest=hashlib.sha256(files.digest.encode() + _hashed(line_ends)).hexdigest(),
+            digest=files.digest,
         )
         for vocabulary, line_ends in zip((files.source, files.target), ends, strict=True)
     )
     return HuggingFaceTokenizer(source, target, files, source_lang, target_lang)
 
 
-def _hashed(line_ends: LineEnds | ConfigError) -> bytes:
-    # Hashes are recorded in run folders: those of version 0.1 are over a plain tuple
-    return repr(tuple(line_ends) if isinstance(line_ends, LineEnds) else line_ends).encode()
-
-
-def _source_ends(
-    files: TokenizerFiles, source_lang: str | None, target_lang: str | None
-) -> LineEnds | ConfigError:
-    """The ids around a source, or the error to raise for them if a language is missing."""
-    recipe = files.settings.recipe
-    plain = _plain_ends(files, files.source, recipe.after)
-    if not _reads_one_language(files):
-        return _with_language(files, files.source, plain, source_lang, "source_lang")
-    if target_lang is None or not files.languages:
-        return plain
-    return LineEnds((files.language_id(files.source, target_lang),), plain.suffix)
-
-
-def _target_ends(files: TokenizerFiles, target_lang: str | None) -> LineEnds | ConfigError:
-    """The ids around a target, or the error to raise for them if a language is missing."""
-    recipe = files.settings.recipe
-    after = recipe.after if recipe.after_target is None else recipe.after_target
-    plain = _plain_ends(files, files.target, after)
-    if _reads_one_language(files):
-        return plain
-    return _with_language(files, files.target, plain, target_lang, "target_lang")
-
-
 def _with_language(
     files: TokenizerFiles,
-    vocabulary: SubwordVocabulary,
+    vocabulary: Vocabulary,
     plain: LineEnds,
     language: str | None,
     option: str,
 ) -> LineEnds | ConfigError:
-    """The ids around a line with its language's token, if the tokenizer is one of several
-    languages.
-    """
+    """Return the ids around a line with its language's token, if there are several languages."""
     settings = files.settings
     languages = settings.recipe.languages
     if languages is None or (language is None and not files.languages):
@@ -311,11 +202,9 @@ def _with_language(
     return LineEnds((code, *plain.prefix), plain.suffix)
 
 
-def _plain_ends(
-    files: TokenizerFiles, vocabulary: SubwordVocabulary, after: tuple[str, ...]
-) -> LineEnds:
-    """The ids around a line. A tokenizer of the generic class may name no token that begins a line,
-    or none that ends it but ``eos_token``.
+def _plain_ends(files: TokenizerFiles, vocabulary: Vocabulary, after: tuple[str, ...]) -> LineEnds:
+    """Return the ids around a line. A tokenizer of the generic class may name no token that begins
+    a line, or none that ends it but ``eos_token``.
     """
     named = files.settings.special_tokens
     begins = [role for role in files.settings.recipe.before if role in named]

@@ -14,6 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jax_transformer import errors
 from jax_transformer.storage import atomic
+from jax_transformer.storage.huggingface_folder import IN_RUN
+from jax_transformer.storage.run_files import SHARED_FILE, SIDE_FILES
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 BYTES = 256
@@ -24,6 +26,13 @@ LONGEST_TOKEN = 64
 # No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and
 # GPT-2's words, punctuation and spaces.
 PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+_IN_RUN = [
+    f"{IN_RUN}/{name}"
+    for name in "tokenizer.json source.spm spiece.model sentencepiece.bpe.model vocab.json "
+    "vocab-src.json".split()
+]
+"""The vocabularies of a Hugging Face tokenizer in a run folder, of which it has at least one."""
 
 
 class Tokenizer:
@@ -133,7 +142,7 @@ class Tokenizer:
         Ids that end within a character give U+FFFD.
         """
         with guarded(self._path):
-            return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+            return self._model.decode(list(map(int, ids)), skip_special_tokens=True)
 
     def tokens(self) -> dict[int, str]:
         """Return the text of every token by its id, as the vocabulary spells it."""
@@ -146,12 +155,12 @@ class Tokenizer:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a line in a batch: none."""
+        """The ids before a line in a batch: none."""
         return ()
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a line in a batch: the end, unless the file says otherwise."""
+        """The ids after a line in a batch: the end, unless the file says otherwise."""
         return self._suffix
 
     @property
@@ -177,13 +186,20 @@ class Tokenizer:
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a ``tokenizer.json``; special tokens are recognized by their text."""
         try:
-            text = Path(path).read_bytes().decode("utf-8")
+            content = Path(path).read_bytes()
         except OSError as error:
             raise errors.InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise errors.InputError(f"{path}: not a tokenizer file: not valid UTF-8") from error
+        text = text_of(path, content, "not a tokenizer file: ")
         with guarded(path):
             return cls(tokenizers.Tokenizer.from_str(text), path)
+
+
+def text_of(path: str | Path, content: bytes, problem: str = "") -> str:
+    """Return the text of a file's content. Raises InputError if it is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise errors.InputError(f"{path}: {problem}not valid UTF-8") from error
 
 
 @contextlib.contextmanager
@@ -206,31 +222,29 @@ def guarded(path: str | Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """A vocabulary for each side, in the place of a shared one: it reads sources and writes
-    targets.
-    """
+    """A vocabulary for each side instead of a shared one: it reads sources and writes targets."""
 
     source: Tokenizer
     target: Tokenizer
 
     @property
     def pad_id(self) -> int:
-        """The id of the source's token."""
+        """The source's id of padding."""
         return self.source.pad_id
 
     @property
     def eos_id(self) -> int:
-        """The id of the source's token."""
+        """The source's id of the end."""
         return self.source.eos_id
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a source line."""
+        """The ids before a source line."""
         return self.source.prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a source line."""
+        """The ids after a source line."""
         return self.source.suffix
 
     def encode(self, line: str) -> list[int]:
@@ -253,3 +267,47 @@ class TokenizerPair:
     def hash(self) -> str:
         """SHA-256 of both hashes, source first."""
         return hashlib.sha256((self.source.hash + self.target.hash).encode()).hexdigest()
+
+    def save_in_run(self, folder: Path) -> None:
+        """Write a file for each side."""
+        for side, name in zip((self.source, self.target), SIDE_FILES, strict=True):
+            side.save(folder / name)
+
+
+def has_tokenizer(path: str | Path) -> bool:
+    """Return True if a run folder holds a tokenizer, or at least one of two."""
+    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES, *_IN_RUN))
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer | TokenizerPair:
+    """Return the tokenizer that a run folder holds, or its two.
+
+    Raises InputError that names a missing file.
+    """
+    folder = Path(path)
+    sides = [name for name in SIDE_FILES if (folder / name).exists()]
+    if (folder / SHARED_FILE).exists():
+        if sides:
+            raise errors.InputError(
+                f"{folder}: holds {SHARED_FILE} and {sides[0]}; both sides share a vocabulary or"
+                " each has its own"
+            )
+        return Tokenizer.load(folder / SHARED_FILE)
+    if sides:
+        return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
+    if has_tokenizer(folder):
+        from jax_transformer.data import huggingface_tokenizer
+
+        return huggingface_tokenizer.load_from_run(folder)
+    raise errors.InputError(
+        f"{folder / SHARED_FILE}: missing (a run converted from bare weights has none until its"
+        " tokenizer is copied there)"
+    )
+
+
+def save_tokenizer(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:
+    """Write the files that :func:`load_tokenizer` reads."""
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(Path(path) / SHARED_FILE)
+    else:
+        tokenizer.save_in_run(Path(path))

@@ -1,13 +1,14 @@
-"""The files of a Hugging Face tokenizer: those of a folder, and their ids and languages."""
+"""The files of a Hugging Face folder's tokenizer, with their ids and languages."""
 
 import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_transformer.data import fast_vocabulary, tokenizer_settings, vocabulary_files
-from jax_transformer.data.subword_vocabulary import SubwordVocabulary
+from jax_transformer.architectures.tokenizer_recipe import LanguagePlace
+from jax_transformer.data import tokenizer_settings, vocabulary
 from jax_transformer.data.tokenizer_settings import TokenizerSettings
+from jax_transformer.data.vocabulary import Vocabulary
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
@@ -28,17 +29,18 @@ class TokenizerFiles:
     """A folder's vocabularies, before languages are chosen."""
 
     settings: TokenizerSettings
-    source: SubwordVocabulary
-    target: SubwordVocabulary
+    source: Vocabulary
+    target: Vocabulary
     contents: dict[str, bytes]
     """Every file that was read, by name."""
     languages: tuple[str, ...]
     """The codes of the languages that it has."""
 
     @property
-    def separate(self) -> bool:
-        """True if each side has a vocabulary of its own."""
-        return self.settings.recipe.separate or self.settings.flag("separate_vocabs")
+    def reads_one_language(self) -> bool:
+        """True if a source is in one language, and begins with the target's."""
+        languages = self.settings.recipe.languages
+        return languages is not None and languages.place is LanguagePlace.TARGET_BEFORE_SOURCE
 
     @property
     def default_source_language(self) -> str | None:
@@ -59,18 +61,18 @@ class TokenizerFiles:
                 sha256.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
         return sha256.hexdigest()
 
-    def id_of(self, vocabulary: SubwordVocabulary, token: str) -> int:
+    def id_of(self, side: Vocabulary, token: str) -> int:
         """Return the id of a token. Raises InputError if the vocabulary does not have it."""
-        index = vocabulary.id_of(token)
+        index = side.id_of(token)
         if index is None:
             raise InputError(f"{self.settings.folder}: its vocabulary has no {shown(token)}")
         return index
 
-    def role_id(self, vocabulary: SubwordVocabulary, role: str) -> int:
+    def role_id(self, side: Vocabulary, role: str) -> int:
         """Return the id of the token with a role, such as ``eos_token``."""
-        return self.id_of(vocabulary, self.settings.token(role))
+        return self.id_of(side, self.settings.token(role))
 
-    def language_id(self, vocabulary: SubwordVocabulary, language: str) -> int:
+    def language_id(self, side: Vocabulary, language: str) -> int:
         """Return the id of a language's token.
 
         Raises ConfigError if the folder does not have the language.
@@ -84,7 +86,7 @@ class TokenizerFiles:
             some = f"; it has {', '.join(self.languages[:8])}, ..."
             near = nearest(language, list(self.languages)) or some
             raise ConfigError(f"{folder}: its tokenizer has no language {shown(language)}{near}")
-        return self.id_of(vocabulary, recipe.languages.token.format(language))
+        return self.id_of(side, recipe.languages.token.format(language))
 
     def language_named(self, key: str) -> str | None:
         """Return the code of the language in a setting, which may be its token, or None."""
@@ -99,9 +101,7 @@ class TokenizerFiles:
 
     @property
     def start_id(self) -> int:
-        """The decoder's first token: the model's ``decoder_start_token_id``, or that of
-        the recipe.
-        """
+        """The decoder's first token: the model's ``decoder_start_token_id``, or the recipe's."""
         start = self.settings.model.get("decoder_start_token_id")
         if type(start) is int:
             return start
@@ -126,12 +126,13 @@ def read(folder: Path) -> TokenizerFiles:
     fast = folder / "tokenizer.json"
     if fast.exists() and (missing or not recipe.reads_own_files_first):
         contents[fast.name] = _bytes(fast)
-        vocabulary = fast_vocabulary.from_json(fast, contents[fast.name], settings)
-        source: SubwordVocabulary = vocabulary
-        target: SubwordVocabulary = vocabulary
+        both: Vocabulary = vocabulary.from_json(fast, contents[fast.name], settings)
+        source, target = both, both
     elif missing:
         raise InputError(_missing_files(settings, missing))
     else:
+        from jax_transformer.data import vocabulary_files
+
         contents |= {name: _bytes(folder / name) for name in names}
         source, target = vocabulary_files.vocabularies(contents, settings)
     files = TokenizerFiles(settings, source, target, contents, _languages(settings, source))
@@ -163,33 +164,32 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _languages(settings: TokenizerSettings, vocabulary: SubwordVocabulary) -> tuple[str, ...]:
+def _languages(settings: TokenizerSettings, side: Vocabulary) -> tuple[str, ...]:
     languages = settings.recipe.languages
     if languages is None:
         return ()
     pattern = re.compile(languages.pattern)
-    codes = [match[1] for name in vocabulary.names() if (match := pattern.fullmatch(name))]
+    codes = [match[1] for name in side.names() if (match := pattern.fullmatch(name))]
     codes += [
-        code
-        for code in languages.published
-        if vocabulary.id_of(languages.token.format(code)) is not None
+        code for code in languages.published if side.id_of(languages.token.format(code)) is not None
     ]
     return tuple(dict.fromkeys(codes))
 
 
 def _check_model(files: TokenizerFiles) -> None:
-    """Raise InputError if ``config.json`` is not that of the tokenizer's model."""
+    """Raise InputError if ``config.json`` is not of the tokenizer's model."""
     model, path = files.settings.model, files.settings.folder / "config.json"
-    own = "decoder_vocab_size" if files.separate else "vocab_size"
-    for side, vocabulary, keys in (
+    separate = files.settings.recipe.separate or files.settings.flag("separate_vocabs")
+    own = "decoder_vocab_size" if separate else "vocab_size"
+    for name, side, keys in (
         ("source", files.source, ("src_vocab_size", "vocab_size")),
         ("target", files.target, ("tgt_vocab_size", own)),
     ):
         size = next((model[key] for key in keys if key in model), None)
-        if type(size) is int and size < vocabulary.size:
+        if type(size) is int and size < side.vocab_size:
             raise InputError(
                 f"{path}: a vocabulary of {size} is smaller than the tokenizer's of"
-                f" {vocabulary.size} ({side}); they are not of one model"
+                f" {side.vocab_size} ({name}); they are not of one model"
             )
     for key, expected in (
         ("pad_token_id", files.pad_id),

@@ -124,18 +124,6 @@ def read(folder: Path) -> TokenizerSettings:
     return TokenizerSettings(folder, recipe, special_tokens, extra, added, values, model)
 
 
-def read_vocabulary(path: Path, content: bytes) -> dict[str, int]:
-    """Return the tokens and ids of a ``vocab.json``. Raises InputError if it is not a
-    vocabulary.
-    """
-    data = untrusted.parse_json(path, content)
-    if not isinstance(data, dict) or not all(
-        type(index) is int and 0 <= index < 2**31 for index in data.values()
-    ):
-        raise InputError(f"{path}: not a vocabulary: no object of ids")
-    return data
-
-
 def _recipe(folder: Path, values: dict[str, Any], model: dict[str, Any]) -> TokenizerRecipe:
     model_type = model.get("model_type")
     family = huggingface.find_family(model_type)
@@ -161,7 +149,7 @@ def _recipe(folder: Path, values: dict[str, Any], model: dict[str, Any]) -> Toke
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object in a file; empty if there is no such file."""
+    """Return the JSON object of a file; empty if there is no such file."""
     path = folder / name
     return _mapping(path, untrusted.read_json(path)) if path.exists() else {}
 
@@ -181,7 +169,7 @@ def _id(folder: Path, value: Any) -> int:
 
 
 def _token(folder: Path, value: Any) -> AddedToken:
-    """A token that is text, or an object that says how it is matched in text."""
+    """Return a token that is text, or an object that says how it is matched in text."""
     match value:
         case str() if _is_text(value):
             return AddedToken(value, special=True, normalized=False)
@@ -195,7 +183,7 @@ def _token(folder: Path, value: Any) -> AddedToken:
 
 
 def _is_text(value: str) -> bool:
-    """False for half of a surrogate pair, which JSON can write and no character is."""
+    """Return False for half of a surrogate pair, which JSON can write and is not a character."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 

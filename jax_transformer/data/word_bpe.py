@@ -1,22 +1,36 @@
-"""Byte-pair encoding of lower-cased words, as ParlAI and transformers' BlenderbotSmall do it.
+"""Byte-pair encoding of words by the merges of a ``merges.txt``, for two families.
 
-A word's last symbol ends with ``</w>`` while pairs are merged; the pieces of a word but the last
-are written with ``@@`` (Sennrich et al. 2016). Facts from ``tokenization_blenderbot_small.py`` of
-transformers 5.23, whose regular expressions know Unicode's white space, not that of Python's
-``re``.
+:class:`WordBpe` cuts lower-cased words, as ParlAI and transformers' BlenderbotSmall do it:
+the pieces of a word but the last are written with ``@@`` (Sennrich et al. 2016).
+:class:`MosesBpe` cuts Moses' tokens, as transformers' FSMT does it: sacremoses, a port of
+Moses' scripts (Koehn et al. 2007), normalises and tokenises text, and a word's last piece ends with
+``</w>``. Facts from ``tokenization_blenderbot_small.py``, whose regular expressions know Unicode's
+white space and not Python's, and ``tokenization_fsmt.py`` of transformers 5.23, and from Moses'
+``replace-unicode-punctuation.perl``.
 """
 
 import itertools
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import ConfigError
 
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _WORDS = re.compile(rf"[^{_SPACE}]+\n?")
 _SPACES = re.compile(rf"[{_SPACE}]{{2,}}")
 _PUNCTUATION = re.compile(r"([.,!?()])")
-END, _CONTINUED = "</w>", "@@"
+_END, _CONTINUED = "</w>", "@@"
 _REMEMBERED = 100_000  # words
+_PLAIN_PUNCTUATION = str.maketrans(
+    dict(zip("，、”“∶：？《》）！（；」「～’━〈〉【】％", ',,""::?"")!(;""~\'-<>[]%', strict=True))
+    | dict(zip("０１２３４５６７８９", "0123456789", strict=True))
+    | {"…": "..."}
+)
+_FULL_STOPS = re.compile(r"[。．]\s*")
 
 
 class Merges:
@@ -31,7 +45,7 @@ class Merges:
         if word not in self._cut:
             if len(self._cut) >= _REMEMBERED:
                 self._cut.clear()
-            self._cut[word] = self._merged([*word[:-1], word[-1] + END])
+            self._cut[word] = self._merged([*word[:-1], word[-1] + _END])
         return self._cut[word]
 
     def _merged(self, symbols: list[str]) -> list[str]:
@@ -46,7 +60,7 @@ class Merges:
 
 
 class WordBpe:
-    """Text to pieces and back by the merges of a ``merges.txt``; a :class:`.PieceModel`."""
+    """Text to pieces and back."""
 
     def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
         """``merges`` in the order in which they are tried."""
@@ -67,7 +81,7 @@ class WordBpe:
 
     def _pieces(self, word: str) -> list[str]:
         *rest, last = self._merges(word)
-        return [*(symbol + _CONTINUED for symbol in rest), last.removesuffix(END)]
+        return [*(symbol + _CONTINUED for symbol in rest), last.removesuffix(_END)]
 
 
 def _parts(word: str) -> list[str]:
@@ -88,3 +102,45 @@ def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
             merged.append(symbols[i])
             i += 1
     return merged
+
+
+class MosesBpe:
+    """Text of a language to pieces and back."""
+
+    def __init__(
+        self, moses: Any, merges: Sequence[tuple[str, str]], lang: str, *, lowers: bool
+    ) -> None:
+        """``moses`` is the module sacremoses; ``lowers`` writes text in lower case first."""
+        self._normalizer = moses.MosesPunctNormalizer(lang=lang)
+        self._tokenizer = moses.MosesTokenizer(lang=lang)
+        self._detokenizer = moses.MosesDetokenizer(lang=lang)
+        self._lowers = lowers
+        self._bpe = Merges(merges)
+
+    def cut(self, text: str) -> list[str]:
+        """Return the pieces of a text."""
+        text = text.lower() if self._lowers else text
+        text = _FULL_STOPS.sub(". ", text).translate(_PLAIN_PUNCTUATION)
+        text = self._normalizer.normalize(text)
+        text = "".join(char for char in text if not unicodedata.category(char).startswith("C"))
+        words = self._tokenizer.tokenize(text, aggressive_dash_splits=True, escape=True)
+        return [piece for word in words if word for piece in self._bpe(word)]
+
+    def join(self, pieces: Sequence[str]) -> str:
+        """Return the text of pieces."""
+        text = "".join(piece.replace(" ", "").replace(_END, " ") for piece in pieces)
+        return self._detokenizer.detokenize(text.split())
+
+
+def load_sacremoses(path: Path) -> Any:
+    """Return the module sacremoses.
+
+    Raises ConfigError, which names the file that needs it, if it is not installed.
+    """
+    try:
+        import sacremoses
+    except ImportError:
+        raise ConfigError(
+            f"{path}: needs sacremoses: pip install 'jax-seq2seq[sacremoses]'"
+        ) from None
+    return sacremoses

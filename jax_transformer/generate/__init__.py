@@ -17,37 +17,18 @@ if TYPE_CHECKING:
     )
     from jax_transformer.generate.prepare import SplitModel, split
 
-_HOMES = {
-    "BeamScorer": "generation_config",
-    "Constraints": "generation_config",
-    "EarlyStopping": "generation_config",
-    "GenerationConfig": "generation_config",
-    "SplitModel": "prepare",
-    "beam": "beam_search",
-    "generate": "decoding",
-    "greedy": "decoding",
-    "n_best": "beam_search",
-    "sample": "decoding",
-    "split": "prepare",
+_NAMES = {
+    "generation_config": ["BeamScorer", "Constraints", "EarlyStopping", "GenerationConfig"],
+    "prepare": ["SplitModel", "split"],
+    "beam_search": ["beam", "n_best"],
+    "decoding": ["generate", "greedy", "sample"],
 }
-
-__all__ = [
-    "BeamScorer",
-    "Constraints",
-    "EarlyStopping",
-    "GenerationConfig",
-    "SplitModel",
-    "beam",
-    "generate",
-    "greedy",
-    "n_best",
-    "sample",
-    "split",
-]
+__all__ = ["BeamScorer", "Constraints", "EarlyStopping", "GenerationConfig", "SplitModel"]
+__all__ += ["beam", "generate", "greedy", "n_best", "sample", "split"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        module = importlib.import_module(f"jax_transformer.generate.{_HOMES[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module 'jax_transformer.generate' has no attribute {name!r}")
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,21 +10,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate import compaction, selection
-from jax_transformer.generate import constraints as logits_processors
+from jax_transformer.generate import logits, loops
 from jax_transformer.generate.ensemble import AnyModel
-from jax_transformer.generate.generation_config import (
-    BeamScorer,
-    Constraints,
-    EarlyStopping,
-    GenerationConfig,
-)
+from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping, GenerationConfig
 from jax_transformer.generate.prepare import (
     Inputs,
     Models,
     ModelStructure,
+    SplitModel,
     StaticArgs,
-    longest,
+    keyword_config,
     prepare,
     primed_cache,
     split,
@@ -38,43 +33,24 @@ def beam(
     model: Models,
     source: Source,
     *,
-    beam_size: int = 4,
-    max_length: int | None = None,
-    length_penalty: float = 0.6,
-    scorer: BeamScorer = BeamScorer.GNMT,
-    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
-    constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
     prompt: Int[AnyArray, "b p"] | None = None,
+    **options: Any,
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
-    """The best hypothesis of a beam search, and its score in float32 at least.
+    """Return the best hypothesis of a beam search, and its score in float32 at least.
 
     It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator`
     is the object with the folder's own settings.
 
-    ``beam_size`` unfinished and as many finished hypotheses are kept. The score is log-probability
-    / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7), and a row is done when no
-    unfinished hypothesis can beat its worst finished one. With ``scorer=BeamScorer.AVERAGE`` it is
-    log-probability / length ** length_penalty, and the search is that of transformers'
-    ``generate``, with its ``early_stopping``. Other arguments, ids and errors as in
-    :func:`jax_transformer.generate.greedy`.
+    ``num_beams`` (4; also as ``beam_size``) unfinished and as many finished hypotheses are kept.
+    The score is log-probability / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7;
+    0.6), and a row is done when no unfinished hypothesis can beat its worst finished one. With
+    ``beam_scorer=BeamScorer.AVERAGE`` it is log-probability / length ** length_penalty, and the
+    search is as in transformers' ``generate``, with its ``early_stopping``. Other arguments, ids
+    and errors as in :func:`jax_transformer.generate.greedy`.
     """
     tokens, scores = n_best(
-        model,
-        source,
-        1,
-        beam_size=beam_size,
-        max_length=max_length,
-        length_penalty=length_penalty,
-        scorer=scorer,
-        early_stopping=early_stopping,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        constraints=constraints,
-        forced_bos_token_id=forced_bos_token_id,
-        prompt=prompt,
+        model, source, 1, forced_bos_token_id=forced_bos_token_id, prompt=prompt, **options
     )
     return tokens[:, 0], scores[:, 0]
 
@@ -82,54 +58,43 @@ def beam(
 def n_best(
     model: Models,
     source: Source,
-    num_hypotheses: int,
+    num_return_sequences: int | None = None,
     *,
-    beam_size: int = 4,
-    max_length: int | None = None,
-    length_penalty: float = 0.6,
-    scorer: BeamScorer = BeamScorer.GNMT,
-    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
-    constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
     prompt: Int[AnyArray, "b p"] | None = None,
+    **options: Any,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
-    """The best different hypotheses of :func:`beam`'s search, best first, and their scores.
+    """Return the best different hypotheses of :func:`beam`'s search, best first, and their scores.
 
-    With the scorer GNMT, unfinished hypotheses follow if too few have finished at ``max_length``.
+    ``num_return_sequences`` may also be given as ``num_hypotheses``. With the scorer GNMT,
+    unfinished hypotheses follow if too few have finished at ``max_new_tokens``.
     """
-    model = split(model)
-    vocabulary = model.config.target_vocab_size
-    if not 1 <= beam_size <= vocabulary // 2:
+    model, options = split(model), {"num_return_sequences": num_return_sequences} | options
+    config = keyword_config(model, GenerationConfig(num_beams=4), options, prompt)
+    return search(model, source, config, forced_bos_token_id, prompt)
+
+
+def search(
+    model: SplitModel,
+    source: Source,
+    config: GenerationConfig,
+    forced_bos_ids: int | Int[AnyArray, " b"] | None,
+    prompt: Int[AnyArray, "b p"] | None,
+) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
+    """Return the hypotheses of a beam search, best first, and their scores."""
+    vocabulary, penalty = model.config.target_vocab_size, config.length_penalty
+    if config.num_beams > vocabulary // 2:
         raise ConfigError(
-            f"beam_size={beam_size} must be between 1 and half the vocabulary of {vocabulary}"
+            f"num_beams={config.num_beams} must be between 1 and half the vocabulary of "
+            f"{vocabulary}"
         )
-    if not 1 <= num_hypotheses <= beam_size:
-        raise ConfigError(
-            f"num_hypotheses={num_hypotheses} must be between 1 and beam_size={beam_size}"
-        )
-    if scorer is BeamScorer.GNMT and not length_penalty >= 0:
-        raise ConfigError(f"length_penalty={length_penalty} must not be negative")
-    if scorer is BeamScorer.AVERAGE and not math.isfinite(length_penalty):
-        raise ConfigError(f"length_penalty={length_penalty} must be finite")
-    config = GenerationConfig(
-        num_beams=beam_size,
-        num_return_sequences=num_hypotheses,
-        max_new_tokens=longest(model, prompt) if max_length is None else max_length,
-        beam_scorer=scorer,
-        early_stopping=early_stopping,
-        constraints=constraints,
-        decoder_start_token_id=bos_id,
-        eos_token_id=eos_id,
-    )
-    inputs, static_args = prepare(model, source, config, forced_bos_token_id, prompt)
+    if config.beam_scorer is BeamScorer.GNMT and not penalty >= 0:
+        raise ConfigError(f"length_penalty={penalty} must not be negative")
+    if config.beam_scorer is BeamScorer.AVERAGE and not math.isfinite(penalty):
+        raise ConfigError(f"length_penalty={penalty} must be finite")
+    inputs, static_args = prepare(model, source, config, forced_bos_ids, prompt)
     return _search(
-        model.structure,
-        model.arrays,
-        inputs,
-        jnp.asarray(length_penalty),
-        static_args=static_args,
+        model.structure, model.arrays, inputs, jnp.asarray(penalty), static_args=static_args
     )
 
 
@@ -169,14 +134,14 @@ def _search(
     *,
     static_args: StaticArgs,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
-    """The ``num_return_sequences`` best hypotheses (b, m, n) and their scores (b, m)."""
+    """Return the ``num_return_sequences`` best hypotheses (b, m, n) and their scores (b, m)."""
     model = structure.merge(arrays)
     config, batch = static_args.config, inputs.source.shape[0]
     cache = primed_cache(model, inputs, static_args, config.num_beams)
     scorer = SCORERS[config.beam_scorer](
         length_penalty,
         static_args,
-        logits_processors.any_in(static_args, inputs),
+        logits.constrained(static_args, inputs),
         _score_dtype(model, cache, batch, config.num_beams),
     )
     stops_when_full = config.early_stopping is EarlyStopping.FULL
@@ -215,18 +180,18 @@ def _search(
         return beams.finished_tokens[:, :count], beams.finished_scores[:, :count]
 
     start = _start(inputs, cache, scorer.masked, static_args)
-    return compaction.while_loop(is_open, step, start, results, batch)
+    return loops.while_loop(is_open, step, start, results, loops.batch_sizes(batch))
 
 
 def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
-    """``x[row, beams[row]]`` for every row of (b, k, ...)."""
+    """Return ``x[row, beams[row]]`` for every row of (b, k, ...)."""
     return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def _score_dtype(model: AnyModel, cache: Any, batch: int, beams: int) -> np.dtype:
-    """The dtype of sums of log-probabilities: float32 at least, because rounding adds up, too."""
-    logits = jax.eval_shape(model.decode_step, jnp.zeros((batch, beams), jnp.int32), cache)[0]
-    return np.promote_types(logits.dtype, np.float32)
+    """Return the dtype of sums of log-probabilities: float32 at least, as rounding adds up."""
+    outputs = jax.eval_shape(model.decode_step, jnp.zeros((batch, beams), jnp.int32), cache)[0]
+    return np.promote_types(outputs.dtype, np.float32)
 
 
 def _start(inputs: Inputs, cache: Any, masked: Float[Array, ""], static_args: StaticArgs) -> _Beams:
@@ -247,18 +212,18 @@ def _start(inputs: Inputs, cache: Any, masked: Float[Array, ""], static_args: St
 
 
 def _continuations(model: AnyModel, beams: _Beams, static_args: StaticArgs) -> _Continuations:
-    """The best of all beams continued by all tokens."""
+    """Return the best of all beams continued by all tokens."""
     length = beams.length
     last = beams.tokens[:, :, jnp.maximum(length - 1, 0)]
     start = start_tokens(beams.inputs, static_args)[:, -1:]
-    logits, cache = model.decode_step(jnp.where(length == 0, start, last), beams.cache)
-    scores = jax.nn.log_softmax(logits.astype(beams.log_probs.dtype))
-    scores = logits_processors.apply(scores, beams.tokens, length, beams.inputs, static_args)
+    outputs, cache = model.decode_step(jnp.where(length == 0, start, last), beams.cache)
+    scores = jax.nn.log_softmax(outputs.astype(beams.log_probs.dtype))
+    scores = logits.constrain(scores, beams.tokens, length, beams.inputs, static_args)
     totals = scores + beams.log_probs[:, :, None]
     vocabulary = totals.shape[-1]
     # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on
     count = 2 * static_args.config.num_beams
-    best, index = selection.top_k(totals.reshape(totals.shape[0], -1), count)
+    best, index = logits.largest(totals.reshape(totals.shape[0], -1), count)
     return _Continuations(best, index // vocabulary, (index % vocabulary).astype(jnp.int32), cache)
 
 
@@ -268,7 +233,7 @@ def _keep_finished(
     scores: Float[Array, "b m"],
     finishes: Bool[Array, "b m"],
 ) -> _Beams:
-    """The beams with the best k of the finished hypotheses and of those that finish now."""
+    """Return the beams with the best k of the hypotheses that are finished or finish now."""
     best, chosen = jax.lax.top_k(
         jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1] // 2
     )
@@ -280,7 +245,7 @@ def _keep_finished(
 
 
 def _can_improve(beams: _Beams, scorer: Scorer) -> Bool[Array, " b"]:
-    """True for rows that have fewer than k finished hypotheses, or may still find a better one."""
+    """Return True for rows with fewer than k finished hypotheses, or perhaps a better one."""
     reachable = beams.log_probs[:, :1] / scorer.divisor(scorer.best_length(beams.length))
     worst = jnp.where(
         beams.finished, beams.finished_scores.min(axis=1, keepdims=True), scorer.masked
@@ -291,7 +256,7 @@ def _can_improve(beams: _Beams, scorer: Scorer) -> Bool[Array, " b"]:
 def _finished_then_unfinished(
     beams: _Beams, scorer: Scorer, count: int
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
-    """The first ``count`` of the finished hypotheses followed by the unfinished ones."""
+    """Return the first ``count`` of the finished hypotheses followed by the unfinished ones."""
     finished = beams.finished.sum(axis=1, keepdims=True)
     index = jnp.arange(count, dtype=finished.dtype)[None]
     index = jnp.where(index < finished, index, beams.tokens.shape[1] + index - finished)

@@ -32,7 +32,7 @@ class EnsembleCache(NamedTuple):
     caches: tuple[Cache | Prefix, ...]
 
     def follow(self, parents: Int[Array, "b k"]) -> "EnsembleCache":
-        """The caches in which beam j continues the hypothesis of beam ``parents[j]``."""
+        """Return the caches in which beam j continues the hypothesis of beam ``parents[j]``."""
         return EnsembleCache(tuple(cache.follow(parents) for cache in self.caches))
 
 
@@ -42,7 +42,7 @@ class Ensemble(NamedTuple):
     models: tuple[Transformer, ...]
 
     def __call__(self, source: SourceIds, target: TargetIds) -> Logits:
-        """Log-probabilities (b, t, v) of the token after each target position."""
+        """Return log-probabilities (b, t, v) of the token after each target position."""
         logits = [model(source, target) for model in self.models]
         return mean_log_probs([each for each in logits if isinstance(each, jax.Array)])
 
@@ -55,7 +55,7 @@ class Ensemble(NamedTuple):
     def decode_step(
         self, tokens: Int[Array, "b k"], cache: EnsembleCache
     ) -> tuple[Float[Array, "b k v"], EnsembleCache]:
-        """Log-probabilities of the token after each beam's last one, and the caches with these."""
+        """Return log-probabilities after each beam's last token, and the caches with these."""
         steps = [
             model.decode_step(tokens, each)
             for model, each in zip(self.models, cache.caches, strict=True)
@@ -69,17 +69,18 @@ AnyModel = Transformer | Ensemble
 
 
 def mean_log_probs(logits: Sequence[Float[Array, "*b v"]]) -> Float[Array, "*b v"]:
-    """The logarithm of the mean of the models' probabilities, in float32 at least."""
+    """Return the logarithm of the mean of the models' probabilities, in float32 at least."""
     dtype = np.result_type(np.float32, *(each.dtype for each in logits))
     log_probs = jnp.stack([jax.nn.log_softmax(each.astype(dtype)) for each in logits])
     return jax.nn.logsumexp(log_probs, axis=0) - jnp.asarray(math.log(len(logits)), dtype)
 
 
-def common_config(configs: Sequence[TransformerConfig]) -> TransformerConfig:
-    """The configuration of the model that reads the shortest sequences, for all of an ensemble.
+def common_config(models: Sequence[Transformer]) -> TransformerConfig:
+    """Return the configuration of the model that reads the shortest sequences.
 
     Raises ConfigError if the models do not share vocabulary sizes and special tokens.
     """
+    configs = [model.config for model in models]
     first = configs[0]
     for number, config in enumerate(configs[1:], 2):
         for name in _SHARED:

@@ -7,6 +7,7 @@ counted otherwise: lengths here never include the start token.
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,12 +103,11 @@ class Constraints:
     def tokens(self) -> dict[str, tuple[int, ...]]:
         """All token ids that the constraints name, by the name of the constraint."""
         return {
-            "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
+            "bad_words_ids": tuple(itertools.chain(*self.bad_words_ids)),
             "forced_eos_token_id": self.forced_eos_token_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
-            "processors": tuple(token for each in self.processors for token in each.tokens),
-        }
+        } | {type(each).__name__: each.tokens for each in self.processors}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class GenerationConfig:
     seed: int = 0
     """Seed of sampling; a line's draws depend on this and on its number."""
     beam_scorer: BeamScorer = BeamScorer.GNMT
-    """Score and stopping rules of beam search: our own, or those of transformers."""
+    """Score and stopping rules of beam search: our own, or transformers' own."""
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     """Condition on which a search with the scorer ``average`` ends."""
     constraints: Constraints = Constraints()
@@ -176,13 +176,14 @@ class GenerationConfig:
             )
 
     def overridden(self, options: Mapping[str, Any]) -> "GenerationConfig":
-        """The config with those ``options`` that are not None; ``OPTIONS`` has their names.
+        """Return the config with the ``options`` that are not None; ``OPTIONS`` has their names.
 
         Searching and sampling exclude each other: an option for one of them switches the other off.
         Raises ConfigError for an unknown name and for values that exclude each other.
         """
         changes = canonical(options)
         constraints = {name: changes.pop(name) for name in list(changes) if name in _CONSTRAINTS}
+        constraints_before = changes.get("constraints", self.constraints)
         base = self
         if changes.get("do_sample"):
             base = dataclasses.replace(base, num_beams=1, num_return_sequences=1)
@@ -192,7 +193,7 @@ class GenerationConfig:
             changes["early_stopping"] = EarlyStopping.HEURISTIC
         if changes.get("num_beams") == 1 and "num_return_sequences" not in changes:
             changes["num_return_sequences"] = 1
-        changes["constraints"] = dataclasses.replace(base.constraints, **constraints)
+        changes["constraints"] = dataclasses.replace(constraints_before, **constraints)
         return dataclasses.replace(base, **changes)
 
 
@@ -204,25 +205,25 @@ ALIASES = {
     "max_length": "max_new_tokens",
     "sample": "do_sample",
     "penalty": "beam_scorer",
+    "scorer": "beam_scorer",
+    "bos_id": "decoder_start_token_id",
+    "eos_id": "eos_token_id",
 }
-"""Other names of the fields: the command line's flags, and keywords of Python's functions."""
+"""Other names of the fields: the command line's flags, and older names of Python's keywords."""
 
 _SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 _CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"processors"}
 OPTIONS = (
-    {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
-    | _CONSTRAINTS
-    | ALIASES.keys()
+    {field.name for field in dataclasses.fields(GenerationConfig)} | _CONSTRAINTS | ALIASES.keys()
 )
 """Every name that :meth:`GenerationConfig.overridden` takes."""
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are not None, by the names of the fields.
+    """Return the options that are not None, by the names of the fields.
 
-    Raises ConfigError for unknown names and for a field that is named twice.
-
-    ``n_best=0``, "only the best", is one hypothesis.
+    ``n_best=0``, "only the best", is one hypothesis. Raises ConfigError for unknown names and for a
+    field that is named twice.
     """
     changes: dict[str, Any] = {}
     for name, value in options.items():

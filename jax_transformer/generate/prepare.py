@@ -1,7 +1,7 @@
-"""Arguments that all generation loops share, checked: the split model, and those of a call."""
+"""Arguments that all generation loops share, checked: the split model, and what a call gives."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate.ensemble import AnyModel, Ensemble, common_config
-from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.generate.generation_config import Constraints, GenerationConfig
 from jax_transformer.nn import sharding
 from jax_transformer.nn.stacks import check_ids, check_source
 from jax_transformer.shapes import AnyArray, Source
@@ -40,7 +40,7 @@ class ModelStructure:
         )
 
     def merge(self, arrays: Sequence[Array]) -> AnyModel:
-        """The model, or the ensemble, with these arrays."""
+        """Return the model, or the ensemble, with these arrays."""
         states = jax.tree.unflatten(self.treedef, arrays)
         models = tuple(map(nnx.merge, self.graphdefs, states))
         return models[0] if len(models) == 1 else Ensemble(models)
@@ -62,7 +62,7 @@ Models = Transformer | SplitModel | Sequence[Transformer]
 
 
 def split(model: Models) -> SplitModel:
-    """The model split by ``nnx.split``; a split one is returned as it is.
+    """Return the model split by ``nnx.split``; a split one is returned as it is.
 
     Several models are an ensemble: at each step, the mean of their probabilities decides. Later
     changes of a model are not seen. Raises ConfigError if they do not share a vocabulary.
@@ -70,8 +70,7 @@ def split(model: Models) -> SplitModel:
     if isinstance(model, SplitModel):
         return model
     models = (model,) if isinstance(model, Transformer) else tuple(model)
-    configs = [each.config for each in models]
-    config = common_config(configs) if len(configs) > 1 else configs[0]
+    config = common_config(models) if len(models) > 1 else models[0].config
     graphdefs, states = zip(*map(nnx.split, models), strict=True)
     arrays, treedef = jax.tree.flatten(states)
     return SplitModel(config, ModelStructure(graphdefs, treedef), arrays)
@@ -101,6 +100,28 @@ class Inputs(NamedTuple):
     """
 
 
+def keyword_config(
+    model: SplitModel,
+    base: GenerationConfig,
+    options: Mapping[str, Any],
+    prompt: Int[AnyArray, "b p"] | None,
+) -> GenerationConfig:
+    """Return the settings that a function's keywords give; without a length, the model's longest.
+
+    Raises ConfigError for unknown keywords, and for keywords of another way to decode.
+    """
+    config = base.overridden(options)
+    searches = config.num_beams > 1 and base.num_beams == 1
+    if searches or config.do_sample != base.do_sample or config.seed:
+        raise ConfigError(
+            f"{', '.join(options)}: not options of one function: give generate a GenerationConfig"
+        )
+    if config.max_new_tokens is not None:
+        return config
+    used = 0 if prompt is None else prompt.shape[1] - 1
+    return dataclasses.replace(config, max_new_tokens=model.config.longest - used)
+
+
 def prepare(
     model: SplitModel,
     source: Source,
@@ -108,13 +129,13 @@ def prepare(
     forced_bos_ids: int | Int[AnyArray, " b"] | None = None,
     prompt: Int[AnyArray, "b p"] | None = None,
 ) -> tuple[Inputs, StaticArgs]:
-    """The arguments of a loop. ``forced_bos_ids`` wins over the config's ``forced_bos_token_id``,
-    and ``prompt`` over its ``decoder_start_token_id``.
+    """Return the arguments of a loop. ``forced_bos_ids`` wins over the config's
+    ``forced_bos_token_id``, and ``prompt`` over its ``decoder_start_token_id``.
 
     Raises InputError for a source that the model cannot read, and ConfigError for a length or a
     token that it does not have.
     """
-    sizes = model.config
+    sizes, vocabulary = model.config, model.config.target_vocab_size
     source = check_source(source, sizes)
     ngram = config.constraints.encoder_no_repeat_ngram_size
     if ngram and sizes.mel_bins is not None:
@@ -122,24 +143,22 @@ def prepare(
             f"encoder_no_repeat_ngram_size={ngram} needs a source of tokens, and this model reads"
             " sound"
         )
-    vocabulary = sizes.target_vocab_size
-    forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
+    begin = 1 if prompt is None else prompt.shape[1]
+    start, end = config.decoder_start_token_id, config.eos_token_id
     static_args = StaticArgs(
         dataclasses.replace(config, **_TRACED, **_RESOLVED),
-        max_new_tokens(sizes, source.shape[1], config.max_new_tokens, prompt_length(prompt)),
-        _token("bos_id", config.decoder_start_token_id, sizes.bos_id, vocabulary),
-        _token("eos_id", config.eos_token_id, sizes.eos_id, vocabulary),
+        max_new_tokens(sizes, source.shape[1], config.max_new_tokens, begin),
+        sizes.bos_id if start is None else start,
+        sizes.eos_id if end is None else end,
         sizes.target_pad_id,
     )
-    for name, tokens in config.constraints.tokens.items():
-        for token in tokens:
-            _check_token(f"{name} has {token}, which", token, vocabulary)
-    inputs = Inputs(
-        source,
-        _forced_bos_ids(forced, source.shape[0], vocabulary),
-        None if prompt is None else check_ids(prompt, sizes, vocabulary, "prompt"),
-    )
-    return jax.tree.map(sharding.divide_rows, inputs), static_args
+    forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
+    _check_tokens(static_args, config.constraints, forced, vocabulary)
+    if forced is not None:  # an array, so that another language compiles nothing
+        forced = jnp.broadcast_to(jnp.asarray(forced, jnp.int32), source.shape[0])
+    if prompt is not None:
+        prompt = check_ids(prompt, sizes, vocabulary, "prompt")
+    return jax.tree.map(sharding.divide_rows, Inputs(source, forced, prompt)), static_args
 
 
 _TRACED: dict[str, Any] = {"length_penalty": 0.0, "temperature": 1.0, "top_p": 1.0, "seed": 0}
@@ -148,30 +167,56 @@ _RESOLVED: dict[str, Any] = dict.fromkeys(
 )
 
 
-def default_length(config: TransformerConfig, source_width: int) -> int:
-    """Maximum number of tokens for a source of this width, if a config has none."""
-    return min(config.longest, 2 * source_width) if config.mel_bins is None else config.longest
+def _check_tokens(
+    static_args: StaticArgs,
+    constraints: Constraints,
+    forced: int | Int[AnyArray, " b"] | None,
+    vocabulary: int,
+) -> None:
+    """Raise ConfigError for a token that is not in the vocabulary."""
+    tokens: dict[str, tuple[int, ...]] = {
+        "bos_id={}": (static_args.bos_id,),
+        "eos_id={}": (static_args.eos_id,),
+    }
+    for name, ids in constraints.tokens.items():
+        tokens[f"{name} has {{}}, which"] = ids
+    if forced is not None and not isinstance(forced, jax.core.Tracer):
+        tokens["forced_bos_token_id={}"] = tuple(np.unique(np.asarray(forced)).tolist())
+    for subject, ids in tokens.items():
+        for token in ids:
+            if not 0 <= token < vocabulary:
+                raise ConfigError(
+                    f"{subject.format(token)} is outside the vocabulary of {vocabulary}"
+                )
 
 
-def prompt_length(prompt: Int[AnyArray, "b p"] | None) -> int:
-    """The number of the decoder's inputs before the generated tokens."""
-    return 1 if prompt is None else prompt.shape[1]
+def max_new_tokens(
+    config: TransformerConfig, source_width: int, length: int | None, prompt: int = 1
+) -> int:
+    """Return the length of a loop's result after a ``prompt`` of so many tokens.
+
+    Without a ``length``, it is twice the source's width, or the longest for sound; it is at most
+    the source's if both must be equally long. Raises ConfigError for a length that the model does
+    not have.
+    """
+    most = config.longest - prompt + 1
+    if length is None:
+        length = most if config.mel_bins is not None else min(most, 2 * source_width)
+    if not 1 <= length <= most:
+        after = f" after a prompt of {prompt} tokens" if prompt > 1 else ""
+        raise ConfigError(f"max_length={length} must be between 1 and the model's {most}{after}")
+    return min(length, source_width) if config.equal_lengths else length
 
 
 def start_tokens(inputs: Inputs, static_args: StaticArgs) -> Int[Array, "b p"]:
-    """The decoder's inputs before the generated tokens."""
+    """Return the decoder's inputs before the generated tokens."""
     if inputs.prompt is not None:
         return inputs.prompt
     return jnp.full((inputs.source.shape[0], 1), static_args.bos_id, jnp.int32)
 
 
-def longest(model: SplitModel, prompt: Int[AnyArray, "b p"] | None) -> int:
-    """The most tokens that the model can generate."""
-    return model.config.longest - prompt_length(prompt) + 1
-
-
 def primed_cache(model: AnyModel, inputs: Inputs, static_args: StaticArgs, beams: int = 1) -> Any:
-    """The cache of a loop's first step, which holds the prompt but its last token."""
+    """Return the cache of a loop's first step, which holds the prompt but its last token."""
     start = start_tokens(inputs, static_args)
     before = start.shape[1] - 1
     cache = model.init_cache(inputs.source, static_args.max_new_tokens + before, beams)
@@ -183,42 +228,3 @@ def primed_cache(model: AnyModel, inputs: Inputs, static_args: StaticArgs, beams
         return model.decode_step(jnp.broadcast_to(token, (start.shape[0], beams)), cache)[1]
 
     return jax.lax.fori_loop(0, before, step, cache)
-
-
-def max_new_tokens(
-    config: TransformerConfig, source_width: int, length: int | None, prompt: int = 1
-) -> int:
-    """The length of a loop's result after a ``prompt`` of so many tokens; at most the source's, if
-    both must be equally long.
-
-    Raises ConfigError for a length that the model does not have.
-    """
-    most = config.longest - prompt + 1
-    length = min(most, default_length(config, source_width)) if length is None else length
-    if not 1 <= length <= most:
-        after = f" after a prompt of {prompt} tokens" if prompt > 1 else ""
-        raise ConfigError(f"max_length={length} must be between 1 and the model's {most}{after}")
-    return min(length, source_width) if config.equal_lengths else length
-
-
-def _token(name: str, token: int | None, default: int, vocabulary: int) -> int:
-    token = default if token is None else token
-    _check_token(f"{name}={token}", token, vocabulary)
-    return token
-
-
-def _check_token(subject: str, token: int, vocabulary: int) -> None:
-    if not 0 <= token < vocabulary:
-        raise ConfigError(f"{subject} is outside the vocabulary of {vocabulary}")
-
-
-def _forced_bos_ids(
-    forced: int | Int[AnyArray, " b"] | None, batch: int, vocabulary: int
-) -> Int[Array, " b"] | None:
-    """One token for each row: an array, so that another language compiles nothing."""
-    if forced is None:
-        return None
-    if not isinstance(forced, jax.core.Tracer):
-        for token in np.unique(np.asarray(forced)).tolist():
-            _check_token(f"forced_bos_token_id={token}", token, vocabulary)
-    return jnp.broadcast_to(jnp.asarray(forced, jnp.int32), batch)

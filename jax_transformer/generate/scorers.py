@@ -3,7 +3,6 @@
 Everything else is in the one loop of ``beam_search.py``.
 """
 
-import abc
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,8 +15,10 @@ from jax_transformer.generate.prepare import StaticArgs
 
 
 @dataclass(frozen=True)
-class Scorer(abc.ABC):
-    """The part of beam search that differs. Its methods are called while the loop is traced."""
+class Scorer:
+    """The part of beam search that differs, for :attr:`BeamScorer.GNMT`: any of the best 2k
+    continuations may end. Its methods are called while the loop is traced.
+    """
 
     length_penalty: Float[Array, ""]
     static_args: StaticArgs
@@ -25,63 +26,41 @@ class Scorer(abc.ABC):
     """Constraints may forbid continuations."""
     dtype: np.dtype
 
-    returns_unfinished: ClassVar[bool]
+    returns_unfinished: ClassVar[bool] = True
     """If too few hypotheses have finished at the greatest length, unfinished ones follow them."""
 
     @property
-    @abc.abstractmethod
     def masked(self) -> Float[Array, ""]:
         """The score of hypotheses that do not exist.
 
         This and :meth:`mask` decide the order if constraints leave fewer hypotheses than beams.
         """
-
-    @abc.abstractmethod
-    def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
-        """The scores, with those that are ``out`` of the running below all others."""
-
-    @abc.abstractmethod
-    def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
-        """A score is the log-probability divided by this."""
-
-    @abc.abstractmethod
-    def candidates(
-        self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
-    ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
-        """Log-probabilities of the best continuations, which of them end, which are returned."""
-
-    @abc.abstractmethod
-    def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
-        """The length that decides if an unfinished hypothesis may beat a finished one.
-
-        ``length`` is the current one.
-        """
-
-
-class GnmtScorer(Scorer):
-    """:attr:`BeamScorer.GNMT`: any of the best 2k continuations may end."""
-
-    returns_unfinished = True
-
-    @property
-    def masked(self) -> Float[Array, ""]:
         return jnp.asarray(jnp.finfo(self.dtype).min / 2, self.dtype)
 
     def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
+        """Return the scores, with those that are ``out`` of the running below all others."""
         return jnp.where(out, self.masked, scores)
 
     def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
+        """Return what a log-probability is divided by to get a score."""
         return ((5 + length.astype(self.dtype)) / 6) ** self.length_penalty.astype(self.dtype)
 
     def candidates(
         self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
     ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
+        """Return log-probabilities of the best continuations, which of them end, and which of these
+        are returned.
+        """
         if self.constrained:  # what constraints forbid neither goes on nor ends
             log_probs = jnp.maximum(log_probs, self.masked)
             is_eos &= log_probs > self.masked
         return log_probs, is_eos, is_eos
 
     def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
+        """Return the length that decides if an unfinished hypothesis may beat a finished one.
+
+        ``length`` is the current one.
+        """
         # Log-probabilities only fall, and the greatest length divides them most
         return jnp.asarray(self.static_args.max_new_tokens)
 
@@ -118,6 +97,6 @@ class AverageScorer(Scorer):
 
 
 SCORERS: dict[BeamScorer, type[Scorer]] = {
-    BeamScorer.GNMT: GnmtScorer,
+    BeamScorer.GNMT: Scorer,
     BeamScorer.AVERAGE: AverageScorer,
 }

@@ -17,42 +17,80 @@ from jax_transformer.generate.generation_config import (
     EarlyStopping,
     GenerationConfig,
 )
-from jax_transformer.generate.transformers_keys import IGNORED, NEUTRAL, NEUTRAL_IN_SAMPLING
 from jax_transformer.storage import huggingface_folder, untrusted
 
-_READ = {
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "eos_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "num_return_sequences",
-    "renormalize_logits",
-    "repetition_penalty",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
+_Table = dict[str, tuple[type, Any]]
+# Keys with the names of our own fields, each with its type and transformers' default
+_SETTINGS: _Table = {
+    "num_beams": (int, 1),
+    "length_penalty": (float, 1.0),
+    "num_return_sequences": (int, 1),
+    "forced_bos_token_id": (int, None),
 }
-KNOWN = {*_READ, *IGNORED, *NEUTRAL, *NEUTRAL_IN_SAMPLING}
+_SAMPLING: _Table = {"temperature": (float, 1.0), "top_k": (int, 50), "top_p": (float, 1.0)}
+_CONSTRAINTS: _Table = {
+    "repetition_penalty": (float, 1.0),
+    "no_repeat_ngram_size": (int, 0),
+    "encoder_no_repeat_ngram_size": (int, 0),
+    "renormalize_logits": (bool, False),
+}
+_TOKENS = ("suppress_tokens", "begin_suppress_tokens")
+_OTHERS = """bad_words_ids bos_token_id decoder_start_token_id do_sample early_stopping eos_token_id
+    forced_eos_token_id max_length max_new_tokens min_length min_new_tokens""".split()
+
+# Keys that have no effect on the text
+_IGNORED = [
+    # How it is computed, not what comes out
+    *"use_cache cache_implementation cache_config max_cache_len prefill_chunk_size".split(),
+    *"low_memory compile_config disable_compile continuous_batching_config".split(),
+    # What is returned next to the tokens
+    *"output_attentions output_hidden_states output_scores output_logits".split(),
+    "return_dict_in_generate",
+    # Assisted generation, which needs an assistant or prompt_lookup_num_tokens
+    *"is_assistant num_assistant_tokens num_assistant_tokens_schedule".split(),
+    *"assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind".split(),
+    *"target_lookbehind assistant_ensemble_weight speculation_type".split(),
+    # The padding after the end (the model's own is in its config.json), and the file's origin
+    *"pad_token_id transformers_version _from_model_config _commit_hash".split(),
+]
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "assistant_early_exit": (),
+    "constraints": (),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": (),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "prompt_lookup_num_tokens": (),
+    "remove_invalid_values": (False,),
+    "sequence_bias": (),
+    "stop_strings": (),
+    "token_healing": (False,),
+    "use_mtp": (False,),
+    "watermarking_config": (),
+}
+"""Keys of what is not supported, each with the values (next to null) that do nothing."""
+
+_NEUTRAL_IN_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "min_p": (),
+    "top_h": (),
+    "typical_p": (1,),
+}
+"""The same for keys that have an effect only in sampling."""
+KNOWN = {
+    *(*_SETTINGS, *_SAMPLING, *_CONSTRAINTS, *_TOKENS, *_OTHERS),
+    *(*_IGNORED, *_NEUTRAL, *_NEUTRAL_IN_SAMPLING),
+}
 """Every attribute of transformers' ``GenerationConfig``."""
 
 _STOPPING = {False: EarlyStopping.HEURISTIC, True: EarlyStopping.FULL, "never": EarlyStopping.NEVER}
-_STOPPING_VALUES = {stopping: value for value, stopping in _STOPPING.items()}
 _DEFAULT_LENGTH = 20  # new tokens, if the file has no length
-_DEFAULT_TOP_K = 50  # of sampling, if the file has none
 
 
 class _Values(NamedTuple):
@@ -62,7 +100,7 @@ class _Values(NamedTuple):
     where: str
 
     def get(self, key: str, kind: type, default: Any) -> Any:
-        """The value of ``key``. Raises InputError if it is not of the type ``kind``."""
+        """Return the value of ``key``. Raises InputError if it is not of the type ``kind``."""
         value = self.data.get(key, default)
         if value is None or _is(value, kind):
             return value
@@ -71,12 +109,13 @@ class _Values(NamedTuple):
         article = "an" if kind is int else "a"
         raise InputError(f"{self.where}: {key}={value!r} is not {article} {kind.__name__}")
 
-    def ids(self, key: str) -> tuple[int, ...]:
-        """A token or a list of tokens; none without the key."""
-        return self.as_ids(key, self.data.get(key, []))
+    def table(self, keys: _Table) -> dict[str, Any]:
+        """Return the values of several keys."""
+        return {key: self.get(key, *entry) for key, entry in keys.items()}
 
-    def as_ids(self, key: str, value: Any) -> tuple[int, ...]:
-        """``value``, a token or a list of tokens."""
+    def ids(self, key: str, value: Any = None) -> tuple[int, ...]:
+        """Return the token or the list of tokens at ``key``, or ``value`` as such; none without."""
+        value = self.data.get(key, []) if value is None else value
         ids = value if isinstance(value, list) else [value]
         if not all(_is(token, int) for token in ids):
             raise InputError(
@@ -92,7 +131,7 @@ def _is(value: Any, kind: type) -> bool:
 def from_generation_config(
     data: Mapping[str, Any], config: TransformerConfig, *, where: str = "generation_config.json"
 ) -> GenerationConfig:
-    """The settings of transformers' ``generate`` with this file and no arguments.
+    """Return the settings of transformers' ``generate`` with this file and no arguments.
 
     ``config`` is the model's, for what the file leaves to it; ``where`` names the file in messages.
     Raises InputError for unknown keys, values of a wrong type, and settings that are not supported.
@@ -100,7 +139,8 @@ def from_generation_config(
     values = _Values({key: value for key, value in data.items() if value is not None}, where)
     do_sample = values.get("do_sample", bool, False)
     _refuse(values, do_sample=do_sample)
-    num_beams = values.get("num_beams", int, 1)
+    settings = values.table(_SETTINGS)
+    num_beams = settings["num_beams"]
     if num_beams < 1:
         raise InputError(f"{where}: num_beams={num_beams} must be at least 1")
     if do_sample and num_beams > 1:
@@ -119,45 +159,42 @@ def from_generation_config(
         raise InputError(f'{where}: early_stopping={stopping!r} is not true, false or "never"')
     try:
         return GenerationConfig(
-            num_beams=num_beams,
-            length_penalty=values.get("length_penalty", float, 1.0),
-            num_return_sequences=values.get("num_return_sequences", int, 1),
+            do_sample=do_sample,
             max_new_tokens=_max_new_tokens(values, config),
             beam_scorer=BeamScorer.AVERAGE,
             early_stopping=_STOPPING[stopping],
             constraints=_constraints(values),
-            forced_bos_token_id=values.get("forced_bos_token_id", int, None),
             decoder_start_token_id=None if start == config.bos_id else start,
             eos_token_id=None if eos[0] == config.eos_id else eos[0],
-            **(_sampling(values) if do_sample else {}),
+            **settings,
+            **(values.table(_SAMPLING) if do_sample else {}),
         )
     except ConfigError as error:
         raise InputError(f"{where}: {error}") from None
 
 
 def read(path: Path) -> tuple[dict[str, Any], Path]:
-    """A folder's generation keys, and the file that they are in.
+    """Return a folder's generation keys, and the file that they are in.
 
     Raises InputError if it is damaged.
     """
     file = path / huggingface_folder.GENERATION
     if not file.is_file():
-        return from_model_config(
-            huggingface_folder.configuration(path)
-        ), path / huggingface_folder.CONFIG
+        model = huggingface_folder.configuration(path)
+        return from_model_config(model), path / huggingface_folder.CONFIG
     data = untrusted.read_json(file)
     if not isinstance(data, dict):
-        raise InputError(f"{file}: is no JSON object")
+        raise InputError(f"{file}: is not a JSON object")
     return data, file
 
 
 def has_length(data: Mapping[str, Any]) -> bool:
-    """True if the file limits the length of a translation; otherwise it is twenty tokens."""
+    """Return True if the file limits the length of a translation; otherwise it is twenty tokens."""
     return any(data.get(key) is not None for key in ("max_length", "max_new_tokens"))
 
 
 def from_model_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The generation keys of this ``config.json``, if there is no ``generation_config.json``."""
+    """Return the generation keys of a ``config.json``, for a folder without a file of them."""
     keys = {key: value for key, value in data.items() if key in KNOWN and value is not None}
     if data.get("force_bos_token_to_be_generated"):  # BART's, before there was forced_bos_token_id
         keys["forced_bos_token_id"] = data.get("bos_token_id")
@@ -165,10 +202,11 @@ def from_model_config(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_generation_config(generation: GenerationConfig, config: TransformerConfig) -> dict[str, Any]:
-    """The ``generation_config.json`` with which transformers does the same, without its defaults.
+    """Return the ``generation_config.json`` with which transformers does the same.
 
-    If ``generation`` has no maximum length, it is the model's. Raises ConfigError for what
-    transformers does not have: our own beam search, and a seed.
+    It leaves out transformers' defaults. If ``generation`` has no maximum length, it is the
+    model's. Raises ConfigError for what transformers does not have: our own beam search, and a
+    seed.
     """
     if generation.num_beams > 1 and generation.beam_scorer is not BeamScorer.AVERAGE:
         raise ConfigError(
@@ -178,42 +216,32 @@ def to_generation_config(generation: GenerationConfig, config: TransformerConfig
     if generation.seed:
         raise ConfigError(f"seed={generation.seed}: a generation_config.json has no seed")
     start, eos = generation.decoder_start_token_id, generation.eos_token_id
-    length = generation.max_new_tokens
-    values = {
+    length, constraints = generation.max_new_tokens, generation.constraints
+    written: dict[str, Any] = {
         "decoder_start_token_id": config.bos_id if start is None else start,
         "eos_token_id": config.eos_id if eos is None else eos,
         "pad_token_id": config.target_pad_id,
         "max_length": usual_length(config) if length is None else length + 1,
     }
-    written = _written(generation)
-    return values | {key: value for key, (value, default) in written.items() if value != default}
-
-
-def _written(generation: GenerationConfig) -> dict[str, tuple[Any, Any]]:
-    """The values of other keys, each with transformers' default."""
-    constraints = generation.constraints
     average = generation.beam_scorer is BeamScorer.AVERAGE
-    eos = constraints.forced_eos_token_ids
-    return {
-        "num_beams": (generation.num_beams, 1),
-        "length_penalty": (generation.length_penalty if average else 1.0, 1.0),
-        "early_stopping": (_STOPPING_VALUES[generation.early_stopping], False),
-        "num_return_sequences": (generation.num_return_sequences, 1),
-        "forced_bos_token_id": (generation.forced_bos_token_id, None),
-        "forced_eos_token_id": (None if not eos else eos[0] if len(eos) == 1 else list(eos), None),
-        "min_new_tokens": (constraints.min_new_tokens, 0),
-        "repetition_penalty": (constraints.repetition_penalty, 1.0),
-        "no_repeat_ngram_size": (constraints.no_repeat_ngram_size, 0),
-        "encoder_no_repeat_ngram_size": (constraints.encoder_no_repeat_ngram_size, 0),
-        "bad_words_ids": ([list(word) for word in constraints.bad_words_ids], []),
-        "suppress_tokens": (list(constraints.suppress_tokens), []),
-        "begin_suppress_tokens": (list(constraints.begin_suppress_tokens), []),
-        "renormalize_logits": (constraints.renormalize_logits, False),
-        "do_sample": (generation.do_sample, False),
-        "temperature": (generation.temperature, 1.0),
-        "top_k": (generation.top_k, _DEFAULT_TOP_K if generation.do_sample else 0),
-        "top_p": (generation.top_p, 1.0),
-    }
+    if generation.early_stopping is not EarlyStopping.HEURISTIC:
+        values_of = {stopping: value for value, stopping in _STOPPING.items()}
+        written["early_stopping"] = values_of[generation.early_stopping]
+    if generation.do_sample:
+        written["do_sample"] = True
+    for values, keys in (
+        (generation, _SETTINGS | (_SAMPLING if generation.do_sample else {})),
+        (constraints, _CONSTRAINTS | {"min_new_tokens": (int, 0)}),
+    ):
+        for key, (_, default) in keys.items():
+            if getattr(values, key) != default and (average or key != "length_penalty"):
+                written[key] = getattr(values, key)
+    forced = constraints.forced_eos_token_ids
+    lists = {
+        "forced_eos_token_id": forced[0] if len(forced) == 1 else list(forced),
+        "bad_words_ids": [list(word) for word in constraints.bad_words_ids],
+    } | {key: list(getattr(constraints, key)) for key in _TOKENS}
+    return written | {key: value for key, value in lists.items() if value != []}
 
 
 def _refuse(values: _Values, *, do_sample: bool) -> None:
@@ -223,7 +251,7 @@ def _refuse(values: _Values, *, do_sample: bool) -> None:
         for key in values.data
         if key not in KNOWN
     ]
-    neutral = NEUTRAL | (NEUTRAL_IN_SAMPLING if do_sample else {})
+    neutral = _NEUTRAL | (_NEUTRAL_IN_SAMPLING if do_sample else {})
     unsupported = [
         f"{key}={value!r} is not supported: leave it out"
         for key, value in values.data.items()
@@ -234,7 +262,7 @@ def _refuse(values: _Values, *, do_sample: bool) -> None:
 
 
 def _max_new_tokens(values: _Values, config: TransformerConfig) -> int:
-    """Twenty, within the table of positions, if the file has no length."""
+    """Return the length of the file, otherwise twenty, within the table of positions."""
     new = values.get("max_new_tokens", int, None)
     longest = values.get("max_length", int, None)
     if new is not None:
@@ -257,22 +285,10 @@ def _constraints(values: _Values) -> Constraints:
         )
     min_length = max(0, values.get("min_length", int, 0) - 1)
     return Constraints(
-        repetition_penalty=values.get("repetition_penalty", float, 1.0),
-        no_repeat_ngram_size=values.get("no_repeat_ngram_size", int, 0),
-        encoder_no_repeat_ngram_size=values.get("encoder_no_repeat_ngram_size", int, 0),
-        bad_words_ids=tuple(values.as_ids("bad_words_ids", word) for word in words),
+        bad_words_ids=tuple(values.ids("bad_words_ids", word) for word in words),
         min_new_tokens=values.get("min_new_tokens", int, min_length),
         forced_eos_token_ids=values.ids("forced_eos_token_id"),
+        **values.table(_CONSTRAINTS),
         suppress_tokens=values.ids("suppress_tokens"),
         begin_suppress_tokens=values.ids("begin_suppress_tokens"),
-        renormalize_logits=values.get("renormalize_logits", bool, False),
     )
-
-
-def _sampling(values: _Values) -> dict[str, Any]:
-    return {
-        "do_sample": True,
-        "temperature": values.get("temperature", float, 1.0),
-        "top_k": values.get("top_k", int, _DEFAULT_TOP_K),
-        "top_p": values.get("top_p", float, 1.0),
-    }

@@ -40,7 +40,7 @@ def write(
 ) -> None:
     """Write the page of the first 50 lines that are not blank and of their hypotheses.
 
-    The weights are those of one forward pass a hypothesis: the model reads the source, padded as
+    The weights come from a forward pass for each hypothesis: the model reads the source, padded as
     for translating, and the start token with all generated tokens but the last. A page takes about
     a byte for each weight, before compression. Raises ConfigError for an ensemble.
     """
@@ -70,7 +70,7 @@ def write(
 
 
 def hypothesis_data(hypothesis: Hypothesis, attention: dict[str, Any] | None) -> dict[str, Any]:
-    """A hypothesis as JSON, with its maps if there are any; a score that is no number is None."""
+    """Return a hypothesis as JSON, with its maps if there are any; a score of NaN is None."""
     score = hypothesis.score
     data: dict[str, Any] = {
         "text": hypothesis.text,
@@ -80,7 +80,7 @@ def hypothesis_data(hypothesis: Hypothesis, attention: dict[str, Any] | None) ->
 
 
 def render(data: dict[str, Any], *, connect: str = "none") -> str:
-    """The page's text; its script may connect to nothing, or with ``self`` to its own server."""
+    """Return the page's text; its script may connect to nothing, or with ``self`` to its server."""
     page, style, script = (
         resources.files("jax_transformer.inference")
         .joinpath(f"attention_page.{kind}")
@@ -92,14 +92,14 @@ def render(data: dict[str, Any], *, connect: str = "none") -> str:
 
 
 def service_page(title: str, *, beam: int, max_beam: int) -> str:
-    """The page of a service: without lines, and with a form that asks the service for them."""
+    """Return the page of a service: without lines, with a form that asks the service for them."""
     service = {"beam": beam, "max_beam": max_beam}
     data = {"title": title, "note": "", "sentences": [], "service": service}
     return render(data, connect="self")
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token.
+    """Return the text of each token.
 
     A special token is shown by its name. If a character is split into several tokens, each shows
     the character and a count, such as ``é·1/2``.
@@ -114,7 +114,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             piece = text[len(before) :]
             if "\ufffd" not in piece:
                 break
-        else:  # bytes that are no character
+        else:  # bytes that are not a character
             end = start + 1
             text = tokenizer.decode(ids[:end])
             piece = text[len(before) :]
@@ -126,7 +126,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str, Any]:
-    """The maps of cross-attention and of both stacks, with the tokens at their rows and columns."""
+    """Return the maps of cross-attention and both stacks, with the tokens of rows and columns."""
     config, tokenizer = translator.model.config, translator.tokenizer
     room = config.longest - len(tokenizer.prefix) - len(tokenizer.suffix)
     source_ids = [*tokenizer.prefix, *tokenizer.encode(line)[:room], *tokenizer.suffix]
@@ -148,7 +148,7 @@ def _attention(
     source_ids: Sequence[int],
     target_ids: Sequence[int],
 ) -> Attention:
-    """The model's attention weights, with both sides padded as in :func:`shapes`."""
+    """Return the model's attention weights, with both sides padded as in :func:`shapes`."""
     config, split = translator.model.config, translator.split_model
     source = _padded(source_ids, translator.widths, config.source_pad_id)
     widths = _target_widths(translator, source.shape[1])
@@ -157,7 +157,7 @@ def _attention(
 
 
 def shapes(translator: Translator) -> Iterator[tuple[int, int]]:
-    """The widths of source and target of every program that :func:`maps` can need."""
+    """Yield the widths of source and target of every program that :func:`maps` can need."""
     for source_width in translator.widths:
         for target_width in _target_widths(translator, source_width):
             yield source_width, target_width
@@ -172,20 +172,20 @@ def compile(translator: Translator, source_width: int, target_width: int) -> Non
 
 
 def _target_widths(translator: Translator, source_width: int) -> list[int]:
-    """The widths of targets: that of translations without a length of their own, and the longest.
+    """Return the widths of targets: the default length of translations, and the longest.
 
     Two for each width of sources, not all pairs of widths, so that there are few programs.
     """
     config = translator.model.config
     if config.equal_lengths:
         return [source_width]
-    return sorted({prepare.default_length(config, source_width), config.longest})
+    return sorted({prepare.max_new_tokens(config, source_width, None), config.longest})
 
 
 def _map(layers: tuple[jax.Array, ...], rows: list[str], columns: list[str]) -> dict[str, Any]:
-    """The weights of all layers and heads over the tokens.
+    """Return the weights of all layers and heads over the tokens.
 
-    If a model attends to padding, the sum of that is a last column.
+    If a model attends to padding, a last column has its sum.
     """
     weights = np.stack([np.asarray(layer[0], np.float32) for layer in layers])[:, :, : len(rows)]
     padding = weights[..., len(columns) :].sum(axis=-1, keepdims=True)
@@ -202,7 +202,7 @@ def _map(layers: tuple[jax.Array, ...], rows: list[str], columns: list[str]) -> 
 
 
 def packed(weights: Float[np.ndarray, "n h q k"]) -> str:
-    """Weights between 0 and 1 as one byte each, compressed, in base64."""
+    """Return weights between 0 and 1 as one byte each, compressed, in base64."""
     levels = np.rint(weights.clip(0, 1) * LEVELS).astype(np.uint8)
     return base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()
 

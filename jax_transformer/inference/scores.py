@@ -16,7 +16,7 @@ def score(
     names: Sequence[str] = ("bleu", "chrf"),
     bootstrap: int = 0,
 ) -> dict[str, Any]:
-    """sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
+    """Return sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
 
     Args:
         hypotheses, references: one string per line, equally many of both.
@@ -54,7 +54,7 @@ def score(
 
 
 def load_comet(path: str) -> Callable[[Sequence[tuple[str, str]], Sequence[str]], float]:
-    """The function from pairs and translations to COMET's score of all (Rei et al. 2020).
+    """Return the function from pairs and translations to COMET's score of all (Rei et al. 2020).
 
     ``path`` is a checkpoint on disk, which is loaded as a pickle: only from a source that you
     trust. Raises ConfigError if the package is not installed, InputError if there is no such file.

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -67,10 +68,10 @@ class Batch(NamedTuple):
 class Translator:
     """Translates lines of text with a model, its tokenizer, and its folder's own generation config.
 
-    ``Translator.load(path)(["A line.", "Another."], beam_size=4)`` gives what ``jax-transformer
+    ``Translator.load(path)(["A line.", "Another."], num_beams=4)`` gives what ``jax-transformer
     translate`` prints. Options of a call are keywords named as the fields of
     :class:`GenerationConfig` and of its ``constraints``, or ``beam_size``, ``num_hypotheses`` and
-    ``max_length``; those that are not given are the generation config's.
+    ``max_length``; the generation config has those that are not given.
 
     Lines are batched by length and padded to ``widths``, the widths that the model was trained
     with, or to the longest source that it reads. All beams of a batch together take at most
@@ -95,7 +96,7 @@ class Translator:
         self.split_model = prepare.split(model)
         self.split_model.config.check_text("translation")
         self.models = (model,) if isinstance(model, Transformer) else tuple(model)
-        self.model = min(self.models, key=lambda each: each.config.longest)
+        self.model = min(self.models, key=attrgetter("config.longest"))
         self.tokenizer, longest = tokenizer, self.model.config.longest
         self.generation_config = generation_config or GenerationConfig()
         self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
@@ -113,12 +114,12 @@ class Translator:
         tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ) -> "Translator":
-        """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
+        """Return the translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
 
         Several paths are an ensemble, with the generation config of the first. ``precision`` is the
-        dtype to compute in, such as ``bfloat16``; None is that of the files. ``weights``, languages
-        and errors are those of :func:`jax_transformer.load`, and a folder without a tokenizer
-        raises InputError. ``options``, named as those of a call, change the generation config.
+        dtype to compute in, such as ``bfloat16``; None is the files' own. ``weights``, languages
+        and errors are as in :func:`jax_transformer.load`, and a folder without a tokenizer raises
+        InputError. ``options``, named as in a call, change the generation config.
         """
         paths = [path] if isinstance(path, str | Path) else path
         return cls.from_opened(
@@ -141,8 +142,8 @@ class Translator:
         tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ) -> "Translator":
-        """The translator of what :func:`jax_transformer.formats.pretrained.open` has opened; with
-        ``others``, of their ensemble.
+        """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened;
+        with ``others``, of their ensemble.
 
         Raises ConfigError for wrong ``options``, and for tokenizers that differ, before any weights
         are read.
@@ -157,7 +158,7 @@ class Translator:
         for other in others:
             if other.tokenizer(source_lang, target_lang).hash != tokenizer.hash:
                 raise ConfigError(
-                    f"{other.path}: its tokenizer is not that of {opened.path}; "
+                    f"{other.path}: its tokenizer is not the one of {opened.path}; "
                     "the models of an ensemble have one tokenizer"
                 )
         models = [load_model(each, precision) for each in (opened, *others)]
@@ -171,28 +172,39 @@ class Translator:
 
     @overload
     def __call__(
-        self, lines: Sequence[str], *, num_hypotheses: None = None, **options: Any
+        self,
+        lines: Sequence[str],
+        *,
+        num_return_sequences: None = None,
+        num_hypotheses: None = None,
+        **options: Any,
     ) -> list[str]: ...
+
+    @overload
+    def __call__(
+        self, lines: Sequence[str], *, num_return_sequences: int, **options: Any
+    ) -> list[list[Hypothesis]]: ...
 
     @overload
     def __call__(
         self, lines: Sequence[str], *, num_hypotheses: int, **options: Any
     ) -> list[list[Hypothesis]]: ...
 
-    def __call__(
-        self, lines: Sequence[str], *, num_hypotheses: int | None = None, **options: Any
-    ) -> list[str] | list[list[Hypothesis]]:
-        """The translation of each line, in order; that of a blank line is empty.
+    def __call__(self, lines: Sequence[str], **options: Any) -> list[str] | list[list[Hypothesis]]:
+        """Return the translation of each line, in order; a blank line has an empty one.
 
-        With ``num_hypotheses``, that many :class:`Hypothesis` of each line instead, as from
-        :meth:`hypotheses`.
+        With ``num_return_sequences`` (also ``num_hypotheses``), return that many
+        :class:`Hypothesis` of each line instead, as :meth:`hypotheses` does.
         """
-        if num_hypotheses is not None:
-            return self.hypotheses(lines, num_hypotheses=num_hypotheses, **options)
-        return [best[0].text for best in self.hypotheses(lines, **options)]
+        several = self.hypotheses(lines, **options)
+        if any(
+            options.get(name) is not None for name in ("num_return_sequences", "num_hypotheses")
+        ):
+            return several
+        return [best[0].text for best in several]
 
     def hypotheses(self, lines: Sequence[str], **options: Any) -> list[list[Hypothesis]]:
-        """The ``num_return_sequences`` hypotheses of each line, best first.
+        """Return the ``num_return_sequences`` hypotheses of each line, best first.
 
         A blank line has one hypothesis, which is empty.
         Raises ConfigError for options that are unknown or exclude each other, and InputError for a
@@ -218,7 +230,7 @@ class Translator:
         more are expected at once, and those that fill no batch wait for the lines of the next
         window, but no longer. So batches are as full as if there were no windows.
 
-        Raises the errors of :meth:`hypotheses`.
+        Raises errors as :meth:`hypotheses` does.
         """
         config = self.generation_config.overridden(options)
         queue: deque[Line] = deque()
@@ -230,7 +242,7 @@ class Translator:
                     line.hypotheses = [empty_hypothesis(config)]
                 queue.append(line)
             for batch in self._batches([x for x in queue if not x.hypotheses], config, filled):
-                new = min(line.number for line in batch.lines) >= start
+                new = min(batch.lines, key=attrgetter("number")).number >= start
                 if new and len(window) == window_size and not batch.full:
                     continue
                 self._translate(batch, config)
@@ -238,8 +250,8 @@ class Translator:
             yield list(_ready(queue))
             start += len(window)
 
-    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> list[Line]:
-        """Lines of text, the first of which has the number ``start``, with their tokens."""
+    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> Iterator[Line]:
+        """Yield lines, the first of which has the number ``start``, with their tokens."""
         longest = self.model.config.longest
         texts = [line if line.strip() else "" for line in lines]  # as training drops blank sides
         if too_long is LongLine.REFUSE:
@@ -247,21 +259,19 @@ class Translator:
             cut = [False] * len(texts)
         else:
             ids, cut = encoding.cut_sources(texts, self.tokenizer, longest)
-        return [Line(start + i, *each) for i, each in enumerate(zip(lines, ids, cut, strict=True))]
+        for number, each in enumerate(zip(lines, ids, cut, strict=True), start):
+            yield Line(number, *each)
 
     def _batches(
         self, lines: Sequence[Line], config: GenerationConfig, filled: set[int]
-    ) -> Iterator["Batch"]:
-        """The lines of each batch, shortest first.
+    ) -> Iterator[Batch]:
+        """Yield the lines of each batch, shortest first.
 
-        A batch that is not full has the fewest rows of :func:`.batches.row_counts`, or those of a
+        A batch that is not full has the fewest rows of :func:`.batches.row_counts`, or as many as a
         full one if that width has had one: ``filled`` are these widths.
         """
-        special_tokens, most = (
-            encoding.special_tokens(self.tokenizer).size,
-            self.rows_per_batch(config),
-        )
-        lengths = np.array([len(line.ids) + special_tokens for line in lines], np.int64)
+        added, most = encoding.special_tokens(self.tokenizer).size, self.rows_per_batch(config)
+        lengths = np.array([len(line.ids) + added for line in lines], np.int64)
         for bucket, indices in batches.by_length(lengths, self.widths, most):
             width, rows, full = self.widths[bucket], most[bucket], len(indices) == most[bucket]
             if full:
@@ -270,7 +280,7 @@ class Translator:
                 rows = next(count for count in batches.row_counts(rows) if count >= len(indices))
             yield Batch([lines[i] for i in indices], width, rows, full)
 
-    def _translate(self, batch: "Batch", config: GenerationConfig) -> None:
+    def _translate(self, batch: Batch, config: GenerationConfig) -> None:
         """Translate a batch, and give each line its hypotheses."""
         # A loop lasts until all rows have ended: those that are left over repeat the lines
         lines = [batch.lines[i % len(batch.lines)] for i in range(batch.rows)]
@@ -290,28 +300,25 @@ class Translator:
             ]
 
     def rows_per_batch(self, config: GenerationConfig) -> tuple[int, ...]:
-        """The number of rows in a batch of each width.
+        """Return the number of rows in a batch of each width.
 
-        It is bounded by the cache, too, which has room for the longest translation.
+        It is also bounded by the cache, which has room for the longest translation.
         """
-        tokens = self.tokens_per_batch
+        tokens, longest = self.tokens_per_batch, config.max_new_tokens
         rows = batches.rows_per_batch(
             self.widths, max(1, tokens // config.num_beams), sharding.row_shards()
         )
         in_cache = _CACHE_POSITIONS * tokens // (config.num_beams * len(self.models))
-        lengths = [
-            prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
-            for width in self.widths
-        ]
-        return tuple(
-            min(count, max(1, in_cache // length))
-            for count, length in zip(rows, lengths, strict=True)
-        )
+        counts = []
+        for count, width in zip(rows, self.widths, strict=True):
+            length = prepare.max_new_tokens(self.model.config, width, longest)
+            counts.append(min(count, max(1, in_cache // length)))
+        return tuple(counts)
 
     def hypothesis(
         self, ids: Int[np.ndarray, " n"], score: float, config: GenerationConfig
     ) -> Hypothesis:
-        """A row of a loop's result, without the padding."""
+        """Return the hypothesis of a row of a loop's result, without the padding."""
         eos_id = config.eos_token_id
         ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
         ids = ids[: ends[0] + 1] if len(ends) else ids
@@ -319,12 +326,12 @@ class Translator:
 
 
 def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
-    """The translation of an empty line."""
+    """Return the translation of an empty line."""
     return Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
 
 
 def load_model(opened: Pretrained, precision: str | None) -> Transformer:
-    """The model with weights and arithmetic in ``precision``; as in its files if None."""
+    """Return the model with weights and arithmetic in ``precision``; None is as in its files."""
     if precision is None or opened.config is None:
         return opened.model()
     config = dataclasses.replace(opened.config, compute_dtype=precision)
@@ -332,16 +339,13 @@ def load_model(opened: Pretrained, precision: str | None) -> Transformer:
 
 
 def without_cache(config: TransformerConfig) -> str | None:
-    """A message for models that decode without a cache of keys and values; None for others."""
+    """Return a message for models that decode without a cache of keys and values, or None."""
     if config.uncacheable is None:
         return None
-    shorter = (
-        "; a translation has at most as many tokens as its padded source"
-        if config.equal_lengths
-        else ""
-    )
-    reason = f"because {config.uncacheable}{shorter}"
-    return f"decoding runs the whole decoder again at each token, {reason}"
+    message = f"decoding runs the whole decoder again at each token, because {config.uncacheable}"
+    if config.equal_lengths:
+        message += "; a translation has at most as many tokens as its padded source"
+    return message
 
 
 def _ready(queue: deque[Line]) -> Iterator[Line]:
@@ -351,7 +355,7 @@ def _ready(queue: deque[Line]) -> Iterator[Line]:
 
 
 def n_best_lines(line: Line) -> list[str]:
-    """Lines of an n-best list in the format of Moses and fairseq: ``line ||| text ||| score``.
+    """Return the lines of an n-best list as in Moses and fairseq: ``line ||| text ||| score``.
 
     Lines of the source are counted from 0; hypotheses come best first.
     """

@@ -18,14 +18,20 @@ from jax_transformer.data import (
     pair_files,
     parallel_text,
     phrases,
-    run_tokenizer,
 )
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
-from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import (
+    BOS,
+    Tokenizer,
+    TokenizerPair,
+    has_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+)
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic, checksums
 from jax_transformer.storage.huggingface_folder import IN_RUN, write_files
@@ -172,9 +178,9 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
     data = options.data
     if (named := init_source.named_tokenizer(data)) is not None:
         return named
-    if not (folder / "data.json").exists() or not run_tokenizer.in_folder(folder):
+    if not (folder / "data.json").exists() or not has_tokenizer(folder):
         return None
-    loaded = run_tokenizer.load_folder(folder)
+    loaded = load_tokenizer(folder)
     if isinstance(loaded, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
         raise InputError(
             f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
@@ -326,7 +332,7 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     """
     if folder.data.exists():
         return
-    run_tokenizer.save_folder(corpus.tokenizer, folder.path)
+    save_tokenizer(corpus.tokenizer, folder.path)
     source = corpus.init_source
     # After the tokenizer, whose files include the generation config as it was
     if source is not None and source.files:

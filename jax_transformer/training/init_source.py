@@ -15,10 +15,10 @@ import numpy as np
 
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.config import Positions, TransformerConfig
-from jax_transformer.data import encoding, run_tokenizer
+from jax_transformer.data import encoding
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair, load_tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import base as formats_base
 from jax_transformer.formats import pretrained
@@ -107,7 +107,7 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
 
 def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
     sha256 = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
-    tokenizer = named_tokenizer(options.data) or run_tokenizer.load_folder(folder.path)
+    tokenizer = named_tokenizer(options.data) or load_tokenizer(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
     greedy = _greedy(folder.path / folders.IN_RUN, config, tokenizer)
     return InitSource(Path(options.init or ""), config, tokenizer, sha256, frozenset(), {}, greedy)

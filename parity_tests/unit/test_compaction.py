@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import generate
-from jax_transformer.generate import BeamScorer, Constraints, EarlyStopping, compaction, selection
+from jax_transformer.generate import BeamScorer, Constraints, EarlyStopping, logits, loops
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
 
@@ -17,7 +17,7 @@ ROWS = 64
 
 
 def test_a_loop_has_a_few_sizes():
-    assert [compaction.batch_sizes(rows) for rows in (1, 16, 33, 64, 200)] == [
+    assert [loops.batch_sizes(rows) for rows in (1, 16, 33, 64, 200)] == [
         (1,),
         (16, 8),
         (33, 16, 8),
@@ -40,7 +40,9 @@ def test_rows_leave_the_loop_and_keep_their_order(ends):
     @jax.jit
     def run(limits):
         start = (jnp.zeros((), jnp.int32), jnp.zeros(ROWS, jnp.int32), limits)
-        return compaction.while_loop(lambda c: c[1] < c[2], step, start, lambda c: c[1], ROWS)
+        return loops.while_loop(
+            lambda c: c[1] < c[2], step, start, lambda c: c[1], loops.batch_sizes(ROWS)
+        )
 
     assert run(ends).tolist() == ends.tolist()
     jax.effects_barrier()
@@ -104,7 +106,7 @@ def test_the_largest_scores_are_those_of_jax(size):
     scores[5:] = random.normal(size=(15, size))
     scores[6] = np.nan
     scores = jnp.asarray(scores)
-    assert selection.argmax(scores).tolist() == jnp.argmax(scores, axis=1).tolist()
+    assert logits.argmax(scores).tolist() == jnp.argmax(scores, axis=1).tolist()
     for count in (1, 2, 7):
-        ours, theirs = selection.top_k(scores[:6], count), jax.lax.top_k(scores[:6], count)
+        ours, theirs = logits.largest(scores[:6], count), jax.lax.top_k(scores[:6], count)
         assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))

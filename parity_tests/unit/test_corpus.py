@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import parallel_text, run_tokenizer
+from jax_transformer.data import parallel_text
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair, load_tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, recipe
@@ -357,7 +357,7 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
     assert {"tokenizer.source.json", "tokenizer.target.json"} <= {
         path.name for path in folder.path.iterdir()
     }
-    assert run_tokenizer.load_folder(folder.path).hash == loaded.tokenizer.hash
+    assert load_tokenizer(folder.path).hash == loaded.tokenizer.hash
     with pytest.raises(InputError, match=r"its tokenizer does not fit data\.vocabularies=shared"):
         prepared(tmp_path, **lines)
 

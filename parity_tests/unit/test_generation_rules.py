@@ -62,7 +62,7 @@ def test_every_search_applies_the_constraints(way):
 
 def test_each_row_has_its_own_first_token_without_recompilation():
     model = loud(CONFIG, 0)
-    before = decoding._greedy._cache_size()
+    before = decoding._decode._cache_size()
     for first in ([4, 6, 8, 4], [5, 5, 5, 5], 9):
         tokens = np.asarray(
             generate.greedy(
@@ -73,7 +73,7 @@ def test_each_row_has_its_own_first_token_without_recompilation():
             )
         )
         np.testing.assert_array_equal(tokens[:, 0], first)
-    assert decoding._greedy._cache_size() == before + 1
+    assert decoding._decode._cache_size() == before + 1
 
 
 def test_without_constraints_nothing_is_computed_for_them():

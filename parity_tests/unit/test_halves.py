@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.errors import InputError
-from jax_transformer.generate import GenerationConfig, decoding, split_batch
+from jax_transformer.generate import GenerationConfig, decoding, loops
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
 
@@ -40,14 +40,14 @@ def parts(monkeypatch):
         seen.append((len(batch.source), threading.current_thread() is threading.main_thread()))
         return one_part(split, config, batch)
 
-    monkeypatch.setattr(split_batch.processes, "cores", lambda: 2)
+    monkeypatch.setattr(loops.distributed, "cores", lambda: 2)
     monkeypatch.setattr(decoding, "_hypotheses", noted)
     return seen
 
 
 def undivided(monkeypatch, *arguments, **options):
     with monkeypatch.context() as patch:
-        patch.setattr(split_batch.processes, "cores", lambda: 1)
+        patch.setattr(loops.distributed, "cores", lambda: 1)
         return generate.generate(*arguments, **options)
 
 
@@ -80,19 +80,19 @@ SETTINGS = {
 
 
 def test_both_halves_have_the_settings_of_the_caller(monkeypatch):
-    assert SETTINGS.keys() == split_batch._OF_A_THREAD.keys()
+    assert SETTINGS.keys() == loops.THREAD_SETTINGS.keys()
     seen = []
 
     def noted(split, config, batch):
         seen.append({name: getattr(jax.config, name) for name in SETTINGS})
         return (jax.numpy.asarray(batch.source),)
 
-    monkeypatch.setattr(split_batch.processes, "cores", lambda: 2)
+    monkeypatch.setattr(loops.distributed, "cores", lambda: 2)
     monkeypatch.setattr(decoding, "_hypotheses", noted)
     with contextlib.ExitStack() as stack:
         for name, value in SETTINGS.items():
             assert getattr(jax.config, name) != value
-            stack.enter_context(split_batch._OF_A_THREAD[name](value))
+            stack.enter_context(loops.THREAD_SETTINGS[name](value))
         generate.generate(model(), sources(), GenerationConfig(max_new_tokens=9))
     assert seen == [SETTINGS, SETTINGS]
 
@@ -111,16 +111,16 @@ def test_halves_of_32_bits_give_what_the_whole_batch_gives(parts, monkeypatch):
 def test_the_program_is_compiled_once_for_both(parts):
     split = generate.split(model())
     config = GenerationConfig(max_new_tokens=10)
-    compiled = decoding._greedy._cache_size()
+    compiled = decoding._decode._cache_size()
     generate.generate(split, sources(), config)
-    assert decoding._greedy._cache_size() == compiled + 1
+    assert decoding._decode._cache_size() == compiled + 1
 
 
 def test_few_rows_and_one_core_are_not_divided(parts, monkeypatch):
     split, config = generate.split(model()), GenerationConfig(max_new_tokens=9)
     generate.generate(split, sources()[:15], config)
     with monkeypatch.context() as patch:
-        patch.setattr(split_batch.processes, "cores", lambda: 1)
+        patch.setattr(loops.distributed, "cores", lambda: 1)
         generate.generate(split, sources(), config)
     assert parts == [(15, True), (ROWS, True)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import generate, transformer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import decoding
+from jax_transformer.generate import logits as next_token
 from parity_tests.unit.helpers import ragged, random_arrays, random_model, tiny, unchecked
 from parity_tests.unit.speakers import loud
 
@@ -112,7 +112,7 @@ def test_the_scores_of_a_draw_are_float32_and_finite_at_any_temperature():
     logits = jnp.asarray([[90.0, 80.0, 90.0]], jnp.bfloat16)
     for temperature, top_p in itertools.product((1e-37, 1e-39, 1e-300), (None, 0.9)):
         nucleus = None if top_p is None else jnp.asarray(top_p)
-        scores, _ = decoding.most_likely(logits, jnp.asarray(temperature), nucleus, 0)
+        scores, _ = next_token.most_likely(logits, jnp.asarray(temperature), nucleus, 0)
         assert scores.dtype == jnp.float32
         assert scores[0, :2].tolist() == [0, 0] and not jnp.isnan(scores).any(), temperature
 
@@ -125,15 +125,15 @@ def test_the_order_of_nearly_equal_scores_decides_no_draw():
     for difference in (1e-9, -1e-9):
         logits = random_logits.copy()
         logits[:, 3] = logits[:, 7] + difference
-        scores, tokens = decoding.most_likely(jnp.asarray(logits), jnp.asarray(1.0), None, 0)
-        draws.append(decoding.categorical(keys, scores, tokens).tolist())
+        scores, tokens = next_token.most_likely(jnp.asarray(logits), jnp.asarray(1.0), None, 0)
+        draws.append(next_token.categorical(keys, scores, tokens).tolist())
     assert draws[0] == draws[1] and {3, 7} < set(draws[0])
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_it():
     logits = jnp.log2(jnp.asarray([[0.5, 0.25, 0.125, 0.125]])) * jnp.log(2.0)
     for top_p, size in ((0.5, 1), (0.75, 2)):
-        scores, _ = decoding.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
+        scores, _ = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
         assert int((scores > -jnp.inf).sum()) == size
 
 
@@ -148,11 +148,11 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         (0.89, 3),
         (0.91, 4),
     ):
-        scores, tokens = decoding.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
+        scores, tokens = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
         assert (
             tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == size
         ), top_p
-    after_cut, _ = decoding.most_likely(
+    after_cut, _ = next_token.most_likely(
         logits, jnp.asarray(1.0), jnp.asarray(0.6), 2
     )  # of the two, the first has two thirds
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import run_tokenizer, tokenizer
+from jax_transformer.data import tokenizer
 from jax_transformer.storage import run_files
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
@@ -268,24 +268,24 @@ def test_a_pair_reads_sources_and_writes_targets():
 
 
 def test_a_folder_has_one_or_two_tokenizers(tmp_path):
-    assert not run_tokenizer.in_folder(tmp_path)
+    assert not tokenizer.has_tokenizer(tmp_path)
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: missing \(a run converted"):
-        run_tokenizer.load_folder(tmp_path)
-    run_tokenizer.save_folder(SOURCE, tmp_path)
+        tokenizer.load_tokenizer(tmp_path)
+    tokenizer.save_tokenizer(SOURCE, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [
         "tokenizer.json"
-    ] and run_tokenizer.in_folder(tmp_path)
-    loaded = run_tokenizer.load_folder(tmp_path)
+    ] and tokenizer.has_tokenizer(tmp_path)
+    loaded = tokenizer.load_tokenizer(tmp_path)
     assert isinstance(loaded, tokenizer.Tokenizer) and loaded.hash == SOURCE.hash
     two = tmp_path / "two"
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
-    run_tokenizer.save_folder(pair, two)
+    tokenizer.save_tokenizer(pair, two)
     assert sorted(file.name for file in two.iterdir()) == [
         "tokenizer.source.json",
         "tokenizer.target.json",
-    ] and run_tokenizer.in_folder(two)
-    loaded = run_tokenizer.load_folder(two)
+    ] and tokenizer.has_tokenizer(two)
+    loaded = tokenizer.load_tokenizer(two)
     assert isinstance(loaded, tokenizer.TokenizerPair)
     assert (loaded.hash, loaded.source.hash, loaded.target.hash) == (
         pair.hash,
@@ -296,16 +296,16 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
 
 @pytest.mark.parametrize("missing", run_files.SIDE_FILES)
 def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
-    run_tokenizer.save_folder(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
+    tokenizer.save_tokenizer(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
     (tmp_path / missing).unlink()
-    assert run_tokenizer.in_folder(tmp_path)
+    assert tokenizer.has_tokenizer(tmp_path)
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
-        run_tokenizer.load_folder(tmp_path)
-    run_tokenizer.save_folder(SOURCE, tmp_path)
+        tokenizer.load_tokenizer(tmp_path)
+    tokenizer.save_tokenizer(SOURCE, tmp_path)
     with pytest.raises(
         errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
     ):
-        run_tokenizer.load_folder(tmp_path)
+        tokenizer.load_tokenizer(tmp_path)
 
 
 @NO_DEADLINE

@@ -13,7 +13,7 @@ import jax_transformer as jt
 from jax_transformer import convert, generate, transformer
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import GenerationConfig, beam_search, decoding
+from jax_transformer.generate import GenerationConfig, beam_search, decoding, prepare
 from jax_transformer.inference import translation
 from jax_transformer.inference.translation import Translator
 from jax_transformer.training import evaluation
@@ -47,24 +47,27 @@ def echo(monkeypatch) -> list[tuple]:
     """Replace decoding by a copy of the source, and record the calls."""
     calls = []
 
-    def greedy(model, source, *, max_length, **_):
-        calls.append(("greedy", source.shape, max_length))
+    def length(model, source, config):
+        return prepare.max_new_tokens(model.config, source.shape[1], config.max_new_tokens)
+
+    def token_by_token(model, source, config, forced, prompt, key=None, rows=None):
+        call = (source.shape, length(model, source, config))
+        if key is None:
+            calls.append(("greedy", *call))
+        else:
+            limits = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p")}
+            calls.append(("sample", *call, rows.tolist(), limits, key))
         return source
 
-    def n_best(model, source, count, *, beam_size, length_penalty, max_length, **_):
-        calls.append(("beam", source.shape, max_length, beam_size, length_penalty))
-        return np.stack([source] * count, axis=1), np.arange(count)[None] + np.full(
-            (len(source), 1), 0.5
-        )
+    def search(model, source, config, forced, prompt):
+        call = (source.shape, length(model, source, config))
+        calls.append(("beam", *call, config.num_beams, config.length_penalty))
+        count = config.num_return_sequences
+        scores = np.arange(count)[None] + np.full((len(source), 1), 0.5)
+        return np.stack([source] * count, axis=1), scores
 
-    def sample(model, source, key, *, rows, max_length, temperature, top_k, top_p, **_):
-        limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        calls.append(("sample", source.shape, max_length, rows.tolist(), limits, key))
-        return source
-
-    monkeypatch.setattr(decoding, "greedy", greedy)
-    monkeypatch.setattr(beam_search, "n_best", n_best)
-    monkeypatch.setattr(decoding, "sample", sample)
+    monkeypatch.setattr(decoding, "_token_by_token", token_by_token)
+    monkeypatch.setattr(beam_search, "search", search)
     return calls
 
 
@@ -245,7 +248,7 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
 def test_ids_end_with_their_end_token(monkeypatch):
     rows = np.array([[5, PAD, EOS, PAD], [5, 6, PAD, 7]])
     monkeypatch.setattr(
-        decoding, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
+        decoding, "_token_by_token", lambda model, source, *_: jnp.asarray(rows)[: len(source)]
     )
     hypotheses = Translator(
         transformer.abstract(SPEAKER), TOKENIZER, tokens_per_batch=32
@@ -268,8 +271,9 @@ def test_options_of_a_call_win_over_the_generation_config(echo):
     for options in ({"beam_size": 3, "max_length": 4}, {"num_beams": 3, "max_new_tokens": 4}):
         assert translator(["one"], **options) == ["one"]
     assert {call[2:] for call in echo} == {(4, 3, 0.2)}
-    several = translator(["one", ""], num_hypotheses=2)
-    assert [[each.text for each in row] for row in several] == [["one", "one"], [""]]
+    for name in ("num_return_sequences", "num_hypotheses"):
+        several = translator(["one", ""], **{name: 2})
+        assert [[each.text for each in row] for row in several] == [["one", "one"], [""]]
     assert translator.hypotheses(["one", ""], num_return_sequences=2)[0][1].score == 1.5
     for options, message in (
         ({"beem": 2}, r"unknown generation option 'beem' \(did you mean 'beam'\?\)"),
@@ -332,7 +336,7 @@ def test_an_ensemble_of_runs(tmp_path, capsys, monkeypatch):
         console.refused(2, ["--ensemble"], *command, "--attention", tmp_path / "x.html")
         other = Tokenizer.train(["none"] * 9, 262, pad_id=PAD, bos_id=BOS, eos_id=EOS)
         other.save(b / "tokenizer.json")
-        console.refused(2, [f"{b}: its tokenizer is not that of {a}"], *command, stdin=stdin)
+        console.refused(2, [f"{b}: its tokenizer is not the one of {a}"], *command, stdin=stdin)
 
 
 def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):

@@ -10,8 +10,8 @@ from typing import Any
 
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import InputFile, Read, Target, file_reader
-from jax_transformer.data import piece_vocabulary, run_tokenizer, tokenizer_files
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data import sentencepiece_vocabulary, tokenizer_files
+from jax_transformer.data.tokenizer import Tokenizer, load_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import huggingface_folder, run_files
 from parity_tests import tokenizer_models
@@ -56,9 +56,9 @@ def _read_pieces(folder: Path) -> Read:
 
     def read(content: bytes) -> None:
         path = folder / "source.spm"
-        model = piece_vocabulary.load_sentencepiece(path, content)
-        piece_vocabulary.take_apart(path, model)
-        model.join(model.cut(_LINE))
+        model = sentencepiece_vocabulary.load(path, content)
+        sentencepiece_vocabulary.take_apart(path, model)
+        model.decode_pieces(model.encode(_LINE, out_type=str))
 
     return read
 
@@ -115,7 +115,7 @@ def _read_languages(folder: Path) -> Read:
 
     def read(content: bytes) -> None:
         file.put(content)
-        run_tokenizer.load_folder(folder)
+        load_tokenizer(folder)
 
     return read
 

@@ -207,13 +207,13 @@ def _tokenizer(model: Model, pad_id: int) -> dict[str, bytes]:
 
 def _ids(model: Model, side: int) -> dict[str, int]:
     """The ids of a side's vocabulary; of a SentencePiece model, its pieces in order."""
-    from jax_transformer.data import piece_vocabulary
+    from jax_transformer.data import sentencepiece_vocabulary
 
     path = model.vocabularies[side]
     if path.suffix != ".spm":
         return marian_model.read_vocabulary(path)
-    loaded = piece_vocabulary.load_sentencepiece(path, path.read_bytes())
-    pieces = piece_vocabulary.take_apart(path, loaded)
+    processor = sentencepiece_vocabulary.load(path, path.read_bytes())
+    pieces = sentencepiece_vocabulary.take_apart(path, processor)
     return {piece: number for number, (piece, _) in enumerate(pieces.scored)}
 
 

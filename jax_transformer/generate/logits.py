@@ -1,8 +1,9 @@
-"""Logits processors: :class:`Constraints` applied to the scores of the next token.
+"""The scores of the next token: :class:`Constraints` applied, the largest found, one drawn.
 
-The order is that of transformers' ``generate``. Facts from transformers 5.23,
-``generation/logits_process.py`` and ``GenerationMixin._get_logits_processor``: there, lengths count
-the start token, and the generated sequence begins with it. A constraint that is off costs nothing.
+The order of the constraints is the order of transformers' ``generate``. Facts from transformers
+5.23, ``generation/logits_process.py`` and ``GenerationMixin._get_logits_processor``: there, lengths
+count the start token, and the generated sequence begins with it. A constraint that is off costs
+nothing.
 """
 
 import itertools
@@ -12,16 +13,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from jax_transformer.generate.generation_config import Constraints
 from jax_transformer.generate.prepare import Inputs, StaticArgs, start_tokens
 
 _NONE = Constraints()
+_BLOCK = 128
 
 
-def any_in(static_args: StaticArgs, inputs: Inputs) -> bool:
-    """True if :func:`apply` changes any score."""
+def constrained(static_args: StaticArgs, inputs: Inputs) -> bool:
+    """Return True if :func:`constrain` changes any score."""
     return static_args.config.constraints != _NONE or inputs.forced_bos_ids is not None
 
 
@@ -34,23 +36,23 @@ class Generated(NamedTuple):
     """The number of tokens before the generated ones."""
 
     def last(self, count: int) -> Int[Array, "b k c"]:
-        """The last ``count`` tokens; arbitrary if there are fewer."""
+        """Return the last ``count`` tokens; arbitrary if there are fewer."""
         return jax.lax.dynamic_slice_in_dim(self.tokens, self.length - count, count, axis=2)
 
 
-def apply(
+def constrain(
     scores: Float[Array, "b k v"],
     tokens: Int[Array, "b k n"],
     step: Int[Array, ""],
     inputs: Inputs,
     static_args: StaticArgs,
 ) -> Float[Array, "b k v"]:
-    """Constrained scores of the tokens at position ``step``; forbidden tokens have -inf.
+    """Return the constrained scores of the tokens at position ``step``; forbidden tokens have -inf.
 
     ``tokens`` are those before the position; whatever follows them is ignored. Without constraints
     the scores are returned as they are, otherwise in float32 at least.
     """
-    if not any_in(static_args, inputs):
+    if not constrained(static_args, inputs):
         return scores
     constraints, forced_bos_ids = static_args.config.constraints, inputs.forced_bos_ids
     scores = scores.astype(np.promote_types(scores.dtype, np.float32))
@@ -81,7 +83,7 @@ def apply(
 def _token_mask(
     tokens: Int[Array, "b k w"], valid: Bool[Array, "b k w"], vocabulary: int
 ) -> Bool[Array, "b k v"]:
-    """True for the tokens of the vocabulary that are among the valid ``tokens``."""
+    """Return True for the tokens of the vocabulary that are among the valid ``tokens``."""
     rows, beams = (
         jnp.arange(size, dtype=jnp.int32).reshape(shape)
         for size, shape in zip(tokens.shape, ((-1, 1, 1), (1, -1, 1)), strict=False)
@@ -95,7 +97,7 @@ def _token_mask(
 
 
 def _constant_mask(ids: tuple[int, ...], vocabulary: int) -> Bool[Array, "1 1 v"]:
-    """True for these tokens of the vocabulary."""
+    """Return True for these tokens of the vocabulary."""
     mask = np.zeros((1, 1, vocabulary), bool)
     mask[..., list(ids)] = True
     return jnp.asarray(mask)
@@ -122,7 +124,7 @@ def _forbidden(
     eos_id: int,
     vocabulary: int,
 ) -> Iterator[Bool[Array, "#b #k v"]]:
-    """Masks of forbidden tokens, each to be broadcast to (b, k, v)."""
+    """Yield masks of forbidden tokens, each to be broadcast to (b, k, v)."""
     if size := constraints.no_repeat_ngram_size:
         yield _ends_ngram(generated, generated.tokens, generated.length, size, vocabulary)
     if size := constraints.encoder_no_repeat_ngram_size:
@@ -147,7 +149,7 @@ def _ends_ngram(
     size: int,
     vocabulary: int,
 ) -> Bool[Array, "b k v"]:
-    """Tokens that would complete an n-gram of the first ``length`` tokens of ``text``."""
+    """Return the tokens that would complete an n-gram of the first ``length`` of ``text``."""
     tokens, windows = generated.tokens, text.shape[2] - size + 1
     if windows < 1 or size - 1 > tokens.shape[2]:
         return jnp.zeros((1, 1, vocabulary), bool)
@@ -165,7 +167,7 @@ def _ends_ngram(
 def _ends_word(
     generated: Generated, words: tuple[tuple[int, ...], ...], vocabulary: int
 ) -> Bool[Array, "b k v"]:
-    """The last tokens of those ``words`` (equally long) that are generated but for these."""
+    """Return the last tokens of the ``words``, equally long, of which all others are generated."""
     prefixes = np.array([word[:-1] for word in words], np.int32)
     ends = np.array([word[-1] for word in words], np.int32)
     size = prefixes.shape[1]
@@ -182,7 +184,7 @@ def _force(
     generated: Generated,
     forced_bos_ids: Int[Array, " b"] | None,
 ) -> Float[Array, "b k v"]:
-    """At a position with a forced token, its score is 0 and all others are -inf."""
+    """Return the scores with 0 for a token at its forced position, and -inf for others there."""
     zero, forbidden = jnp.zeros((), scores.dtype), jnp.asarray(-jnp.inf, scores.dtype)
     vocabulary = scores.shape[2]
     if forced_bos_ids is not None:
@@ -196,3 +198,73 @@ def _force(
         only = jnp.where(is_forced, zero, forbidden)
         scores = jnp.where(generated.length == generated.tokens.shape[2] - 1, only, scores)
     return scores
+
+
+def argmax(scores: Float[Array, "b v"]) -> Int[Array, " b"]:
+    """Return the index of each row's largest score, the first of equal ones: ``jnp.argmax``.
+
+    XLA's own goes through the scores one by one on the CPU, and these passes are vectorised.
+    """
+    indices = jnp.arange(scores.shape[1], dtype=jnp.int32)[None]
+    below = scores < scores.max(axis=1, keepdims=True)  # nowhere in a row of NaN: index 0
+    return jnp.where(below, scores.shape[1], indices).min(axis=1).astype(jnp.int32)
+
+
+def largest(
+    scores: Float[Array, "b v"], count: int
+) -> tuple[Float[Array, "b c"], Int[Array, "b c"]]:
+    """Return the ``count`` largest scores of each row and their indices: ``jax.lax.top_k``.
+
+    XLA's own goes through the scores one by one on the CPU. The largest lie in the ``count`` blocks
+    with the largest maxima: only these are sorted. Of equal scores, the lowest index comes first.
+    """
+    rows, size = scores.shape
+    if size < 4 * count * _BLOCK:  # nothing to win
+        best, index = jax.lax.top_k(scores, count)
+        return best, index
+    padded = jnp.pad(scores, ((0, 0), (0, -size % _BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(rows, -1, _BLOCK)
+    chosen = jnp.sort(jax.lax.top_k(blocks.max(axis=2), count)[1], axis=1)
+    candidates = jnp.take_along_axis(blocks, chosen[:, :, None], axis=1).reshape(rows, -1)
+    best, index = jax.lax.top_k(candidates, count)
+    return best, jnp.take_along_axis(chosen, index // _BLOCK, axis=1) * _BLOCK + index % _BLOCK
+
+
+def most_likely(
+    logits: Float[Array, "b v"],
+    temperature: Float[Array, ""],
+    top_p: Float[Array, ""] | None,
+    top_k: int,
+) -> tuple[Float[Array, "b c"], Int[Array, "b c"]]:
+    """Return the tokens to draw from, most likely first, and their logits in float32 at least.
+
+    Tokens outside the nucleus of ``top_p`` have -inf.
+    """
+    dtype = np.promote_types(logits.dtype, np.float32)
+    scores, tokens = largest(logits.astype(dtype), top_k or logits.shape[1])
+    # At most 0, so that division by a small temperature gives no infinity; one that rounds to 0 in
+    # this dtype would give 0 / 0
+    at_least = jnp.finfo(dtype).tiny
+    scores = (scores - scores[:, :1]) / jnp.maximum(temperature.astype(dtype), at_least)
+    if top_p is not None:
+        probabilities = jax.nn.softmax(scores, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        scores = jnp.where(before < top_p.astype(dtype), scores, -jnp.inf)
+    return scores, tokens
+
+
+def categorical(
+    keys: Key[Array, " b"], scores: Float[Array, "b c"], tokens: Int[Array, "b c"]
+) -> Int[Array, " b"]:
+    """Draw one token of each row, with the probabilities of the softmax of ``scores``.
+
+    ``keys`` are one for each row. The noise of a token depends on its id and not on its rank, which
+    the rounding of nearly equal scores decides, and with it the size of the batch.
+    """
+
+    def noise(key: PRNGKeyArray, ids: Int[Array, " c"]) -> Float[Array, " c"]:
+        own_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+        return jax.vmap(lambda own: jax.random.gumbel(own, dtype=scores.dtype))(own_keys)
+
+    index = argmax(scores + jax.vmap(noise)(keys, tokens))
+    return jnp.take_along_axis(tokens, index[:, None], axis=1)[:, 0].astype(jnp.int32)

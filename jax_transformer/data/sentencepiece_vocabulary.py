@@ -1,0 +1,168 @@
+"""SentencePiece models: read by their own library, taken apart, and rebuilt for ``tokenizers``.
+
+What is rebuilt is as transformers 5.23 builds it (``convert_from_spm`` of
+``convert_slow_tokenizer.py`` and the families' classes), so that ids are the same.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from jax_transformer.architectures.tokenizer_recipe import RebuiltPieces
+from jax_transformer.data.tokenizer import guarded
+from jax_transformer.data.tokenizer_settings import TokenizerSettings
+from jax_transformer.data.vocabulary import FastVocabulary
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage.untrusted import shown
+
+UNIGRAM, BPE = 1, 2
+"""Algorithms of a model, by the numbers of its file."""
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def load(path: Path, content: bytes) -> Any:
+    """Return the processor of a SentencePiece model's file.
+
+    Raises:
+        InputError: the file is not a model.
+        ConfigError: SentencePiece is not installed.
+    """
+    try:
+        import sentencepiece
+    except ImportError:
+        raise ConfigError(
+            f"{path}: needs SentencePiece: pip install 'jax-seq2seq[sentencepiece]'"
+        ) from None
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(content)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path}: not a SentencePiece model: {shown(str(error).splitlines()[0], 120)}"
+        ) from None
+    return processor
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The parts of a SentencePiece model."""
+
+    scored: list[tuple[str, float]]
+    """Every piece with its score, in the order of ids."""
+    control: list[str]
+    """Pieces that no text is cut into."""
+    user_defined: list[str]
+    """Pieces that are never cut."""
+    charsmap: bytes | None
+    """The normalization of characters, compiled."""
+    algorithm: int
+    """``UNIGRAM`` or ``BPE``, or another number."""
+
+
+def take_apart(path: Path, processor: Any) -> Pieces:
+    """Return the parts of a model as the library writes it, without what else a file holds.
+
+    Raises InputError naming the file for a piece that is not text.
+    """
+    from google.protobuf import message
+    from sentencepiece import sentencepiece_model_pb2
+
+    prototype: Any = sentencepiece_model_pb2
+    try:
+        model = prototype.ModelProto.FromString(processor.serialized_model_proto())
+        scored = [(piece.piece, piece.score) for piece in model.pieces]
+    except (ValueError, message.DecodeError) as error:
+        reason = shown(str(error), 120)
+        raise InputError(f"{path}: not a SentencePiece model that can be read: {reason}") from None
+    control, user_defined = (
+        [piece.piece for piece in model.pieces if piece.type == kind]
+        for kind in (_CONTROL, _USER_DEFINED)
+    )
+    charsmap = model.normalizer_spec.precompiled_charsmap or None
+    return Pieces(scored, control, user_defined, charsmap, model.trainer_spec.model_type)
+
+
+def from_pieces(path: Path, pieces: Pieces, settings: TokenizerSettings) -> FastVocabulary:
+    """Return the vocabulary that transformers rebuilds from a SentencePiece model."""
+    layout = settings.recipe.pieces
+    assert layout is not None, "asked only for recipes with Algorithm.REBUILT_PIECES"
+    own_tokens = settings.recipe.own_tokens(settings)
+    with guarded(path):
+        _check_algorithm(pieces, settings)
+        texts = {role: token.content for role, token in settings.special_tokens.items()}
+        arranged = layout.arrange(pieces.scored, texts, own_tokens)
+        unknown = texts["unk_token"]
+        if layout.bpe:
+            core = _merged(arranged, pieces, unknown)
+        else:
+            core = _unigram(arranged, layout, unknown)
+        model = tokenizers.Tokenizer(core)
+        metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+        words: list[Any] = [pre_tokenizers.WhitespaceSplit()] if layout.splits_words else []
+        model.pre_tokenizer = pre_tokenizers.Sequence([*words, metaspace]) if words else metaspace
+        normal = _normalizers(pieces, layout)
+        if normal:
+            model.normalizer = normalizers.Sequence(normal) if len(normal) > 1 else normal[0]
+        model.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+        if not settings.lists_extra_tokens:
+            own = [text for text in own_tokens if text not in pieces.user_defined]
+            for texts_of_kind, special in (
+                ([*pieces.control, *own], True),
+                (pieces.user_defined, False),
+            ):
+                model.add_tokens(
+                    [AddedToken(t, normalized=False, special=special) for t in texts_of_kind]
+                )
+    return FastVocabulary(path, model, settings)
+
+
+def _check_algorithm(pieces: Pieces, settings: TokenizerSettings) -> None:
+    bpe = settings.recipe.pieces is not None and settings.recipe.pieces.bpe
+    if pieces.algorithm != (BPE if bpe else UNIGRAM):
+        kind = "BPE" if bpe else "unigram"
+        raise InputError(
+            f"not a {kind} model, which {settings.recipe.name}'s is; give the folder a"
+            " tokenizer.json"
+        )
+
+
+def _unigram(scored: list[tuple[str, float]], layout: RebuiltPieces, unknown: str) -> Any:
+    unknown_id = layout.unknown_id
+    if unknown_id is None:
+        unknown_id = next((i for i, (text, _) in enumerate(scored) if text == unknown), 0)
+    return models.Unigram(scored, unk_id=unknown_id, byte_fallback=False)
+
+
+def _merged(scored: list[tuple[str, float]], pieces: Pieces, unknown: str) -> Any:
+    ids = {text: i for i, text in enumerate(dict.fromkeys(text for text, _ in scored))}
+    order = {text: i for i, (text, _) in enumerate(pieces.scored)}
+    # The file has no merges: every cut of a piece into two others is one, earlier pieces first
+    merges = [
+        (text[:at], text[at:])
+        for text in order
+        for at in range(1, len(text))
+        if text[:at] in order and text[at:] in order
+    ]
+    merges.sort(
+        key=lambda pair: (
+            order[pair[0] + pair[1]],
+            len(pair[0]),
+            len(pair[1]),
+            order[pair[0]],
+            order[pair[1]],
+        )
+    )
+    return models.BPE(
+        ids, merges, dropout=None, unk_token=unknown, fuse_unk=True, byte_fallback=False
+    )
+
+
+def _normalizers(pieces: Pieces, layout: RebuiltPieces) -> list[Any]:
+    if not layout.normalizes:
+        return []
+    mapped = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
+    replaces = layout.replaces if mapped else layout.replaces_without_map
+    return [*mapped, *(normalizers.Replace(Regex(old), new) for old, new in replaces)]
