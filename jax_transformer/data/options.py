@@ -7,7 +7,17 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from jax_transformer.config.option import (
+    FieldName,
+    Name,
+    Option,
+    PathText,
+    Rare,
+    SourceLanguage,
+    TargetLanguage,
+)
 from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError, counted
 
@@ -56,45 +66,45 @@ class DataOptions:
     Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR.
     """
 
-    train_source: tuple[str, ...] = ()
+    train_source: Annotated[tuple[PathText, ...], Option(synonyms="source src train_src")] = ()
     """Training lines to translate, plain or gzip."""
-    train_target: tuple[str, ...] = ()
+    train_target: Annotated[tuple[PathText, ...], Option(synonyms="target tgt trg train_tgt")] = ()
     """Translations of --data.train-source, line by line."""
-    valid_source: tuple[str, ...] = ()
+    valid_source: tuple[PathText, ...] = ()
     """Validation lines to translate."""
-    valid_target: tuple[str, ...] = ()
+    valid_target: tuple[PathText, ...] = ()
     """Translations of --data.valid-source, line by line."""
-    train: tuple[str, ...] = ()
+    train: tuple[PathText, ...] = ()
     """Training pairs in .tsv or .jsonl files, plain or gzip."""
     train_weights: tuple[float, ...] = ()
     """Epochs of each training file in an epoch (default: 1)."""
-    valid: tuple[str, ...] = ()
+    valid: tuple[PathText, ...] = ()
     """Validation pairs in .tsv or .jsonl files."""
-    dataset: str | None = None
+    dataset: Rare[PathText | None] = None
     """Hugging Face data set or its folder (needs the extra [hub])."""
-    dataset_config: str | None = None
+    dataset_config: Rare[Name | None] = None
     """Configuration of the data set, as de-en."""
-    train_split: str = "train"
+    train_split: Annotated[Rare[str], Option(metavar="SPLIT")] = "train"
     """Split of the data set to train on."""
-    valid_split: str = "validation"
+    valid_split: Annotated[Rare[str], Option(metavar="SPLIT")] = "validation"
     """Split of the data set to validate on."""
-    source_field: str = "source"
+    source_field: Rare[FieldName] = "source"
     """Field of the source in .jsonl, as translation.de."""
-    target_field: str = "target"
+    target_field: Rare[FieldName] = "target"
     """Field of the target in .jsonl, as translation.en."""
     vocabularies: Vocabularies = Vocabularies.SHARED
     """One vocabulary for both sides, or two."""
     vocab_size: int = 1000
     """Size of each BPE vocabulary trained on the text."""
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
     """tokenizer.json to use instead of training one."""
-    target_tokenizer: str | None = None
+    target_tokenizer: Rare[PathText | None] = None
     """tokenizer.json of the target, if there are two."""
-    bpe_dropout: float = 0.0
+    bpe_dropout: Rare[float] = 0.0
     """Probability of dropping each merge of training text (Provilkov et al. 2020)."""
-    source_lang: str | None = None
+    source_lang: Rare[SourceLanguage | None] = None
     """Source language of --init's tokenizer: en_XX, eng_Latn, en."""
-    target_lang: str | None = None
+    target_lang: Rare[TargetLanguage | None] = None
     """Target language of --init's tokenizer."""
     max_source_length: int | None = None
     """Longest source, in tokens (default: the model's, or 512)."""
@@ -102,9 +112,15 @@ class DataOptions:
     """Longest target, in tokens (default: the model's, or 512)."""
     too_long: TooLong = TooLong.DROP
     """Drop longer training pairs, or cut them."""
-    tokens_per_batch: int = 1024
+    tokens_per_batch: Annotated[
+        int,
+        Option(
+            synonyms="batch_size batch max_tokens train_batch_size tokens "
+            "per_device_train_batch_size"
+        ),
+    ] = 1024
     """Tokens of a batch, padding included, a side."""
-    buckets: int = 4
+    buckets: Rare[int] = 4
     """Most batch shapes, and so compiled programs."""
 
     def __post_init__(self) -> None:

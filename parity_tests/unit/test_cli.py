@@ -16,13 +16,9 @@ import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
-from jax_transformer.cli import suggestion, translate
-from jax_transformer.cli.arguments import flag, listed, renamed
-from jax_transformer.cli.help_text import metavar
-from jax_transformer.data import options as data_options
-from jax_transformer.extras.serve import limits
-from jax_transformer.runtime import distributed
-from jax_transformer.training import lora_options, mesh_options, optimizer_options, options
+from jax_transformer.cli.arguments import listed
+from jax_transformer.cli.help_text import is_rare, metavar
+from jax_transformer.training import options
 from parity_tests.unit import runs
 
 FLAGS = {
@@ -90,8 +86,6 @@ FLAGS["estimate"] = [
     *"--topology --length --device-memory --json --no-json".split(),
     *(flag for flag in FLAGS["train"] if not flag.startswith("--distributed.")),
 ]
-TRAIN = [options, data_options, lora_options, mesh_options, optimizer_options]
-"""Modules with the options of training."""
 FLAGS_0_1 = {
     "train": """
         --config --run --init --resume --steps --seed --log-every --eval-every
@@ -170,7 +164,6 @@ def documented(module) -> dict[str, str]:
                 isinstance(item, ast.ClassDef)
                 and isinstance(field, ast.AnnAssign)
                 and isinstance(text, ast.Expr)
-                and item.name.endswith(("Options", "Command", "Limits"))
             ):
                 texts[f"{item.name}.{field.target.id}"] = " ".join(text.value.value.split())
     return texts
@@ -187,20 +180,13 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     positive_only = printed.replace("--[no-]", "--")
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
     printed = " ".join(console.say(command, "--help-all")[1].split())
-    nested = {
-        "train": [*TRAIN, distributed],
-        "estimate": TRAIN,
-        "evaluate": [translate],
-        "serve": [translate, limits],
+    owners = {each.owner for each in listed(cli.COMMANDS[command].kind)}
+    meanings = {
+        name: text
+        for owner in owners
+        for name, text in documented(sys.modules[owner.__module__]).items()
+        if name.startswith(f"{owner.__name__}.")
     }
-    meanings = documented(sys.modules[f"jax_transformer.cli.{command}"])
-    for module in nested.get(command, []):
-        meanings |= documented(module)
-    if command == "evaluate":  # shares only the options of the search
-        others = ("SamplingOptions.", "TranslateOptions.")
-        meanings = {k: text for k, text in meanings.items() if not k.startswith(others)}
-    if command == "serve":
-        meanings = {k: text for k, text in meanings.items() if not k.startswith("Translate")}
     assert len(meanings) >= len(positive)
     assert not [text for text in meanings.values() if text.rstrip(".)") not in printed]
 
@@ -210,21 +196,25 @@ def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkey
     monkeypatch.setenv("COLUMNS", "100")
     lines = console.say(command, "--help")[1].splitlines()
     assert len(lines) <= 92 and max(map(len, lines)) <= 100
-    rare = cli.COMMANDS[command].rare
-    assert ("--help-all explains" in "\n".join(lines)) == bool(rare)
-    names = [option.name for option in listed(cli.COMMANDS[command].kind)]
-    assert not [pattern for pattern in rare.split() if not fnmatch.filter(names, pattern)]
+    known = list(listed(cli.COMMANDS[command].kind))
+    assert ("--help-all explains" in "\n".join(lines)) == any(map(is_rare, known))
+    patterns = {word for each in known for word in str(each.option.rare).split()} - {
+        "True",
+        "False",
+    }
+    names = [each.name for each in known]
+    assert not [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
     assert f"  jax-transformer {command} " in "\n".join(lines[lines.index("examples:") :])
-    metavars = {metavar(option) for option in listed(cli.COMMANDS[command].kind)}
+    metavars = {metavar(each) for each in known}
     assert not metavars & {"TEXT", "STR", "INT"} and not [m for m in metavars if "None" in m]
     assert not [line for line in lines if line.endswith(":") and line.startswith("other options")]
 
 
 @pytest.mark.parametrize("command", FLAGS_0_1)
 def test_flags_of_version_0_1_still_work(command):
-    known = cli.flags(cli.COMMANDS[command].kind)
-    names = {flag(old) for old in renamed(cli.COMMANDS[command].kind)}
-    assert not set(FLAGS_0_1[command].split()) - {*known, *names}
+    known = listed(cli.COMMANDS[command].kind)
+    accepted = {flag for each in known for flag in (*each.flags, *each.former)}
+    assert not set(FLAGS_0_1[command].split()) - accepted
 
 
 def test_help_shows_values_as_they_are_typed(console):
@@ -248,11 +238,6 @@ def test_help_of_a_command(console):
     assert console.say("help") == console.say("--help")
     assert console.say("help", "inspect") == console.say("inspect", "--help")
     console.refused(2, ["unknown command 'inspct'", "did you mean 'inspect'?"], "help", "inspct")
-
-
-def test_every_synonym_is_of_an_option():
-    known = {o.name for command in cli.COMMANDS.values() for o in listed(command.kind)}
-    assert not suggestion.SYNONYMS.keys() - known
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -2,9 +2,19 @@
 
 import sys
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from jax_transformer.cli.arguments import Command, Inline, Positional
+from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import SamplingOptions, SearchOptions, generation_options
+from jax_transformer.config.option import (
+    Architecture,
+    Inline,
+    Option,
+    Positional,
+    SourceLanguage,
+    TargetLanguage,
+    Weights,
+)
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve.limits import Limits
 
@@ -13,25 +23,29 @@ from jax_transformer.extras.serve.limits import Limits
 class ServeOptions:
     """Answer translation requests over HTTP, with a page for a browser."""
 
-    run: Positional[str]
+    run: Annotated[Positional[str], Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    weights: str = "auto"
+    weights: Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    architecture: str | None = None
+    architecture: Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: str | None = None
+    source_lang: SourceLanguage | None = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: str | None = None
+    target_lang: TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, Option(group="server", metavar="HOST")] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
     port: int = 8000
     """Port to listen on; 0 is a free one, which is printed."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[tuple[str, ...], Option(metavar="HOST")] = ()
     """Names by which clients may call the server (default: any, or this machine's on loopback)."""
-    limits: Inline[Limits] = field(default_factory=Limits)
-    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
-    sampling: Inline[SamplingOptions] = field(default_factory=SamplingOptions)
+    limits: Annotated[Inline[Limits], Option(group="limits")] = field(default_factory=Limits)
+    search: Annotated[Inline[SearchOptions], Option(group="default decoding options")] = field(
+        default_factory=SearchOptions
+    )
+    sampling: Annotated[Inline[SamplingOptions], Option(group="default sampling")] = field(
+        default_factory=SamplingOptions
+    )
 
 
 def run(options: ServeOptions) -> int:
@@ -73,15 +87,6 @@ def run(options: ServeOptions) -> int:
 COMMAND = Command(
     ServeOptions,
     run,
-    groups={
-        "model": "run weights architecture source_lang target_lang",
-        "server": "host port allowed_hosts",
-        "limits": "queue_size timeout max_lines max_characters max_body_bytes max_beam max_configs "
-        "batch_*",
-        "default decoding options": "max_length beam length_penalty penalty early_stopping "
-        "no_repeat_* repetition_penalty min_new_tokens",
-        "default sampling": "sample temperature top_k top_p seed",
-    },
     examples=(
         "serve runs/phrases",
         "serve opus-mt-en-de --port 8080 --beam 4 --timeout 10",
