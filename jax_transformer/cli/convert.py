@@ -6,16 +6,8 @@ from typing import Annotated
 
 from jax_transformer.cli import arguments, streams
 from jax_transformer.cli.arguments import Command
-from jax_transformer.config.option import (
-    Architecture,
-    Dtype,
-    Name,
-    Option,
-    PathText,
-    Positional,
-    Repeatable,
-    Weights,
-)
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.runtime import allocator
 
@@ -24,33 +16,33 @@ from jax_transformer.runtime import allocator
 class ConvertOptions:
     """Convert weights between PyTorch, safetensors, Hugging Face folders, runs and checkpoints."""
 
-    source: Annotated[Positional[str], Option(group="input and output")]
+    source: Annotated[option.Positional[str], Option(group="input and output")]
     """A .pt, .pth, .bin or .safetensors file, a Hugging Face folder, hf:owner/name, a run folder,
     one checkpoint of a run, or one of T5X; recognised by its content."""
-    destination: Positional[str]
+    destination: option.Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
     to: Annotated[str | None, Option(metavar="KIND")] = None
     """Kind of folder to write: hf, which transformers loads, t5x, ct2 for CTranslate2, stablehlo,
     whose programs need only jax, or run (default: run)."""
-    config: Annotated[PathText | None, Option(group="model, if the files do not say")] = None
+    config: Annotated[option.PathText | None, Option(group="model, if the files do not say")] = None
     """The model's config.json, if neither source nor destination has one."""
-    preset: Name | None = None
+    preset: option.Name | None = None
     """The model's preset, if there is no config.json; sizes are read from the shapes."""
-    architecture: Architecture | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     set: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()
     """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
-    dtype: Annotated[Dtype | None, Option(group="input and output")] = None
+    dtype: Annotated[option.Dtype | None, Option(group="input and output")] = None
     """Cast the weights to this dtype and report what is lost (default: keep their own)."""
-    weights: Annotated[Weights, Option(group="source")] = "auto"
+    weights: Annotated[option.Weights, Option(group="source")] = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
     key: Annotated[str | None, Option(metavar="KEY")] = None
     """Key of the state_dict in a PyTorch file, as model (default: the only one)."""
     strip_prefix: Annotated[str, Option(metavar="PREFIX")] = ""
     """Strip this prefix from every name, as module. (default: one that most names have)."""
-    ignore: Annotated[Repeatable[tuple[str, ...]], Option(metavar="PATTERN")] = ()
+    ignore: Annotated[option.Repeatable[tuple[str, ...]], Option(metavar="PATTERN")] = ()
     """Leave out tensors whose names fit this pattern, as criterion.*; may be repeated."""
-    rename: Annotated[Repeatable[tuple[str, ...]], Option(metavar="OLD=NEW")] = ()
+    rename: Annotated[option.Repeatable[tuple[str, ...]], Option(metavar="OLD=NEW")] = ()
     """Rename a tensor, or all whose names begin with OLD and a dot; may be repeated."""
     training: bool = False
     """Also convert optimizer state and data position, between a run and a PyTorch checkpoint."""
@@ -64,7 +56,7 @@ class ConvertOptions:
     """Write all layers of a stack into one array, with --to t5x."""
     param_scan_axis: int | None = None
     """The axis of the layers in such arrays of T5X (default: 1, or what a source's shapes show)."""
-    quantization: Dtype | None = None
+    quantization: option.Dtype | None = None
     """Numbers of a CTranslate2 folder: float32, float16 or int8 (default: float32)."""
     check: bool = True
     """Compare the result with the PyTorch twin in float64 (or round-trip it) before it is kept."""

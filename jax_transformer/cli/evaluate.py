@@ -7,19 +7,8 @@ from typing import Annotated
 from jax_transformer.cli import streams, translate
 from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import Precision, SearchOptions
-from jax_transformer.config.option import (
-    Architecture,
-    Dtype,
-    FieldName,
-    Inline,
-    ModelPath,
-    Option,
-    PathText,
-    Repeatable,
-    SourceLanguage,
-    TargetLanguage,
-    Weights,
-)
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate.generation_config import Engine
@@ -29,46 +18,48 @@ from jax_transformer.generate.generation_config import Engine
 class EvaluateOptions:
     """Score a model on a test set: BLEU, chrF, TER, exact match, and loss."""
 
-    run: Annotated[ModelPath, Option(group="model")]
+    run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    source: Annotated[PathText | None, Option(group="input and output", synonyms="src")] = None
+    source: Annotated[option.PathText | None, Option(group="input and output", synonyms="src")] = (
+        None
+    )
     """Lines to translate, plain or gzip."""
-    target: Annotated[PathText | None, Option(synonyms="tgt trg ref references")] = None
+    target: Annotated[option.PathText | None, Option(synonyms="tgt trg ref references")] = None
     """Reference translations, line by line, plain or gzip."""
-    pairs: PathText | None = None
+    pairs: option.PathText | None = None
     """A .tsv or .jsonl file in place of --source and --target, plain or gzip."""
-    source_field: FieldName = "source"
+    source_field: option.FieldName = "source"
     """Field of the source in .jsonl, as translation.de."""
-    target_field: FieldName = "target"
+    target_field: option.FieldName = "target"
     """Field of the reference in .jsonl, as translation.en."""
-    reference: Repeatable[tuple[PathText, ...]] = ()
+    reference: option.Repeatable[tuple[option.PathText, ...]] = ()
     """More references, line by line. Repeatable."""
-    weights: Annotated[Weights, Option(group="model")] = "auto"
+    weights: Annotated[option.Weights, Option(group="model")] = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    ensemble: Repeatable[tuple[PathText, ...]] = ()
+    ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
     engine: Engine = Engine.JAX
     """Program that translates: jax, or ctranslate2 on the CPU, which gives no loss."""
-    quantization: Dtype | None = None
+    quantization: option.Dtype | None = None
     """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
     tokens_per_batch: int = 4096
     """Positions of the source in a batch, padding and all beams included."""
-    architecture: Architecture | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: Annotated[SourceLanguage | None, Option(group="input and output")] = None
+    source_lang: Annotated[option.SourceLanguage | None, Option(group="input and output")] = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: TargetLanguage | None = None
+    target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
-    search: Annotated[Inline[SearchOptions], Option(group="decoding")] = field(
+    search: Annotated[option.Inline[SearchOptions], Option(group="decoding")] = field(
         default_factory=SearchOptions
     )
     bootstrap: Annotated[int, Option(group="input and output")] = 1000
     """Resamples for the 95 % confidence intervals of the scores (0: no intervals)."""
-    comet: PathText | None = None
+    comet: option.PathText | None = None
     """Also score with this COMET checkpoint, a pickle that you trust; needs unbabel-comet."""
-    hypotheses: Annotated[PathText | None, Option(synonyms="output out out_file")] = None
+    hypotheses: Annotated[option.PathText | None, Option(synonyms="output out out_file")] = None
     """Also write the translations to this file, line by line."""
     json: bool = False
     """Print one JSON object instead of lines."""

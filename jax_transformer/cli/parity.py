@@ -6,15 +6,8 @@ from typing import Annotated
 
 from jax_transformer.cli import arguments, streams
 from jax_transformer.cli.arguments import Command
-from jax_transformer.config.option import (
-    Architecture,
-    Dtype,
-    Name,
-    Option,
-    PathText,
-    Positional,
-    Weights,
-)
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 
 
@@ -22,23 +15,23 @@ from jax_transformer.errors import ConfigError
 class ParityOptions:
     """Compare a model with PyTorch module by module, and name the first module that differs."""
 
-    model: Annotated[Positional[str], Option(group="models")]
+    model: Annotated[option.Positional[str], Option(group="models")]
     """Weights to run in JAX: a run folder, one checkpoint, a Hugging Face folder, a .safetensors
     or PyTorch file."""
-    other: Positional[str]
+    other: option.Positional[str]
     """Weights to run in the PyTorch twin; the word `twin` for the same weights; or a file written
     by `golden make`."""
-    config: PathText | None = None
+    config: option.PathText | None = None
     """The model's config.json, if neither side has one."""
-    preset: Name | None = None
+    preset: option.Name | None = None
     """The model's preset, if there is no config.json; sizes are read from the shapes."""
-    architecture: Architecture | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     set: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()
     """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
-    weights: Weights = "auto"
+    weights: option.Weights = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
-    dtype: Annotated[Dtype | None, Option(group="comparison")] = None
+    dtype: Annotated[option.Dtype | None, Option(group="comparison")] = None
     """Also show differences in this dtype (default: the weights'). Float64 decides."""
     gradients: bool = True
     """Compare gradients too."""
@@ -46,7 +39,7 @@ class ParityOptions:
     """Lengths of source and target to compare at, as 1,7,31 (default: 7 and 5)."""
     seed: int | None = None
     """Seed of the random batch and of the gradients' weights (default: 0, or the golden's)."""
-    html: Annotated[PathText | None, Option(group="output")] = None
+    html: Annotated[option.PathText | None, Option(group="output")] = None
     """Also write the report as an HTML page."""
     json: bool = False
     """Print a JSON list of reports instead of a table."""

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command
-from jax_transformer.config.option import Architecture, Inline, Option, PathText, Rare
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.runtime import allocator, distributed
 from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.training.options import TrainOptions
@@ -15,11 +16,11 @@ from jax_transformer.training.options import TrainOptions
 class TrainCommand:
     """Train an encoder-decoder on parallel text."""
 
-    config: Annotated[PathText | None, Option(group="run")] = None
+    config: Annotated[option.PathText | None, Option(group="run")] = None
     """YAML file of options, or a run's train_config.json; flags win."""
-    architecture: Rare[Architecture | None] = None
+    architecture: option.Rare[option.Architecture | None] = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    options: Inline[TrainOptions] = field(default_factory=TrainOptions)
+    options: option.Inline[TrainOptions] = field(default_factory=TrainOptions)
     distributed: Annotated[DistributedOptions, Option(group="several processes", rare=True)] = (
         field(default_factory=DistributedOptions)
     )

@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command
-from jax_transformer.config.option import (
-    Architecture,
-    Dtype,
-    Inline,
-    ModelPath,
-    Option,
-    PathText,
-    Repeatable,
-    SourceLanguage,
-    TargetLanguage,
-    Weights,
-)
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.data.options import LongLine
 from jax_transformer.errors import ConfigError, Refusal, counted
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping, Engine
@@ -88,27 +78,27 @@ class SamplingOptions:
 class TranslateOptions:
     """Translate lines from standard input to standard output, one line out for each line in."""
 
-    run: Annotated[ModelPath, Option(group="model")]
+    run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    weights: Weights = "auto"
+    weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    ensemble: Repeatable[tuple[PathText, ...]] = ()
+    ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
     engine: Engine = Engine.JAX
     """Program that translates: jax, or ctranslate2 on the CPU, which converts the model once."""
-    quantization: Dtype | None = None
+    quantization: option.Dtype | None = None
     """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
-    architecture: Architecture | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: Annotated[SourceLanguage | None, Option(group="input and output")] = None
+    source_lang: Annotated[option.SourceLanguage | None, Option(group="input and output")] = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: TargetLanguage | None = None
+    target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
-    input: Annotated[PathText | None, Option(synonyms="in in_file input_file")] = None
+    input: Annotated[option.PathText | None, Option(synonyms="in in_file input_file")] = None
     """Read lines from this file, plain or gzip, instead of standard input."""
-    output: Annotated[PathText | None, Option(synonyms="out out_file output_file")] = None
+    output: Annotated[option.PathText | None, Option(synonyms="out out_file output_file")] = None
     """Write translations to this file instead of standard output."""
     tokens_per_batch: Annotated[int, Option(group="model")] = 4096
     """Positions of the source in a batch, padding and all beams included."""
@@ -118,16 +108,16 @@ class TranslateOptions:
     """Collect at most N lines before they are translated, sorted by length."""
     too_long: LongLine = LongLine.REFUSE
     """Refuse, cut or skip (translate to an empty line) a line that is too long for the model."""
-    attention: PathText | None = None
+    attention: option.PathText | None = None
     """Also write an HTML page with the attention weights of the first 50 lines."""
-    search: Annotated[Inline[SearchOptions], Option(group="decoding")] = field(
+    search: Annotated[option.Inline[SearchOptions], Option(group="decoding")] = field(
         default_factory=SearchOptions
     )
     num_return_sequences: Annotated[
         int | None, Option(flag="n_best", synonyms="nbest num_hypotheses")
     ] = None
     """Write the best N of the beam, as `line ||| text ||| score` (0: only the best text)."""
-    sampling: Annotated[Inline[SamplingOptions], Option(group="sampling")] = field(
+    sampling: Annotated[option.Inline[SamplingOptions], Option(group="sampling")] = field(
         default_factory=SamplingOptions
     )
 

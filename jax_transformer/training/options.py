@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from jax_transformer.architectures import registry
-from jax_transformer.config import EXECUTION, AttentionBackend, Remat, TransformerConfig, codec
-from jax_transformer.config.option import ModelPath, Name, Option, PathText, Rare
+from jax_transformer.config import (
+    EXECUTION,
+    AttentionBackend,
+    Remat,
+    TransformerConfig,
+    codec,
+    option,
+)
+from jax_transformer.config.option import Option
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
@@ -67,7 +74,7 @@ MEMORY, TRAINABLE = "memory and compile time", "parameters to train (default: al
 class ModelOptions:
     """The architecture. A size that is not given keeps the preset's."""
 
-    preset: Annotated[Name, Option(synonyms="arch architecture")] = "small"
+    preset: Annotated[option.Name, Option(synonyms="arch architecture")] = "small"
     """Architecture and its sizes, as lesson10."""
     d_model: int | None = None
     """Width of the model."""
@@ -85,27 +92,27 @@ class ModelOptions:
     """Longest source and target, in tokens."""
     dropout: float | None = None
     """Dropout on the output of every sublayer."""
-    attention_dropout: Rare[float | None] = None
+    attention_dropout: option.Rare[float | None] = None
     """Dropout on attention weights."""
-    activation_dropout: Rare[float | None] = None
+    activation_dropout: option.Rare[float | None] = None
     """Dropout inside the feed-forward layers."""
-    embedding_dropout: Rare[float | None] = None
+    embedding_dropout: option.Rare[float | None] = None
     """Dropout on embeddings plus positions."""
-    norm_placement: Rare[Name | None] = None
+    norm_placement: option.Rare[option.Name | None] = None
     """Norm before (pre) or after (post) each sublayer."""
-    tying: Rare[Name | None] = None
+    tying: option.Rare[option.Name | None] = None
     """Embeddings and output that share a matrix: none, output, all."""
     precision: Annotated[Precision, Option(synonyms="dtype fp16 bf16 mixed_precision")] = (
         Precision.FLOAT32
     )
     """Dtype of computation; parameters are float32."""
     attention_backend: Annotated[
-        Rare[AttentionBackend],
+        option.Rare[AttentionBackend],
         Option(group=MEMORY, synonyms="attn_implementation attn_backend attention flash_attention"),
     ] = AttentionBackend.XLA
     """Implementation of attention."""
     remat: Annotated[
-        Rare[Remat],
+        option.Rare[Remat],
         Option(
             synonyms="gradient_checkpointing activation_checkpointing checkpoint_activations "
             "remat_policy"
@@ -113,7 +120,7 @@ class ModelOptions:
     ] = Remat.NONE
     """Store less of a block, to save memory: its input (full), or its matrix products, too
     (minimal)."""
-    scan_layers: Rare[bool] = False
+    scan_layers: option.Rare[bool] = False
     """Compile one block a stack: less time, the same weights."""
 
     def executed(self, config: TransformerConfig) -> TransformerConfig:
@@ -147,11 +154,12 @@ class ModelOptions:
 class TrainOptions:
     """Train an encoder-decoder on parallel text."""
 
-    run: Annotated[ModelPath | None, Option(group="run")] = None
+    run: Annotated[option.ModelPath | None, Option(group="run")] = None
     """Run folder (default: the newest unfinished run of the same
     options under runs/, otherwise a new one)."""
     init: Annotated[
-        PathText | None, Option(synonyms="pretrained from_pretrained finetune finetune_from_model")
+        option.PathText | None,
+        Option(synonyms="pretrained from_pretrained finetune finetune_from_model"),
     ] = None
     """Start from a run, a Hugging Face folder or hf:owner/name:
     its weights, configuration and tokenizer."""
@@ -180,31 +188,31 @@ class TrainOptions:
     """Steps between validations and checkpoints."""
     eval_pairs: int = 1000
     """Most validation pairs to translate for scores."""
-    samples: Rare[int] = 3
+    samples: option.Rare[int] = 3
     """Translations to print at each validation."""
     keep: Annotated[int, Option(synonyms="save_total_limit keep_last")] = 2
     """Last checkpoints to keep."""
-    keep_best: Rare[int] = 1
+    keep_best: option.Rare[int] = 1
     """Best checkpoints to keep as well."""
     best_by: Criterion = Criterion.BLEU
     """Metric that decides which checkpoint is best."""
     patience: Annotated[int, Option(synonyms="early_stopping_patience")] = 0
     """Stop after N validations without a best (0: never)."""
-    average: Rare[int] = 0
+    average: option.Rare[int] = 0
     """Average N checkpoints at the end (0: off)."""
-    average_of: Rare[AverageOf] = AverageOf.LAST
+    average_of: option.Rare[AverageOf] = AverageOf.LAST
     """Checkpoints to average."""
     freeze: Annotated[tuple[str, ...], Option(group=TRAINABLE, metavar="PATTERN")] = ()
     """Do not train parameters with these names, as encoder.*."""
-    loss_chunks: Annotated[Rare[int], Option(group=MEMORY)] = 1
+    loss_chunks: Annotated[option.Rare[int], Option(group=MEMORY)] = 1
     """Compute the loss in N chunks of positions, to save memory."""
     devices: Annotated[int, Option(group="run")] = 0
     """Devices to use (0: all)."""
     tensorboard: Annotated[bool, Option(group="logging")] = False
     """Write TensorBoard events (needs the extra [tensorboard])."""
-    wandb: Name | None = None
+    wandb: option.Name | None = None
     """Weights & Biases project (needs the extra [wandb])."""
-    compilation_cache: Annotated[Rare[PathText | None], Option(group="run")] = None
+    compilation_cache: Annotated[option.Rare[option.PathText | None], Option(group="run")] = None
     """Cache of compiled programs, or none (default: user's cache)."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Option(group="data (default: the built-in task)")] = field(
@@ -212,7 +220,9 @@ class TrainOptions:
     )
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: Annotated[LoraOptions, Option(group=TRAINABLE)] = field(default_factory=LoraOptions)
-    mesh: Annotated[Rare[MeshOptions], Option(group=MEMORY)] = field(default_factory=MeshOptions)
+    mesh: Annotated[option.Rare[MeshOptions], Option(group=MEMORY)] = field(
+        default_factory=MeshOptions
+    )
     # Not an option: those of the learning rate that took their defaults
     rate_left_out = frozenset[str]()
 

@@ -1,13 +1,16 @@
 """The command line: its output, its exit codes, and its errors, one line without a traceback."""
 
 import ast
+import dataclasses
 import fnmatch
 import inspect
 import io
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -16,8 +19,10 @@ import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
-from jax_transformer.cli.arguments import listed
+from jax_transformer.cli import completion, config_file
+from jax_transformer.cli.arguments import Command, listed
 from jax_transformer.cli.help_text import is_rare, metavar
+from jax_transformer.config.option import Option
 from jax_transformer.training import options
 from parity_tests.unit import runs
 
@@ -238,6 +243,54 @@ def test_help_of_a_command(console):
     assert console.say("help") == console.say("--help")
     assert console.say("help", "inspect") == console.say("inspect", "--help")
     console.refused(2, ["unknown command 'inspct'", "did you mean 'inspect'?"], "help", "inspct")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A section with an option of its own."""
+
+    width: Annotated[int, Option(metavar="N", synonyms="d_model hidden_size")] = 8
+    """Width of the model."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """Try an option that nothing lists."""
+
+    config: Annotated[str | None, Option(metavar="PATH", group="files")] = None
+    """YAML file of options."""
+    num_colors: Annotated[int, Option(flag="colors", group="look", synonyms="palette_size")] = 3
+    """Number of colours."""
+    shade: Annotated[tuple[str, ...], Option(metavar="SHADE", rare=True)] = ()
+    """Shades to leave out."""
+    sizes: Sizes = dataclasses.field(default_factory=Sizes)
+
+    @classmethod
+    def from_file(cls, path: str) -> "Added":
+        """Return the options of a file."""
+        return config_file.read(cls, path)
+
+
+def test_an_option_is_one_field(console, monkeypatch, tmp_path):
+    """In help, command line, YAML file, suggestions and completion."""
+    seen = []
+    added = Command(Added, lambda options: seen.append(options) or 0, ("train",))
+    known = {"train": added, "completion": completion.COMMAND}
+    monkeypatch.setattr(type(cli.COMMANDS), "__getitem__", lambda _, name: known.get(name, added))
+    out = " ".join(console.say("train", "--help")[1].split())
+    assert "look: --colors N Number of colours (default: 3) " in out
+    assert "sizes: --sizes.width N Width of the model (default: 8) " in out
+    assert "more options (--help-all explains them): --shade examples:" in out
+    assert "  --shade SHADE ..." in console.say("train", "--help-all")[1]
+    file = tmp_path / "options.yaml"
+    file.write_text("{sizes: {width: 5}, shade: [dark]}")
+    runs.main("train", "--colors", 4, "--shade", "a", "b", "--sizes.width=6")
+    runs.main("train", "--num_colors", 7, "--config", file)
+    assert seen == [Added(None, 4, ("a", "b"), Sizes(6)), Added(str(file), 7, ("dark",), Sizes(5))]
+    console.refused(2, ["--palette-size (did you mean '--colors'?)"], "train", "--palette-size", 1)
+    file.write_text("hidden_size: 5")
+    console.refused(2, ["(did you mean 'sizes.width'?)"], "train", "--config", file)
+    assert "--sizes.width" in console.say("completion", "bash")[1]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command
-from jax_transformer.config.option import Architecture, Inline, Option, PathText, Rare
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import topologies
 from jax_transformer.training.options import TrainOptions
@@ -29,11 +30,11 @@ class EstimateCommand:
     """GiB of each device (default: the accelerator's)."""
     json: bool = False
     """Print one JSON object instead of lines."""
-    config: Annotated[PathText | None, Option(group="run")] = None
+    config: Annotated[option.PathText | None, Option(group="run")] = None
     """YAML file of options, or a run's train_config.json; flags win."""
-    architecture: Rare[Architecture | None] = None
+    architecture: option.Rare[option.Architecture | None] = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    options: Annotated[Inline[TrainOptions], Option(rare=UNCHANGING)] = field(
+    options: Annotated[option.Inline[TrainOptions], Option(rare=UNCHANGING)] = field(
         default_factory=TrainOptions
     )
 

@@ -6,15 +6,8 @@ from typing import Annotated
 
 from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import SamplingOptions, SearchOptions, generation_options
-from jax_transformer.config.option import (
-    Architecture,
-    Inline,
-    Option,
-    Positional,
-    SourceLanguage,
-    TargetLanguage,
-    Weights,
-)
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve.limits import Limits
 
@@ -23,15 +16,15 @@ from jax_transformer.extras.serve.limits import Limits
 class ServeOptions:
     """Answer translation requests over HTTP, with a page for a browser."""
 
-    run: Annotated[Positional[str], Option(group="model")]
+    run: Annotated[option.Positional[str], Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    weights: Weights = "auto"
+    weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    architecture: Architecture | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: SourceLanguage | None = None
+    source_lang: option.SourceLanguage | None = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: TargetLanguage | None = None
+    target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
     host: Annotated[str, Option(group="server", metavar="HOST")] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
@@ -39,11 +32,11 @@ class ServeOptions:
     """Port to listen on; 0 is a free one, which is printed."""
     allowed_hosts: Annotated[tuple[str, ...], Option(metavar="HOST")] = ()
     """Names by which clients may call the server (default: any, or this machine's on loopback)."""
-    limits: Annotated[Inline[Limits], Option(group="limits")] = field(default_factory=Limits)
-    search: Annotated[Inline[SearchOptions], Option(group="default decoding options")] = field(
-        default_factory=SearchOptions
+    limits: Annotated[option.Inline[Limits], Option(group="limits")] = field(default_factory=Limits)
+    search: Annotated[option.Inline[SearchOptions], Option(group="default decoding options")] = (
+        field(default_factory=SearchOptions)
     )
-    sampling: Annotated[Inline[SamplingOptions], Option(group="default sampling")] = field(
+    sampling: Annotated[option.Inline[SamplingOptions], Option(group="default sampling")] = field(
         default_factory=SamplingOptions
     )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import NumBeams, Precision, with_precision
-from jax_transformer.config.option import ModelPath, Option, PathText, Positional, Weights
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 
 if TYPE_CHECKING:
     from jax_transformer.extras.speech.transcription import Transcript
@@ -26,11 +27,11 @@ class Task(enum.StrEnum):
 class TranscribeOptions:
     """Write down what is said in a WAV file, to standard output."""
 
-    audio: Annotated[Positional[str], Option(group="input and output")]
+    audio: Annotated[option.Positional[str], Option(group="input and output")]
     """A WAV file of 8, 16, 24 or 32 bits (PCM), of 4 to 192 kHz and up to 32 channels."""
-    run: Annotated[ModelPath, Option(group="model")]
+    run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a Hugging Face folder, hf:owner/name, or a run that was made from one."""
-    weights: Weights = "auto"
+    weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
@@ -42,7 +43,7 @@ class TranscribeOptions:
     """Write a line for each phrase, with its times (default: as the folder says)."""
     num_beams: Annotated[NumBeams | None, Option(group="decoding")] = None
     """Beam size; 1 is greedy (default: that of the folder)."""
-    output: Annotated[PathText | None, Option(group="input and output")] = None
+    output: Annotated[option.PathText | None, Option(group="input and output")] = None
     """Write the text to this file instead of standard output."""
     json: bool = False
     """Print one JSON object: text, language, and phrases with their times."""
