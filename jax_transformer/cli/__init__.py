@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments.remove("--debug")
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # here and not at exit: a reader that has gone is no error
+        sys.stdout.flush()  # here and not at exit: a reader that has gone is not an error
         return code
     except ReportedError as error:
         return error.exit_code
@@ -124,7 +124,7 @@ def _run(arguments: list[str]) -> int:
 
 def _usage() -> str:
     lines = ["usage: jax-transformer COMMAND [options]", ""]
-    for name, command in COMMANDS.items():
+    for name, command in COMMANDS.loadable():
         lines.append(f"  {name:10} {(command.kind.__doc__ or '').splitlines()[0]}")
     lines += [
         "",

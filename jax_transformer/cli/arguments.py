@@ -45,7 +45,7 @@ class Argument:
     """One option of a command, or an argument without a flag."""
 
     name: str
-    """Field name, with the names of the nested dataclasses and dots in front, as data.train."""
+    """Field name, with the names of the nested dataclasses in front, for example data.train."""
     path: tuple[str, ...]
     """Names of the fields that lead to it."""
     owner: type
@@ -61,7 +61,7 @@ class Argument:
     several: bool
     """The option takes several values."""
     flags: tuple[str, ...]
-    """Its flag, and for a boolean the one that switches it off, as ``--model.no-bias``."""
+    """Its flag, and for a boolean the one that switches it off, for example ``--model.no-bias``."""
     synonyms: tuple[str, ...]
     """Another flag that works."""
     former: tuple[str, ...]
@@ -79,7 +79,7 @@ def flag(name: str) -> str:
 
 
 def flags(kind: type) -> list[str]:
-    """Return the flags of an options dataclass, as ``--data.train-source``."""
+    """Return the flags of an options dataclass, for example ``--data.train-source``."""
     return [flag for argument in listed(kind) for flag in argument.flags]
 
 

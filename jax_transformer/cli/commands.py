@@ -5,12 +5,13 @@ An installed package adds a command by an entry point of the group ``jax_transfo
 whose value is a :class:`Command`; so do this package's own extras.
 """
 
-import functools
 import importlib
-import importlib.metadata
+import sys
 from collections.abc import Iterator, Mapping
 
 from jax_transformer.cli.arguments import Command
+from jax_transformer.errors import ConfigError
+from jax_transformer.runtime import entry_points
 
 ENTRY_POINTS = "jax_transformer.commands"
 _CORE = ("train", "translate", "evaluate", "convert", "inspect", "parity", "golden", "completion")
@@ -23,20 +24,25 @@ class _Commands(Mapping[str, Command]):
         if name in _CORE:
             command: Command = importlib.import_module(f"jax_transformer.cli.{name}").COMMAND
             return command
-        added: Command = _added()[name].load()
+        added: Command = entry_points.load(entry_points.of(ENTRY_POINTS)[name], Command)
         return added
 
+    def __contains__(self, name: object) -> bool:
+        return name in _CORE or name in entry_points.of(ENTRY_POINTS)
+
     def __iter__(self) -> Iterator[str]:
-        return iter((*_CORE, *_added()))
+        return iter((*_CORE, *entry_points.of(ENTRY_POINTS)))
+
+    def loadable(self) -> Iterator[tuple[str, Command]]:
+        """Yield every command by name; one that cannot be imported is a line on standard error."""
+        for name in self:
+            try:
+                yield name, self[name]
+            except ConfigError as error:
+                print(f"skipped an installed command: {error}", file=sys.stderr)
 
     def __len__(self) -> int:
-        return len(_CORE) + len(_added())
-
-
-@functools.cache
-def _added() -> dict[str, importlib.metadata.EntryPoint]:
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {entry_point.name: entry_point for entry_point in sorted(found)}
+        return sum(1 for _ in self)
 
 
 COMMANDS = _Commands()

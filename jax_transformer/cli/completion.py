@@ -41,7 +41,7 @@ def _parser(file: Any) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser("jax-transformer")
     root.add_argument("--version", action="store_true", help="Print the version")
     parsers = root.add_subparsers()
-    for name, command in commands.COMMANDS.items():
+    for name, command in commands.COMMANDS.loadable():
         summary = help_text.summary(command)
         parser = parsers.add_parser(name, help=summary, description=summary)
         for argument in arguments.listed(command.kind):

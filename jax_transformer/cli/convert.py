@@ -31,17 +31,17 @@ class ConvertOptions:
     architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     set: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()
-    """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
+    """Fields of the preset that shapes do not show, for example num_heads=4 max_length=40."""
     dtype: Annotated[option.Dtype | None, Option(group="input and output")] = None
     """Cast the weights to this dtype and report what is lost (default: keep their own)."""
     weights: Annotated[option.Weights, Option(group="source")] = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
     key: Annotated[str | None, Option(metavar="KEY")] = None
-    """Key of the state_dict in a PyTorch file, as model (default: the only one)."""
+    """Key of the state_dict in a PyTorch file, for example model (default: the only one)."""
     strip_prefix: Annotated[str, Option(metavar="PREFIX")] = ""
-    """Strip this prefix from every name, as module. (default: one that most names have)."""
+    """Strip this prefix from all names, for example module. (default: one that most names have)."""
     ignore: Annotated[option.Repeatable[tuple[str, ...]], Option(metavar="PATTERN")] = ()
-    """Leave out tensors whose names fit this pattern, as criterion.*; may be repeated."""
+    """Leave out tensors whose names fit this pattern, for example criterion.*; may be repeated."""
     rename: Annotated[option.Repeatable[tuple[str, ...]], Option(metavar="OLD=NEW")] = ()
     """Rename a tensor, or all whose names begin with OLD and a dot; may be repeated."""
     training: bool = False
@@ -51,7 +51,7 @@ class ConvertOptions:
     force: bool = False
     """Replace the destination: a file, or a folder that holds only weights."""
     shard_size: Annotated[str | None, Option(metavar="SIZE")] = None
-    """Most bytes of weights in one file, as 200MB, with --to hf (default: 5GB)."""
+    """Most bytes of weights in one file, for example 200MB, with --to hf (default: 5GB)."""
     scan_layers: bool = False
     """Write all layers of a stack into one array, with --to t5x."""
     param_scan_axis: int | None = None

@@ -29,9 +29,9 @@ class EvaluateOptions:
     pairs: option.PathText | None = None
     """A .tsv or .jsonl file in place of --source and --target, plain or gzip."""
     source_field: option.FieldName = "source"
-    """Field of the source in .jsonl, as translation.de."""
+    """Field of the source in .jsonl, for example translation.de."""
     target_field: option.FieldName = "target"
-    """Field of the reference in .jsonl, as translation.en."""
+    """Field of the reference in .jsonl, for example translation.en."""
     reference: option.Repeatable[tuple[option.PathText, ...]] = ()
     """More references, line by line. Repeatable."""
     weights: Annotated[option.Weights, Option(group="model")] = "auto"
@@ -39,7 +39,7 @@ class EvaluateOptions:
     ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
     engine: Engine = Engine.JAX
     """Program that translates: jax, or ctranslate2 on the CPU, which gives no loss."""
     quantization: option.Dtype | None = None

@@ -28,7 +28,7 @@ class ParityOptions:
     architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     set: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()
-    """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
+    """Fields of the preset that shapes do not show, for example num_heads=4 max_length=40."""
     weights: option.Weights = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
     dtype: Annotated[option.Dtype | None, Option(group="comparison")] = None
@@ -36,7 +36,7 @@ class ParityOptions:
     gradients: bool = True
     """Compare gradients too."""
     lengths: Annotated[str | None, Option(metavar="N,N,...")] = None
-    """Lengths of source and target to compare at, as 1,7,31 (default: 7 and 5)."""
+    """Lengths of source and target to compare at, for example 1,7,31 (default: 7 and 5)."""
     seed: int | None = None
     """Seed of the random batch and of the gradients' weights (default: 0, or the golden's)."""
     html: Annotated[option.PathText | None, Option(group="output")] = None
@@ -78,7 +78,7 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     """Return the numbers of --lengths. Raises ConfigError if they are not numbers."""
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"--lengths {text}: must be lengths separated by commas, as 1,7,31")
+        raise ConfigError(f"--lengths {text}: must be lengths with commas, for example 1,7,31")
     return tuple(map(int, parts))
 
 

@@ -85,7 +85,7 @@ class TranslateOptions:
     ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
     engine: Engine = Engine.JAX
     """Program that translates: jax, or ctranslate2 on the CPU, which converts the model once."""
     quantization: option.Dtype | None = None
@@ -116,7 +116,7 @@ class TranslateOptions:
     num_return_sequences: Annotated[
         int | None, Option(flag="n_best", synonyms="nbest num_hypotheses")
     ] = None
-    """Write the best N of the beam, as `line ||| text ||| score` (0: only the best text)."""
+    """Write the best N of the beam: `line ||| text ||| score` (0: only the best text)."""
     sampling: Annotated[option.Inline[SamplingOptions], Option(group="sampling")] = field(
         default_factory=SamplingOptions
     )

@@ -80,15 +80,15 @@ class DataOptions:
     dataset: option.Rare[option.PathText | None] = None
     """Hugging Face data set or its folder (needs the extra [hub])."""
     dataset_config: option.Rare[option.Name | None] = None
-    """Configuration of the data set, as de-en."""
+    """Configuration of the data set, for example de-en."""
     train_split: Annotated[option.Rare[str], Option(metavar="SPLIT")] = "train"
     """Split of the data set to train on."""
     valid_split: Annotated[option.Rare[str], Option(metavar="SPLIT")] = "validation"
     """Split of the data set to validate on."""
     source_field: option.Rare[option.FieldName] = "source"
-    """Field of the source in .jsonl, as translation.de."""
+    """Field of the source in .jsonl, for example translation.de."""
     target_field: option.Rare[option.FieldName] = "target"
-    """Field of the target in .jsonl, as translation.en."""
+    """Field of the target in .jsonl, for example translation.en."""
     vocabularies: Vocabularies = Vocabularies.SHARED
     """One vocabulary for both sides, or two."""
     vocab_size: int = 1000

@@ -75,7 +75,7 @@ class ModelOptions:
     """The architecture. A size that is not given keeps the preset's."""
 
     preset: Annotated[option.Name, Option(synonyms="arch architecture")] = "small"
-    """Architecture and its sizes, as lesson10."""
+    """Architecture and its sizes, for example lesson10."""
     d_model: int | None = None
     """Width of the model."""
     num_heads: Annotated[int | None, Option(synonyms="heads nhead n_heads")] = None
@@ -118,7 +118,7 @@ class ModelOptions:
             "remat_policy"
         ),
     ] = Remat.NONE
-    """Store less of a block, to save memory: its input (full), or its matrix products, too
+    """Store less of a block, to save memory: its input (full), or its matrix products as well
     (minimal)."""
     scan_layers: option.Rare[bool] = False
     """Compile one block a stack: less time, the same weights."""
@@ -203,7 +203,7 @@ class TrainOptions:
     average_of: option.Rare[AverageOf] = AverageOf.LAST
     """Checkpoints to average."""
     freeze: Annotated[tuple[str, ...], Option(group=TRAINABLE, metavar="PATTERN")] = ()
-    """Do not train parameters with these names, as encoder.*."""
+    """Do not train parameters with these names, for example encoder.*."""
     loss_chunks: Annotated[option.Rare[int], Option(group=MEMORY)] = 1
     """Compute the loss in N chunks of positions, to save memory."""
     devices: Annotated[int, Option(group="run")] = 0

@@ -23,7 +23,7 @@ class EstimateCommand:
     """Compile a training step for hardware that need not be there: memory, FLOPs, time."""
 
     topology: Annotated[str, Option(group="estimate", metavar="KIND:SIZE")]
-    """Accelerators, as v5e:4x4, v5p:2x2x1, v6e:2x2, h100:8, h200:1 or cpu:4."""
+    """Accelerators, for example v5e:4x4, v5p:2x2x1, v6e:2x2, h100:8, h200:1 or cpu:4."""
     length: int | None = None
     """Tokens of each source and target in a batch (default: the longest that the options allow)."""
     device_memory: float | None = None

@@ -36,13 +36,13 @@ class TranscribeOptions:
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
     language: Annotated[str | None, Option(group="input and output", metavar="TAG")] = None
-    """Language of the speech, de or german (default: that of the folder, otherwise detected)."""
+    """Language of the speech, de or german (default: the folder's, otherwise detected)."""
     task: Annotated[Task | None, Option(group="decoding")] = None
-    """Transcribe, or translate to English (default: that of the folder, otherwise transcribe)."""
+    """Transcribe, or translate to English (default: the folder's, otherwise transcribe)."""
     timestamps: Annotated[bool | None, Option(group="input and output")] = None
     """Write a line for each phrase, with its times (default: as the folder says)."""
     num_beams: Annotated[NumBeams | None, Option(group="decoding")] = None
-    """Beam size; 1 is greedy (default: that of the folder)."""
+    """Beam size; 1 is greedy (default: the folder's)."""
     output: Annotated[option.PathText | None, Option(group="input and output")] = None
     """Write the text to this file instead of standard output."""
     json: bool = False
