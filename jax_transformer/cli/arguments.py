@@ -147,7 +147,7 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
     ``--config FILE`` gives what flags leave out. Raises ConfigError.
     """
     known = list(listed(kind))
-    given, texts, unknown = split(known, words)
+    used, texts, unknown = split(known, words)
     if unknown:
         from jax_transformer.cli import suggestion
 
@@ -158,7 +158,7 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
         if argument.option.positional:
             uses = [(argument.name.upper(), [texts.pop(0)])] if texts else []
         else:
-            uses = given.get(argument.name, [])
+            uses = used.get(argument.name, [])
         if uses:
             section = values
             for name in argument.path[:-1]:
@@ -185,7 +185,7 @@ def split(
 ) -> tuple[dict[str, list[tuple[str, list[str]]]], list[str], list[str]]:
     """Return each flag with its texts by the option's name, words of no flag, and unknown flags."""
     by_flag = {flag: each for each in known for flag in (*each.flags, *each.synonyms, *each.former)}
-    given: dict[str, list[tuple[str, list[str]]]] = {}
+    used: dict[str, list[tuple[str, list[str]]]] = {}
     loose: list[str] = []
     unknown: dict[str, None] = {}
     rest = list(words)
@@ -207,12 +207,12 @@ def split(
                 if not _VALUE.match(rest[0]):
                     break
                 texts.append(rest.pop(0))
-            given.setdefault(argument.name, []).append((name, texts))
-    return given, loose, list(unknown)
+            used.setdefault(argument.name, []).append((name, texts))
+    return used, loose, list(unknown)
 
 
 def _value(argument: Argument, uses: list[tuple[str, list[str]]]) -> Any:
-    """Return an option's value from the flags that it is given by, each with its texts."""
+    """Return an option's value from the flags that name it, each with its texts."""
     flag, texts = uses[-1]
     if argument.type is bool:
         if texts:
@@ -222,7 +222,8 @@ def _value(argument: Argument, uses: list[tuple[str, list[str]]]) -> Any:
         texts = [text for _, use in uses for text in use]
     elif argument.several and len(uses) > 1:
         raise ConfigError(f"{flag} is given {len(uses)} times: give all values after one")
-    if not all(use for _, use in uses) and (argument.option.repeatable or not argument.several):
+    values_needed = len(uses) if argument.option.repeatable else int(not argument.several)
+    if len(texts) < values_needed:
         raise ConfigError(f"{flag}: needs a value")
     values: list[Any] = []
     for text in texts:

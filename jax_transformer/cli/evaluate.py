@@ -81,25 +81,17 @@ def run(options: EvaluateOptions) -> int:
     from jax_transformer.training import devices, evaluation
 
     devices.use_cache()
-    overrides = translate.generation_options(options.search)
     streams.check_output(options.hypotheses)
+    names = "pairs comet weights bootstrap ensemble precision engine quantization tokens_per_batch"
     report, hypotheses = evaluation.evaluate(
         options.run,
         options.source,
         options.target,
-        overrides,
-        pairs=options.pairs,
+        vars(options.search),
         fields=(options.source_field, options.target_field),
         references=options.reference,
-        comet=options.comet,
-        weights=options.weights,
-        bootstrap=options.bootstrap,
         languages=(options.source_lang, options.target_lang),
-        ensemble=options.ensemble,
-        precision=options.precision,
-        engine=options.engine,
-        quantization=options.quantization,
-        tokens_per_batch=options.tokens_per_batch,
+        **{name: getattr(options, name) for name in names.split()},
     )
     if options.hypotheses is not None:
         with streams.output(options.hypotheses) as file:

@@ -1,6 +1,5 @@
 """``jax-transformer translate``: lines in, translations out."""
 
-import dataclasses
 import enum
 import sys
 from collections.abc import Callable, Iterator
@@ -62,7 +61,7 @@ class SearchOptions:
 class SamplingOptions:
     """Options of drawing tokens at random instead of searching."""
 
-    sample: Annotated[bool, Option(synonyms="do_sample sampling")] = False
+    sample: Annotated[bool | None, Option(synonyms="do_sample sampling")] = None
     """Draw tokens at random instead of searching."""
     temperature: float | None = None
     """Divide logits by this before drawing (default: 1)."""
@@ -144,9 +143,8 @@ def run(options: TranslateOptions) -> int:
     from jax_transformer.training import devices
 
     devices.use_cache()
-    overrides = generation_options(options.search, options.sampling) | {
-        "n_best": options.num_return_sequences
-    }
+    overrides = vars(options.search) | vars(options.sampling)
+    overrides["n_best"] = options.num_return_sequences
     streams.check_output(options.output)
     streams.check_output(options.attention)
     if options.attention is not None and options.ensemble:
@@ -233,17 +231,6 @@ def _translated(
                 f"{', ...' if len(too_long) > 10 else ''}",
                 file=sys.stderr,
             )
-
-
-def generation_options(*groups: SearchOptions | SamplingOptions) -> dict[str, Any]:
-    """Return the decoding options by their field names, None for each that the user left out."""
-    options = {
-        field.name: getattr(group, field.name)
-        for group in groups
-        for field in dataclasses.fields(group)
-    }
-    # --sample is a flag: its absence keeps the default of the model's folder
-    return {name: None if value is False else value for name, value in options.items()}
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""What a command line has to know about an option, beside its field and in the field's type::
+"""Properties of a command line's options, each beside its field and in the field's type::
 
     steps: Annotated[int, Option(group="run", synonyms="epochs max_steps")] = 1600
     \"""Optimizer updates.\"""

@@ -356,6 +356,14 @@ def test_underscores_in_flags_are_dashes():
     )
 
 
+def test_flags_have_the_names_of_transformers_as_well():
+    short, long = (
+        cli.parse("translate", cli.COMMANDS["translate"].kind, ["--run", "a", *words.split()])
+        for words in ("--beam 4 --n-best 2", "--num-beams 4 --num_return_sequences=2")
+    )
+    assert short == long and (short.search.num_beams, short.num_return_sequences) == (4, 2)
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(jax_transformer.errors.ConfigError):
         runs.main("train", "--steps", "0", "--debug")

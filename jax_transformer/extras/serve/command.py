@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from jax_transformer.cli.arguments import Command
-from jax_transformer.cli.translate import SamplingOptions, SearchOptions, generation_options
+from jax_transformer.cli.translate import SamplingOptions, SearchOptions
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
@@ -63,7 +63,8 @@ def run(options: ServeOptions) -> int:
         opened,
         source_lang=options.source_lang,
         target_lang=options.target_lang,
-        **generation_options(options.search, options.sampling),
+        **vars(options.search),
+        **vars(options.sampling),
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
