@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
-from jax_transformer.cli import help_text
 from jax_transformer.cli.arguments import flags, parse
 from jax_transformer.cli.commands import COMMANDS
 from jax_transformer.errors import (
@@ -31,10 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    while "--debug" in arguments:
+        arguments.remove("--debug")
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # here and not at exit: a reader that has gone is no error
+        sys.stdout.flush()  # here and not at exit: a reader that has gone is not an error
         return code
     except ReportedError as error:
         return error.exit_code
@@ -105,6 +105,8 @@ def _run(arguments: list[str]) -> int:
         )
     name, command, rest = arguments[0], COMMANDS[arguments[0]], arguments[1:]
     if {"--help", "-h", "--help-all"} & {*rest}:
+        from jax_transformer.cli import help_text
+
         print(help_text.help_text(name, command, rest), end="")
         return 0
     options: Any = parse(name, command.kind, rest)

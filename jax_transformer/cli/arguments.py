@@ -1,83 +1,76 @@
-"""A command's options dataclass from its command line, by argparse: a field is a flag.
+"""A command's options dataclass from its command line: a field is a flag.
 
-Annotations say what a type cannot: ``Positional[str]`` is an argument without a flag, each value of
-a ``Repeatable`` tuple has a flag of its own, and the fields of an ``Inline`` dataclass have flags
-without its name in front.
-
-argparse rather than a library for dataclasses: the placeholders, groups and examples of help and
-the words of errors are then ours, and there is one dependency less.
+:class:`~jax_transformer.config.option.Option` says what a field's type cannot.
 """
 
-import argparse
 import ast
+import contextlib
 import dataclasses
 import enum
 import inspect
 import json
+import re
 import sys
 import textwrap
-import types
 import typing
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, NoReturn, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar
 
-from jax_transformer.cli.suggestion import did_you_mean
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError, nearest
 
 T = TypeVar("T")
-Positional = Annotated[T, "positional"]
-Inline = Annotated[T, "inline"]
-Repeatable = Annotated[T, "repeatable"]
+_PLAIN = Option()
+_VALUE = re.compile(r"(?!-)|-$|-[\d.]|-[^-].* ")
+"""A word that is not a flag: a text, standard input, or a negative number."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its options, its function, and the layout of its help."""
+    """A command: its options, its function, and examples."""
 
     kind: type
     """The dataclass of its options."""
     run: Callable[[Any], int]
-    groups: Mapping[str, str]
-    """Titles of the groups of help, each with its dotted option names; ``model.*`` names a section.
-    Options of no group come last."""
     examples: tuple[str, ...]
     """Arguments of example calls."""
-    rare: str = ""
-    """Dotted option names that ``--help`` lists without their meaning; ``--help-all`` has that."""
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option of a command."""
+class Argument:
+    """One option of a command, or an argument without a flag."""
 
     name: str
-    """Field name, with the names of the nested dataclasses and dots in front, as data.train."""
+    """Field name, with the names of the nested dataclasses in front, for example data.train."""
+    path: tuple[str, ...]
+    """Names of the fields that lead to it."""
+    owner: type
+    """The dataclass of its field."""
     type: Any
     """Type of the value, or of each value of several."""
     default: Any
     """MISSING if the option is required."""
-    text: str
-    """Docstring of the field, which is the help."""
-    positional: bool
+    option: Option
+    group: str
     optional: bool
     """None is a value."""
     several: bool
     """The option takes several values."""
-    repeatable: bool
-    """Each of several values has a flag of its own."""
+    flags: tuple[str, ...]
+    """Its flag, and for a boolean the one that switches it off, for example ``--model.no-bias``."""
+    synonyms: tuple[str, ...]
+    """Another flag that works."""
+    former: tuple[str, ...]
+    """Flags of earlier versions."""
 
     @property
-    def flags(self) -> list[str]:
-        """Its flag, and for a boolean the one that switches it off, as ``--model.no-bias``."""
-        if self.positional:
-            return []
-        section, dot, name = self.name.rpartition(".")
-        off = [flag(f"{section}{dot}no-{name}")] if self.type is bool else []
-        return [flag(self.name), *off]
+    def text(self) -> str:
+        """Docstring of the field, which is the help."""
+        return docstrings(self.owner).get(self.path[-1], "")
 
 
 def flag(name: str) -> str:
@@ -86,11 +79,67 @@ def flag(name: str) -> str:
 
 
 def flags(kind: type) -> list[str]:
-    """Return the flags of an options dataclass, as ``--data.train-source``."""
-    return [flag for option in listed(kind) for flag in option.flags]
+    """Return the flags of an options dataclass, for example ``--data.train-source``."""
+    return [flag for argument in listed(kind) for flag in argument.flags]
 
 
-def parse(command: str, kind: type[T], arguments: Sequence[str]) -> T:
+def listed(
+    kind: type,
+    default: Any = None,
+    prefix: str = "",
+    path: tuple[str, ...] = (),
+    outer: Option = _PLAIN,
+) -> Iterator[Argument]:
+    """Yield the options of a dataclass in order; ``default`` is an instance with other defaults.
+
+    Names of earlier versions are in a class's ``RENAMED``, which the reader of JSON files honours.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    renamed = getattr(kind, "RENAMED", {})
+    group = outer.group
+    for field in dataclasses.fields(kind):
+        hint, several, optional = hints[field.name], False, False
+        marks: list[Option] = []  # the outermost first
+        while parts := typing.get_args(hint):
+            marks += parts[:0:-1] if typing.get_origin(hint) is Annotated else []
+            several |= typing.get_origin(hint) is tuple
+            optional |= NoneType in parts
+            hint = parts[0]
+        option = Option(**{k: v for mark in reversed(marks) for k, v in vars(mark).items() if v})
+        group, rare = option.group or group, option.rare or outer.rare
+        value = field.default if default is None else getattr(default, field.name)
+        if value is MISSING and field.default_factory is not MISSING:
+            value = field.default_factory()
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if option.inline else f"{prefix}{field.name}."
+            title = option.group or (group if option.inline else field.name)
+            yield from listed(
+                typing.cast(type, hint),
+                None if value is MISSING else value,
+                inner,
+                (*path, field.name),
+                Option(group=title, rare=rare),
+            )
+            continue
+        name = prefix + (option.flag or field.name)
+        own = [] if option.positional else [flag(name)]
+        yield Argument(
+            name,
+            (*path, field.name),
+            kind,
+            hint,
+            value,
+            dataclasses.replace(option, rare=rare),
+            group,
+            optional,
+            several,
+            (*own, flag(f"{prefix}no-{field.name}")) if hint is bool else (*own,),
+            (flag(prefix + field.name),) if option.flag else (),
+            tuple([flag(prefix + old) for old, new in renamed.items() if new == field.name]),
+        )
+
+
+def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
     """Return the options on a command line.
 
     Underscores in flags are dashes. The last of repeated flags counts, but a flag of several values
@@ -98,226 +147,124 @@ def parse(command: str, kind: type[T], arguments: Sequence[str]) -> T:
     ``--config FILE`` gives what flags leave out. Raises ConfigError.
     """
     known = list(listed(kind))
-    dashed = _dashed(command, kind, arguments)
-    counts = Counter(argument.partition("=")[0] for argument in dashed)
-    for option in known:
-        if option.several and not option.repeatable and counts[flag(option.name)] > 1:
-            name = flag(option.name)
-            raise ConfigError(f"{name} is given {counts[name]} times: give all values after one")
-    default, where = from_file(kind, dashed)
-    parser = Parser(command)
-    for option in known:
-        add(parser, option)
-    values = vars(parser.parse_intermixed_args(dashed))
-    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    used, texts, unknown = split(known, words)
+    if unknown:
+        from jax_transformer.cli import suggestion
+
+        raise suggestion.unknown_options(command, unknown, known)
+    values: dict[str, Any] = {}
+    missing: list[str] = []
+    for argument in known:
+        if argument.option.positional:
+            uses = [(argument.name.upper(), [texts.pop(0)])] if texts else []
+        else:
+            uses = used.get(argument.name, [])
+        if uses:
+            section = values
+            for name in argument.path[:-1]:
+                section = section.setdefault(name, {})
+            section[argument.path[-1]] = _value(argument, uses)
+        elif argument.default is MISSING:
+            missing.append(*argument.flags[:1] or [argument.name.upper()])
+    if missing:
+        raise ConfigError(f"{command} needs {', '.join(missing)}")
+    if texts:
+        raise ConfigError(f"unexpected arguments: {' '.join(texts)}")
+    file = values.get("config") if hasattr(kind, "from_file") else None
+    default = kind.from_file(file) if file else None  # type: ignore[attr-defined]
     try:
-        return build(kind, values, default)
+        return _build(kind, values, default)
     except ConfigError as error:  # the class's own checks
-        raise ConfigError(f"{error}{where}") from None
+        raise ConfigError(
+            f"{error} (with {file} underneath the flags)" if file else error
+        ) from None
+
+
+def split(
+    known: Sequence[Argument], words: Sequence[str]
+) -> tuple[dict[str, list[tuple[str, list[str]]]], list[str], list[str]]:
+    """Return each flag with its texts by the option's name, words of no flag, and unknown flags."""
+    by_flag = {flag: each for each in known for flag in (*each.flags, *each.synonyms, *each.former)}
+    used: dict[str, list[tuple[str, list[str]]]] = {}
+    loose: list[str] = []
+    unknown: dict[str, None] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        name = name.replace("_", "-")
+        argument = by_flag.get(name)
+        if not word.startswith("--"):
+            loose.append(word)
+        elif argument is None:
+            unknown[name] = None
+        else:
+            if name in argument.former:
+                print(f"{name} is now called {argument.flags[0]}", file=sys.stderr)
+            texts = [text] if equals else []
+            most = len(rest) if argument.several and not argument.option.repeatable else 1
+            while len(texts) < most and rest and argument.type is not bool and not equals:
+                if not _VALUE.match(rest[0]):
+                    break
+                texts.append(rest.pop(0))
+            used.setdefault(argument.name, []).append((name, texts))
+    return used, loose, list(unknown)
+
+
+def _value(argument: Argument, uses: list[tuple[str, list[str]]]) -> Any:
+    """Return an option's value from the flags that name it, each with its texts."""
+    flag, texts = uses[-1]
+    if argument.type is bool:
+        if texts:
+            raise ConfigError(f"{flag}: takes no value, not {texts[0]!r}")
+        return flag != argument.flags[1]
+    if argument.option.repeatable:
+        texts = [text for _, use in uses for text in use]
+    elif argument.several and len(uses) > 1:
+        raise ConfigError(f"{flag} is given {len(uses)} times: give all values after one")
+    values_needed = len(uses) if argument.option.repeatable else int(not argument.several)
+    if len(texts) < values_needed:
+        raise ConfigError(f"{flag}: needs a value")
+    values: list[Any] = []
+    for text in texts:
+        try:
+            none = argument.optional and text == "None"
+            values.append(None if none else argument.type(text))
+        except ValueError:
+            must = f"must be {'an integer' if argument.type is int else 'a number'}"
+            if issubclass(argument.type, enum.Enum):
+                choices = [str(member.value) for member in argument.type]
+                must = f"must be one of {', '.join(choices)}{nearest(text, choices)}"
+            raise ConfigError(f"{flag}: {must}, not {text!r}") from None
+    return tuple(values) if argument.several else values[0]
+
+
+def _build(kind: type[T], values: dict[str, Any], default: Any = None) -> T:
+    """Return the dataclass with ``values`` by field, over ``default`` if there is one.
+
+    Every nested dataclass is made anew, so that its own checks run.
+    """
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        section = field.default_factory
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
+            below = default and getattr(default, field.name)
+            values[field.name] = _build(section, values.get(field.name, {}), below)
+    return kind(**values) if default is None else dataclasses.replace(default, **values)
 
 
 def assignments(flag: str, pairs: Sequence[str], *, text: bool = False) -> dict[str, Any]:
     """Return the values of ``name=value`` pairs by name: text, or unless ``text`` is set what a
     value is as JSON.
     """
+    values: dict[str, Any] = {}
     for pair in pairs:
-        if "=" not in pair:
+        name, equals, values[name] = pair.partition("=")
+        if not equals:
             raise ConfigError(f"{flag} {pair}: must be name=value")
-    parted = (pair.partition("=") for pair in pairs)
-    return {name: value if text else _value(value) for name, _, value in parted}
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with today's flags, in dashes. Raises ConfigError naming every unknown
-    one.
-    """
-    names = {flag: option.name for option in listed(kind) for flag in option.flags}
-    new_flags = {flag(old): flag(new) for old, new in renamed(kind).items()}
-    dashed, unknown = [], []
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            name = name.replace("_", "-")
-            if name in new_flags:
-                print(f"{name} is now called {new_flags[name]}", file=sys.stderr)
-                name = new_flags[name]
-            if name not in names and name not in unknown:
-                unknown.append(name)
-            argument = name + equals + value
-        dashed.append(argument)
-    if unknown:
-        shown = {name: flag for flag, name in reversed(names.items())}
-        known = list(dict.fromkeys(names.values()))
-        each = [f"{name}{did_you_mean(name[2:], known, shown)}" for name in unknown]
-        raise ConfigError(
-            f"unknown option{'s' if len(each) > 1 else ''} {', '.join(each)}; "
-            f"jax-transformer {command} --help lists them"
-        )
-    return dashed
-
-
-def from_file(kind: type, dashed: Sequence[str]) -> tuple[Any, str]:
-    """Return the options of the last ``--config FILE`` or None, and a note for error messages."""
-    read = getattr(kind, "from_file", None)
-    path = None
-    for argument, following in zip(dashed, [*dashed, "--"][1:], strict=True):
-        name, equals, value = argument.partition("=")
-        if name == "--config":
-            path = value if equals else None if following.startswith("--") else following
-    if read is None or path is None:
-        return None, ""
-    return read(path), f" (with {path} underneath the flags)"
-
-
-# The parser
-
-
-class Parser(argparse.ArgumentParser):
-    """Stores only the options that are given. Raises ConfigError in words of ours."""
-
-    def __init__(self, command: str, **settings: Any) -> None:
-        super().__init__(
-            prog=f"jax-transformer {command}",
-            argument_default=argparse.SUPPRESS,
-            allow_abbrev=False,
-            add_help=False,
-            **settings,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        for words, plain in (
-            ("argument ", ""),
-            ("the following arguments are required:", f"{self.prog.split()[-1]} needs"),
-            ("expected one argument", "needs a value"),
-            ("ignored explicit argument", "takes no value, not"),
-            ("unrecognized arguments", "unexpected arguments"),
-        ):
-            message = message.replace(words, plain, 1)
-        raise ConfigError(message)
-
-
-class _Switch(argparse.Action):
-    """A boolean option: its flag is true, the flag with ``no-`` false."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
-        setattr(namespace, self.dest, flag == self.option_strings[0])
-
-
-def add(
-    parser: "argparse.ArgumentParser | argparse._ArgumentGroup", option: Option, **settings: Any
-) -> argparse.Action:
-    """Add an option to a parser or to one of its groups."""
-    if option.type is bool:
-        settings |= {"action": _Switch, "nargs": 0}
-    else:
-        settings["type"] = partial(_convert, option)
-    if option.repeatable:
-        settings["action"] = "append"
-    elif option.several:
-        settings["nargs"] = "*"
-    if option.positional:
-        settings |= {} if option.default is MISSING else {"nargs": "?"}
-        return parser.add_argument(option.name, **{"metavar": option.name.upper()} | settings)
-    settings |= {"dest": option.name, "required": option.default is MISSING}
-    return parser.add_argument(*option.flags, **settings)
-
-
-def _convert(option: Option, text: str) -> Any:
-    """Return an option's value from its text. Raises ArgumentTypeError."""
-    if option.optional and text == "None":
-        return None
-    try:
-        return option.type(text)
-    except ValueError:
-        if issubclass(option.type, enum.Enum):
-            choices = [str(member.value) for member in option.type]
-            message = f"must be one of {', '.join(choices)}{nearest(text, choices)}"
-        else:
-            message = f"must be {'an integer' if option.type is int else 'a number'}"
-        raise argparse.ArgumentTypeError(f"{message}, not {text!r}") from None
-
-
-# The dataclass
-
-
-def listed(kind: type, default: Any = None, prefix: str = "") -> Iterator[Option]:
-    """Yield the options of a dataclass in order; ``default`` is an instance with other defaults."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        mark, hint = _unmarked(hints[field.name])
-        value = _default(field) if default is None else getattr(default, field.name)
-        if dataclasses.is_dataclass(hint):
-            inner = prefix if mark == "inline" else f"{prefix}{field.name}."
-            yield from listed(typing.cast(type, hint), None if value is MISSING else value, inner)
-            continue
-        several = typing.get_origin(hint) is tuple
-        members = [member for member in typing.get_args(hint) if member is not Ellipsis]
-        optional = isinstance(hint, types.UnionType) and type(None) in members
-        (kind_of_value,) = {*members} - {type(None)} or {hint}
-        text = docstrings(kind).get(field.name, "")
-        yield Option(
-            prefix + field.name,
-            kind_of_value,
-            value,
-            text,
-            mark == "positional",
-            optional,
-            several,
-            mark == "repeatable",
-        )
-
-
-def build(kind: type[T], values: dict[str, Any], default: T | None = None, prefix: str = "") -> T:
-    """Return the dataclass with ``values`` by dotted name, over ``default`` if there is one.
-
-    Every nested dataclass is made anew, so that its own checks run.
-    """
-    hints = typing.get_type_hints(kind, include_extras=True)
-    changes = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        mark, hint = _unmarked(hints[field.name])
-        if dataclasses.is_dataclass(hint):
-            inner = prefix if mark == "inline" else f"{prefix}{field.name}."
-            section = None if default is None else getattr(default, field.name)
-            changes[field.name] = build(typing.cast(type, hint), values, section, inner)
-        elif prefix + field.name in values:
-            changes[field.name] = values[prefix + field.name]
-    if default is None:
-        return kind(**changes)
-    return dataclasses.replace(default, **changes)  # type: ignore[type-var]
-
-
-def renamed(kind: type, prefix: str = "") -> dict[str, str]:
-    """Return the dotted names of earlier versions, each with the name that replaced it.
-
-    They are listed in a class's ``RENAMED``, which the reader of JSON files honours too.
-    """
-    names = {prefix + old: prefix + new for old, new in getattr(kind, "RENAMED", {}).items()}
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        mark, hint = _unmarked(hints[field.name])
-        if dataclasses.is_dataclass(hint):
-            inner = prefix if mark == "inline" else f"{prefix}{field.name}."
-            names |= renamed(typing.cast(type, hint), inner)
-    return names
-
-
-def _unmarked(hint: Any) -> tuple[str | None, Any]:
-    if typing.get_origin(hint) is Annotated:
-        hint, mark = typing.get_args(hint)
-        return mark, hint
-    return None, hint
-
-
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+        if not text:
+            with contextlib.suppress(ValueError):
+                values[name] = json.loads(values[name])
+    return values
 
 
 @cache

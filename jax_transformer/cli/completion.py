@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.cli import arguments, commands, help_text
-from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config.option import Positional
 from jax_transformer.errors import ConfigError, nearest
 
 _SHELLS = ["bash", "zsh", "fish"]
@@ -41,14 +42,20 @@ def _parser(file: Any) -> argparse.ArgumentParser:
     root.add_argument("--version", action="store_true", help="Print the version")
     parsers = root.add_subparsers()
     for name, command in commands.COMMANDS.loadable():
-        summary = (command.kind.__doc__ or "").partition("\n")[0]
+        summary = help_text.summary(command)
         parser = parsers.add_parser(name, help=summary, description=summary)
-        for option in arguments.listed(command.kind):
-            text = option.text.replace("%", "%%")
-            action = arguments.add(parser, option, help=text)
-            if option.type is not bool and issubclass(option.type, enum.Enum):
-                action.choices = [str(member.value) for member in option.type]
-            elif help_text.metavar(option) == "PATH" or option.positional:
+        for argument in arguments.listed(command.kind):
+            settings: dict[str, Any] = {"help": argument.text.replace("%", "%%")}
+            if argument.type is bool:
+                settings["action"] = "store_true"
+            elif issubclass(argument.type, enum.Enum):
+                settings["choices"] = [str(member.value) for member in argument.type]
+            if argument.option.repeatable:
+                settings["action"] = "append"
+            elif argument.several:
+                settings["nargs"] = "*"
+            action = parser.add_argument(*argument.flags or [argument.name], **settings)
+            if help_text.metavar(argument) == "PATH" or argument.option.positional:
                 action.complete = file  # type: ignore[attr-defined]
     text = "List the commands, or the options of one."
     parsers.add_parser("help", help=text).add_argument("command", choices=[*commands.COMMANDS])
@@ -58,7 +65,6 @@ def _parser(file: Any) -> argparse.ArgumentParser:
 COMMAND = Command(
     CompletionOptions,
     run,
-    groups={},
     examples=(
         "completion bash > ~/.local/share/bash-completion/completions/jax-transformer",
         "completion zsh > ~/.zfunc/_jax-transformer",

@@ -7,13 +7,13 @@ true and false; an option of text refuses them.
 
 import re
 import sys
+import typing
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-from jax_transformer.cli import arguments
-from jax_transformer.cli.suggestion import did_you_mean
+from jax_transformer.cli import arguments, suggestion
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -29,11 +29,10 @@ def read(cls: type[T], path: str | Path) -> T:
     """
     data = _load(path)
     try:
-        keys = _Keys(codec.names(cls), arguments.renamed(cls), [])
-        checked = _checked(data, keys)
-        if keys.unknown:
-            several = "s" if len(keys.unknown) > 1 else ""
-            raise ConfigError(f"unknown key{several} {', '.join(keys.unknown)}")
+        unknown: list[str] = []
+        checked = _checked(data, cls, unknown, cls)
+        if unknown:
+            raise ConfigError(f"unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}")
         return codec.from_dict(cls, checked, checked=False)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -65,45 +64,38 @@ def _load(path: str | Path) -> Any:
     return {} if data is None else data
 
 
-class _Keys(NamedTuple):
-    """The dotted keys of a dataclass."""
-
-    names: list[str]
-    renamed: dict[str, str]
-    """Keys of earlier versions, and the keys that replaced them."""
-    unknown: list[str]
-    """The unknown keys of a file, each with a suggestion."""
-
-
-def _checked(data: Any, keys: _Keys, section: str = "") -> Any:
+def _checked(data: Any, cls: type, unknown: list[str], root: type, section: str = "") -> Any:
     """Return the data of a section under today's keys, without empty sections.
 
-    Unknown keys are added to ``keys.unknown``.
+    Unknown keys of a file of ``root``, each with a suggestion, are added to ``unknown``.
     """
     if not isinstance(data, dict):
         return data
-    checked = {}
+    names, renamed, checked = codec.names(root), getattr(cls, "RENAMED", {}), {}
     for key, value in data.items():
         name = f"{section}{key}"
-        if name in keys.renamed:
-            print(f"{name} is now called {keys.renamed[name]}", file=sys.stderr)
-            name = keys.renamed[name]
-        is_section = any(known.startswith(f"{name}.") for known in keys.names)
-        if name not in keys.names and not is_section:
-            sections = sorted({known.rpartition(".")[0] for known in keys.names} - {""})
+        if key in renamed:
+            print(f"{name} is now called {section}{renamed[key]}", file=sys.stderr)
+            name = f"{section}{renamed[key]}"
+        is_section = any(known.startswith(f"{name}.") for known in names)
+        if name not in names and not is_section:
+            sections = sorted({known.rpartition(".")[0] for known in names} - {""})
             hint = (
                 nearest(name, sections)
                 if isinstance(value, dict)
-                else did_you_mean(name, keys.names)
+                else suggestion.did_you_mean(name, list(arguments.listed(root)))
             )
-            keys.unknown.append(f"{name!r}{hint}")
+            unknown.append(f"{name!r}{hint}")
             continue
         if "." in str(key):
             parent, _, child = str(key).rpartition(".")
             raise ConfigError(f"{name!r} has a dot: write {child!r} under {parent!r}")
-        if value is not None or not is_section:
-            last = name.rpartition(".")[2]
-            checked[last] = _checked(value, keys, f"{name}.") if is_section else value
+        last = name.rpartition(".")[2]
+        if is_section and value is not None:
+            kind = typing.get_type_hints(cls)[last]
+            checked[last] = _checked(value, kind, unknown, root, f"{name}.")
+        elif not is_section:
+            checked[last] = value
     return checked
 
 

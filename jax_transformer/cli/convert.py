@@ -2,9 +2,12 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Annotated
 
 from jax_transformer.cli import arguments, streams
-from jax_transformer.cli.arguments import Command, Positional, Repeatable
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.runtime import allocator
 
@@ -13,47 +16,47 @@ from jax_transformer.runtime import allocator
 class ConvertOptions:
     """Convert weights between PyTorch, safetensors, Hugging Face folders, runs and checkpoints."""
 
-    source: Positional[str]
+    source: Annotated[option.Positional[str], Option(group="input and output")]
     """A .pt, .pth, .bin or .safetensors file, a Hugging Face folder, hf:owner/name, a run folder,
     one checkpoint of a run, or one of T5X; recognised by its content."""
-    destination: Positional[str]
+    destination: option.Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
-    to: str | None = None
+    to: Annotated[str | None, Option(metavar="KIND")] = None
     """Kind of folder to write: hf, which transformers loads, t5x, ct2 for CTranslate2, stablehlo,
     whose programs need only jax, or run (default: run)."""
-    config: str | None = None
+    config: Annotated[option.PathText | None, Option(group="model, if the files do not say")] = None
     """The model's config.json, if neither source nor destination has one."""
-    preset: str | None = None
+    preset: option.Name | None = None
     """The model's preset, if there is no config.json; sizes are read from the shapes."""
-    architecture: str | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    set: tuple[str, ...] = ()
-    """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
-    dtype: str | None = None
+    set: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()
+    """Fields of the preset that shapes do not show, for example num_heads=4 max_length=40."""
+    dtype: Annotated[option.Dtype | None, Option(group="input and output")] = None
     """Cast the weights to this dtype and report what is lost (default: keep their own)."""
-    weights: str = "auto"
+    weights: Annotated[option.Weights, Option(group="source")] = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
-    key: str | None = None
-    """Key of the state_dict in a PyTorch file, as model (default: the only one)."""
-    strip_prefix: str = ""
-    """Strip this prefix from every name, as module. (default: one that most names have)."""
-    ignore: Repeatable[tuple[str, ...]] = ()
-    """Leave out tensors whose names fit this pattern, as criterion.*; may be repeated."""
-    rename: Repeatable[tuple[str, ...]] = ()
+    key: Annotated[str | None, Option(metavar="KEY")] = None
+    """Key of the state_dict in a PyTorch file, for example model (default: the only one)."""
+    strip_prefix: Annotated[str, Option(metavar="PREFIX")] = ""
+    """Strip this prefix from all names, for example module. (default: one that most names have)."""
+    ignore: Annotated[option.Repeatable[tuple[str, ...]], Option(metavar="PATTERN")] = ()
+    """Leave out tensors whose names fit this pattern, for example criterion.*; may be repeated."""
+    rename: Annotated[option.Repeatable[tuple[str, ...]], Option(metavar="OLD=NEW")] = ()
     """Rename a tensor, or all whose names begin with OLD and a dot; may be repeated."""
     training: bool = False
     """Also convert optimizer state and data position, between a run and a PyTorch checkpoint."""
-    dry_run: bool = False
+    dry_run: Annotated[bool, Option(group="input and output")] = False
     """Print what would be done with every tensor, and write nothing."""
     force: bool = False
     """Replace the destination: a file, or a folder that holds only weights."""
-    shard_size: str | None = None
-    """Most bytes of weights in one file, as 200MB, with --to hf (default: 5GB)."""
+    shard_size: Annotated[str | None, Option(metavar="SIZE")] = None
+    """Most bytes of weights in one file, for example 200MB, with --to hf (default: 5GB)."""
     scan_layers: bool = False
     """Write all layers of a stack into one array, with --to t5x."""
     param_scan_axis: int | None = None
     """The axis of the layers in such arrays of T5X (default: 1, or what a source's shapes show)."""
-    quantization: str | None = None
+    quantization: option.Dtype | None = None
     """Numbers of a CTranslate2 folder: float32, float16 or int8 (default: float32)."""
     check: bool = True
     """Compare the result with the PyTorch twin in float64 (or round-trip it) before it is kept."""
@@ -97,14 +100,6 @@ def run(options: ConvertOptions) -> int:
 COMMAND = Command(
     ConvertOptions,
     run,
-    groups={
-        "input and output": (
-            "source destination to dtype shard_size scan_layers param_scan_axis quantization force "
-            "dry_run check json"
-        ),
-        "source": "weights key strip_prefix ignore rename training",
-        "model, if the files do not say": "config preset architecture set",
-    },
     examples=(
         "convert opus-mt-en-de runs/opus",
         "convert model.pt model.safetensors --preset lesson10 --set num_heads=4",

@@ -2,10 +2,13 @@
 
 import json
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from jax_transformer.cli import streams, translate
-from jax_transformer.cli.arguments import Command, Inline, Repeatable
+from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import Precision, SearchOptions
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError
 from jax_transformer.inference.engines import Engine
@@ -15,44 +18,48 @@ from jax_transformer.inference.engines import Engine
 class EvaluateOptions:
     """Score a model on a test set: BLEU, chrF, TER, exact match, and loss."""
 
-    run: str
+    run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    source: str | None = None
+    source: Annotated[option.PathText | None, Option(group="input and output", synonyms="src")] = (
+        None
+    )
     """Lines to translate, plain or gzip."""
-    target: str | None = None
+    target: Annotated[option.PathText | None, Option(synonyms="tgt trg ref references")] = None
     """Reference translations, line by line, plain or gzip."""
-    pairs: str | None = None
+    pairs: option.PathText | None = None
     """A .tsv or .jsonl file in place of --source and --target, plain or gzip."""
-    source_field: str = "source"
-    """Field of the source in .jsonl, as translation.de."""
-    target_field: str = "target"
-    """Field of the reference in .jsonl, as translation.en."""
-    reference: Repeatable[tuple[str, ...]] = ()
+    source_field: option.FieldName = "source"
+    """Field of the source in .jsonl, for example translation.de."""
+    target_field: option.FieldName = "target"
+    """Field of the reference in .jsonl, for example translation.en."""
+    reference: option.Repeatable[tuple[option.PathText, ...]] = ()
     """More references, line by line. Repeatable."""
-    weights: str = "auto"
+    weights: Annotated[option.Weights, Option(group="model")] = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    ensemble: Repeatable[tuple[str, ...]] = ()
+    ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
     engine: Engine = Engine.JAX
     """Program that translates: jax, or ctranslate2 on the CPU, which gives no loss."""
-    quantization: str | None = None
+    quantization: option.Dtype | None = None
     """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
     tokens_per_batch: int = 4096
     """Positions of the source in a batch, padding and all beams included."""
-    architecture: str | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: str | None = None
+    source_lang: Annotated[option.SourceLanguage | None, Option(group="input and output")] = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: str | None = None
+    target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
-    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
-    bootstrap: int = 1000
+    search: Annotated[option.Inline[SearchOptions], Option(group="decoding")] = field(
+        default_factory=SearchOptions
+    )
+    bootstrap: Annotated[int, Option(group="input and output")] = 1000
     """Resamples for the 95 % confidence intervals of the scores (0: no intervals)."""
-    comet: str | None = None
+    comet: option.PathText | None = None
     """Also score with this COMET checkpoint, a pickle that you trust; needs unbabel-comet."""
-    hypotheses: str | None = None
+    hypotheses: Annotated[option.PathText | None, Option(synonyms="output out out_file")] = None
     """Also write the translations to this file, line by line."""
     json: bool = False
     """Print one JSON object instead of lines."""
@@ -74,25 +81,17 @@ def run(options: EvaluateOptions) -> int:
     from jax_transformer.training import devices, evaluation
 
     devices.use_cache()
-    overrides = translate.generation_options(options.search)
     streams.check_output(options.hypotheses)
+    names = "pairs comet weights bootstrap ensemble precision engine quantization tokens_per_batch"
     report, hypotheses = evaluation.evaluate(
         options.run,
         options.source,
         options.target,
-        overrides,
-        pairs=options.pairs,
+        vars(options.search),
         fields=(options.source_field, options.target_field),
         references=options.reference,
-        comet=options.comet,
-        weights=options.weights,
-        bootstrap=options.bootstrap,
         languages=(options.source_lang, options.target_lang),
-        ensemble=options.ensemble,
-        precision=options.precision,
-        engine=options.engine,
-        quantization=options.quantization,
-        tokens_per_batch=options.tokens_per_batch,
+        **{name: getattr(options, name) for name in names.split()},
     )
     if options.hypotheses is not None:
         with streams.output(options.hypotheses) as file:
@@ -108,12 +107,6 @@ def run(options: EvaluateOptions) -> int:
 COMMAND = Command(
     EvaluateOptions,
     run,
-    groups={
-        "model": "run weights ensemble precision engine quantization tokens_per_batch architecture",
-        "input and output": "source target pairs *_field reference source_lang target_lang comet "
-        "hypotheses bootstrap json",
-        "decoding": "*",
-    },
     examples=(
         "evaluate --run runs/de-en --source test.de.gz --target test.en.gz --beam 4",
         "evaluate --run runs/de-en --pairs test.jsonl --source-field de --target-field en",

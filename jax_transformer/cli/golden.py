@@ -4,7 +4,8 @@ import sys
 from dataclasses import dataclass
 
 from jax_transformer.cli import streams
-from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config import option
 from jax_transformer.errors import ConfigError, DifferentError, counted, nearest
 from jax_transformer.storage import atomic
 
@@ -15,20 +16,20 @@ _ACTIONS = ["make", "check"]
 class GoldenOptions:
     """Record the outputs of a PyTorch model, to compare with where torch is not installed."""
 
-    action: Positional[str]
+    action: option.Positional[str]
     """make: write FILE. check: record again and compare with FILE."""
-    file: Positional[str]
+    file: option.Positional[str]
     """The golden, a .safetensors file."""
-    model: Positional[str | None] = None
+    model: option.Positional[str | None] = None
     """With make, the model to record: a folder or file of weights to run in the PyTorch twin, or
     package.module:callable, which returns a PyTorch module."""
-    batch: str | None = None
+    batch: option.PathText | None = None
     """For package.module:callable, a .safetensors file of the call's arguments, named 0, 1, ..."""
-    weights: str = "auto"
+    weights: option.Weights = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
-    architecture: str | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    python: str | None = None
+    python: option.PathText | None = None
     """Python to run package.module:callable in, if torch is installed in another environment."""
     seed: int = 0
     """Seed of the batch and of the gradients' weights."""
@@ -74,7 +75,6 @@ def run(options: GoldenOptions) -> int:
 COMMAND = Command(
     GoldenOptions,
     run,
-    groups={},
     examples=(
         "golden make outputs.safetensors model.pt",
         "golden check outputs.safetensors",

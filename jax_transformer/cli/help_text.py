@@ -1,44 +1,18 @@
 """The help of a command: options in groups, each with placeholder, meaning and default."""
 
-import argparse
 import enum
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING
 from fnmatch import fnmatchcase
 from typing import Any
 
 from jax_transformer.cli import arguments
-from jax_transformer.cli.arguments import Command, Option, Parser
+from jax_transformer.cli.arguments import Argument, Command
 
-METAVARS = {
-    "N": "top_k",
-    "NAME": "preset model.preset model.tying model.norm_placement data.dataset_config wandb",
-    "PATH": """run ensemble config init input output attention html source target hypotheses
-        pairs comet reference batch python compilation_cache data.train data.valid data.tokenizer
-        data.target_tokenizer data.train_source data.train_target data.valid_source
-        data.valid_target data.dataset""",
-    "TAG": "source_lang target_lang data.source_lang data.target_lang",
-    "SPLIT": "data.train_split data.valid_split",
-    "FIELD": "source_field target_field data.source_field data.target_field",
-    "WHICH": "weights",
-    "KIND": "to",
-    "DTYPE": "dtype quantization",
-    "NAME=VALUE": "set",
-    "KEY": "key",
-    "PATTERN": "freeze lora.targets ignore",
-    "PREFIX": "strip_prefix",
-    "OLD=NEW": "rename",
-    "SIZE": "shard_size",
-    "FILE.py:NAME": "architecture",
-    "HOST": "host allowed_hosts",
-    "HOST:PORT": "distributed.coordinator_address",
-    "N,N,...": "lengths",
-    "KIND:SIZE": "topology",
-}
-"""The placeholders of text values in help, each with the dotted names of its options."""
-_METAVAR = {name: metavar for metavar, names in METAVARS.items() for name in names.split()}
+_COLUMN = 37
+"""Column of the texts, at most."""
 
 
 def help_text(name: str, command: Command, words: Sequence[str]) -> str:
@@ -46,93 +20,85 @@ def help_text(name: str, command: Command, words: Sequence[str]) -> str:
 
     ``words`` are those after the command; rare options are explained with ``--help-all``.
     """
-    default, _ = arguments.from_file(command.kind, words)
+    default = None
+    uses = arguments.split(list(arguments.listed(command.kind)), words)[0].get("config", [])
+    if uses and uses[-1][1] and hasattr(command.kind, "from_file"):
+        default = command.kind.from_file(uses[-1][1][0])
     known = list(arguments.listed(command.kind, default))
-    patterns = [] if "--help-all" in words else command.rare.split()
-    rare = [x for x in known if any(fnmatchcase(x.name, pattern) for pattern in patterns)]
-    parser = Parser(
-        name,
-        usage=" ".join(["%(prog)s", *_usage(known), "[options]"]),
-        description=(command.kind.__doc__ or "").partition("\n")[0],
-        epilog="\n".join(
-            ["examples:", *(f"  jax-transformer {each}" for each in command.examples)]
-        ),
-        formatter_class=_Formatter,
-    )
-    for title, options in _grouped([x for x in known if x not in rare], command.groups):
-        group = parser.add_argument_group(title)
-        for option in options:
-            added = arguments.add(group, option, help=_text(option).replace("%", "%%"))
-            added.option = option  # type: ignore[attr-defined]
+    rare = [] if "--help-all" in words else [each for each in known if is_rare(each)]
+    groups: dict[str, list[Argument]] = {}
+    for argument in known:
+        if argument not in rare:
+            groups.setdefault(argument.group or "options", []).append(argument)
+    usage = f"usage: jax-transformer {name} {' '.join([*_required(known), '[options]'])}"
+    lines = [usage, "", summary(command), ""]
+    longest = max(len(_invocation(each)) for group in groups.values() for each in group)
+    column, width = min(longest + 4, _COLUMN), min(shutil.get_terminal_size().columns, 100)
+    for title, members in groups.items():
+        lines.append(f"{title}:")
+        for argument in members:
+            invocation = f"  {_invocation(argument)}"
+            fits = len(invocation) <= column - 2
+            texts = textwrap.wrap(_text(argument), width - column)
+            start = invocation.ljust(column) if fits else f"{invocation}\n{' ' * column}"
+            lines.append(start + f"\n{' ' * column}".join(texts))
+        lines.append("")
     if rare:
-        names = " ".join(arguments.flag(option.name) for option in rare)
-        more = textwrap.fill(names, _width() - 2, break_on_hyphens=False)
-        parser.add_argument_group("more options (--help-all explains them)", more)
-    return parser.format_help()
+        names = " ".join(arguments.flag(argument.name) for argument in rare)
+        lines.append("more options (--help-all explains them):")
+        more = textwrap.wrap(names, width - 2, break_on_hyphens=False)
+        lines += [*(f"  {line}" for line in more), ""]
+    examples = [f"  jax-transformer {each}" for each in command.examples]
+    return "\n".join([*lines, "examples:", *examples]) + "\n"
 
 
-def metavar(option: Option) -> str:
+def summary(command: Command) -> str:
+    """Return the first line about a command."""
+    return (command.kind.__doc__ or "").partition("\n")[0]
+
+
+def metavar(argument: Argument) -> str:
     """Return the placeholder of an option's value, or its choices; empty for a boolean."""
-    if option.positional:
-        return option.name.upper()
-    if option.type is bool:
+    if argument.option.positional:
+        return argument.name.upper()
+    if argument.type is bool:
         return ""
-    if issubclass(option.type, enum.Enum):
-        return "{" + ",".join(str(member.value) for member in option.type) + "}"
-    return {int: "N", float: "FLOAT"}.get(option.type) or _METAVAR.get(option.name, "TEXT")
+    if issubclass(argument.type, enum.Enum):
+        return "{" + ",".join(str(member.value) for member in argument.type) + "}"
+    return {int: "N", float: "FLOAT"}.get(argument.type) or argument.option.metavar or "TEXT"
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """One line for an option if its text is short: ``--flag METAVAR   text (default: value)``."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=37, width=_width())
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        option = getattr(action, "option", None)
-        if option is None:
-            return super()._format_action_invocation(action)
-        if option.positional:
-            return metavar(option)
-        flag = arguments.flag(option.name)
-        if option.type is bool:
-            return flag.replace("--", "--[no-]") if option.default is True else flag
-        return f"{flag} {metavar(option)}{' ...' if option.several else ''}"
+def is_rare(argument: Argument) -> bool:
+    """Return True if only ``--help-all`` explains the option."""
+    rare = argument.option.rare
+    patterns = rare.split() if isinstance(rare, str) else ["*"] * rare
+    return any(fnmatchcase(argument.name, pattern) for pattern in patterns)
 
 
-def _width() -> int:
-    """Return the number of columns of help."""
-    return min(shutil.get_terminal_size().columns, 100)
+def _required(known: Sequence[Argument]) -> list[str]:
+    """Return the arguments without a flag, and the options that are required."""
+    words = []
+    for argument in known:
+        if argument.default is MISSING:
+            words.append(_invocation(argument))
+        elif argument.option.positional:
+            words.append(f"[{metavar(argument)}]")
+    return words
 
 
-def _grouped(
-    known: Sequence[Option], groups: Mapping[str, str]
-) -> Iterator[tuple[str, list[Option]]]:
-    """Yield the title and options of each group that has any; an option is in one group only."""
-    rest = {option.name: option for option in known}
-    for title, names in {**groups, "other options" if groups else "options": "*"}.items():
-        members = [
-            rest.pop(name)
-            for pattern in names.split()
-            for name in list(rest)
-            if fnmatchcase(name, pattern)
-        ]
-        if members:
-            yield title, members
+def _invocation(argument: Argument) -> str:
+    """Return the flag of an option as it is typed, with the placeholder of its value."""
+    if argument.option.positional:
+        return metavar(argument)
+    flag = argument.flags[0]
+    if argument.type is bool:
+        return flag.replace("--", "--[no-]") if argument.default is True else flag
+    return f"{flag} {metavar(argument)}{' ...' if argument.several else ''}"
 
 
-def _usage(known: Sequence[Option]) -> Iterator[str]:
-    """Yield the arguments without a flag, and the options that are required."""
-    for option in known:
-        if option.positional:
-            yield metavar(option) if option.default is MISSING else f"[{metavar(option)}]"
-        elif option.default is MISSING:
-            yield f"{arguments.flag(option.name)} {metavar(option)}"
-
-
-def _text(option: Option) -> str:
+def _text(argument: Argument) -> str:
     """Return the meaning of an option with its default."""
-    text, default = option.text.removesuffix("."), _shown(option.default)
+    text, default = argument.text.removesuffix("."), _shown(argument.default)
     if default is None or "default: " in text:
         return text
     note = f"default: {default})"
@@ -141,8 +107,8 @@ def _text(option: Option) -> str:
 
 def _shown(default: Any) -> str | None:
     """Return a default as it would be typed, or None for one that says nothing."""
-    if default is MISSING or default is None or default is False or default is True:
+    if default is MISSING or default is None or isinstance(default, bool):
         return None
     if isinstance(default, tuple):
         return " ".join(map(str, default)) or None
-    return str(default.value if isinstance(default, enum.Enum) else default) or None
+    return str(default) or None

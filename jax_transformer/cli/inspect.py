@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from jax_transformer.cli import streams
-from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config.option import Positional
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,5 @@ def run(options: InspectOptions) -> int:
 COMMAND = Command(
     InspectOptions,
     run,
-    groups={},
     examples=("inspect model.pt", "inspect runs/phrases --json"),
 )

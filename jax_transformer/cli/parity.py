@@ -2,9 +2,12 @@
 
 import json
 from dataclasses import dataclass
+from typing import Annotated
 
 from jax_transformer.cli import arguments, streams
-from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 
 
@@ -12,31 +15,31 @@ from jax_transformer.errors import ConfigError
 class ParityOptions:
     """Compare a model with PyTorch module by module, and name the first module that differs."""
 
-    model: Positional[str]
+    model: Annotated[option.Positional[str], Option(group="models")]
     """Weights to run in JAX: a run folder, one checkpoint, a Hugging Face folder, a .safetensors
     or PyTorch file."""
-    other: Positional[str]
+    other: option.Positional[str]
     """Weights to run in the PyTorch twin; the word `twin` for the same weights; or a file written
     by `golden make`."""
-    config: str | None = None
+    config: option.PathText | None = None
     """The model's config.json, if neither side has one."""
-    preset: str | None = None
+    preset: option.Name | None = None
     """The model's preset, if there is no config.json; sizes are read from the shapes."""
-    architecture: str | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    set: tuple[str, ...] = ()
-    """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
-    weights: str = "auto"
+    set: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()
+    """Fields of the preset that shapes do not show, for example num_heads=4 max_length=40."""
+    weights: option.Weights = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
-    dtype: str | None = None
+    dtype: Annotated[option.Dtype | None, Option(group="comparison")] = None
     """Also show differences in this dtype (default: the weights'). Float64 decides."""
     gradients: bool = True
     """Compare gradients too."""
-    lengths: str | None = None
-    """Lengths of source and target to compare at, as 1,7,31 (default: 7 and 5)."""
+    lengths: Annotated[str | None, Option(metavar="N,N,...")] = None
+    """Lengths of source and target to compare at, for example 1,7,31 (default: 7 and 5)."""
     seed: int | None = None
     """Seed of the random batch and of the gradients' weights (default: 0, or the golden's)."""
-    html: str | None = None
+    html: Annotated[option.PathText | None, Option(group="output")] = None
     """Also write the report as an HTML page."""
     json: bool = False
     """Print a JSON list of reports instead of a table."""
@@ -76,18 +79,13 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     """Return the numbers of --lengths. Raises ConfigError if they are not numbers."""
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"--lengths {text}: must be lengths separated by commas, as 1,7,31")
+        raise ConfigError(f"--lengths {text}: must be lengths with commas, for example 1,7,31")
     return tuple(map(int, parts))
 
 
 COMMAND = Command(
     ParityOptions,
     run,
-    groups={
-        "models": "model other weights config preset architecture set",
-        "comparison": "dtype gradients lengths seed",
-        "output": "html json",
-    },
     examples=(
         "parity runs/phrases twin",
         "parity model.safetensors model.pt --config config.json --lengths 1,7,31",

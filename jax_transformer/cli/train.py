@@ -1,9 +1,12 @@
 """``jax-transformer train``: train a model, and print its run folder."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from jax_transformer.cli import config_file
-from jax_transformer.cli.arguments import Command, Inline
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.runtime import allocator, distributed
 from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.training.options import TrainOptions
@@ -13,12 +16,14 @@ from jax_transformer.training.options import TrainOptions
 class TrainCommand:
     """Train an encoder-decoder on parallel text."""
 
-    config: str | None = None
+    config: Annotated[option.PathText | None, Option(group="run")] = None
     """YAML file of options, or a run's train_config.json; flags win."""
-    architecture: str | None = None
+    architecture: option.Rare[option.Architecture | None] = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    options: Inline[TrainOptions] = field(default_factory=TrainOptions)
-    distributed: DistributedOptions = field(default_factory=DistributedOptions)
+    options: option.Inline[TrainOptions] = field(default_factory=TrainOptions)
+    distributed: Annotated[DistributedOptions, Option(group="several processes", rare=True)] = (
+        field(default_factory=DistributedOptions)
+    )
 
     @classmethod
     def from_file(cls, path: str) -> "TrainCommand":
@@ -44,26 +49,8 @@ def run(command: TrainCommand) -> int:
 COMMAND = Command(
     TrainCommand,
     run,
-    groups={
-        "run": "config architecture run init resume steps seed devices compilation_cache",
-        "validation and checkpoints": "eval_* samples best_by patience keep keep_* average*",
-        "several processes": "distributed.*",
-        "logging": "log_every tensorboard wandb",
-        "memory and compile time": "mesh.* loss_chunks model.attention_backend model.remat "
-        "model.scan_layers",
-        "model": "model.*",
-        "data (default: the built-in task)": "data.*",
-        "optimizer": "optimizer.*",
-        "parameters to train (default: all)": "freeze lora.*",
-    },
     examples=(
         "train --steps 400",
         "train --config run.yaml --optimizer.learning-rate 1e-3",
     ),
-    rare="architecture compilation_cache loss_chunks model.attention_backend model.remat "
-    "model.scan_layers average average_of samples model.*_dropout model.norm_placement "
-    "model.tying data.dataset* data.*_split data.*_field data.*_lang data.buckets "
-    "data.bpe_dropout data.target_tokenizer optimizer.beta? optimizer.epsilon "
-    "optimizer.momentum optimizer.nesterov lora.alpha lora.targets mesh.* keep_best "
-    "distributed.*",
 )

@@ -1,6 +1,5 @@
 """``jax-transformer translate``: lines in, translations out."""
 
-import dataclasses
 import enum
 import sys
 from collections.abc import Callable, Iterator
@@ -8,10 +7,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jax_transformer.cli import streams
-from jax_transformer.cli.arguments import Command, Inline, Repeatable
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.data.options import LongLine
 from jax_transformer.errors import ConfigError, Refusal, counted
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
@@ -31,13 +32,18 @@ class Precision(enum.StrEnum):
     FLOAT64 = "float64"
 
 
+NumBeams = Annotated[int, Option(flag="beam", synonyms="beams beam_size beam_width")]
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """Options of the search. A Hugging Face folder brings defaults of its own."""
 
-    max_length: int | None = None
+    max_length: Annotated[
+        int | None, Option(synonyms="max_new_tokens max_len max_target_length")
+    ] = None
     """Longest translation, in tokens (default: twice the padded source)."""
-    beam: int | None = None
+    num_beams: NumBeams | None = None
     """Beam size; 1 is greedy (default: 1)."""
     length_penalty: float | None = None
     """Exponent of the length penalty (default: 0.6)."""
@@ -49,7 +55,7 @@ class SearchOptions:
     """Forbid repeated n-grams of this size (0: off)."""
     repetition_penalty: float | None = None
     """Penalise tokens that were already generated (> 1)."""
-    min_new_tokens: int | None = None
+    min_new_tokens: Annotated[int | None, Option(synonyms="min_length min_len")] = None
     """Fewest tokens before the end token."""
 
 
@@ -57,7 +63,7 @@ class SearchOptions:
 class SamplingOptions:
     """Options of drawing tokens at random instead of searching."""
 
-    sample: bool = False
+    sample: Annotated[bool | None, Option(synonyms="do_sample sampling")] = None
     """Draw tokens at random instead of searching."""
     temperature: float | None = None
     """Divide logits by this before drawing (default: 1)."""
@@ -73,40 +79,48 @@ class SamplingOptions:
 class TranslateOptions:
     """Translate lines from standard input to standard output, one line out for each line in."""
 
-    run: str
+    run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    weights: str = "auto"
+    weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    ensemble: Repeatable[tuple[str, ...]] = ()
+    ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
     engine: Engine = Engine.JAX
     """Program that translates: jax, or ctranslate2 on the CPU, which converts the model once."""
-    quantization: str | None = None
+    quantization: option.Dtype | None = None
     """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
-    architecture: str | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: str | None = None
+    source_lang: Annotated[option.SourceLanguage | None, Option(group="input and output")] = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: str | None = None
+    target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
-    input: str | None = None
+    input: Annotated[option.PathText | None, Option(synonyms="in in_file input_file")] = None
     """Read lines from this file, plain or gzip, instead of standard input."""
-    output: str | None = None
+    output: Annotated[option.PathText | None, Option(synonyms="out out_file output_file")] = None
     """Write translations to this file instead of standard output."""
-    tokens_per_batch: int = 4096
+    tokens_per_batch: Annotated[int, Option(group="model")] = 4096
     """Positions of the source in a batch, padding and all beams included."""
-    buffer: int = 8192
+    buffer: Annotated[
+        int, Option(group="input and output", synonyms="buffer_size batch_size batch")
+    ] = 8192
     """Collect at most N lines before they are translated, sorted by length."""
     too_long: LongLine = LongLine.REFUSE
     """Refuse, cut or skip (translate to an empty line) a line that is too long for the model."""
-    attention: str | None = None
+    attention: option.PathText | None = None
     """Also write an HTML page with the attention weights of the first 50 lines."""
-    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
-    n_best: int | None = None
-    """Write the best N of the beam, as `line ||| text ||| score` (0: only the best text)."""
-    sampling: Inline[SamplingOptions] = field(default_factory=SamplingOptions)
+    search: Annotated[option.Inline[SearchOptions], Option(group="decoding")] = field(
+        default_factory=SearchOptions
+    )
+    num_return_sequences: Annotated[
+        int | None, Option(flag="n_best", synonyms="nbest num_hypotheses")
+    ] = None
+    """Write the best N of the beam: `line ||| text ||| score` (0: only the best text)."""
+    sampling: Annotated[option.Inline[SamplingOptions], Option(group="sampling")] = field(
+        default_factory=SamplingOptions
+    )
 
 
 def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
@@ -130,7 +144,8 @@ def run(options: TranslateOptions) -> int:
     from jax_transformer.training import devices
 
     devices.use_cache()
-    overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
+    overrides = vars(options.search) | vars(options.sampling)
+    overrides["n_best"] = options.num_return_sequences
     streams.check_output(options.output)
     streams.check_output(options.attention)
     if options.attention is not None and options.ensemble:
@@ -155,7 +170,7 @@ def run(options: TranslateOptions) -> int:
     if message and options.engine is Engine.JAX:
         print(message, file=sys.stderr)
     generation_config = translator.generation_config
-    as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
+    as_list = generation_config.num_return_sequences > 1 or bool(options.num_return_sequences)
     if as_list and generation_config.num_beams == 1:
         raise ConfigError("--n-best needs --beam of at least 2")
     shown = []
@@ -219,27 +234,9 @@ def _translated(
             )
 
 
-def generation_options(*groups: SearchOptions | SamplingOptions) -> dict[str, Any]:
-    """Return the decoding options by their field names, None for each that the user left out."""
-    options = {
-        field.name: getattr(group, field.name)
-        for group in groups
-        for field in dataclasses.fields(group)
-    }
-    # --sample is a flag: its absence keeps the default of the model's folder
-    return {name: None if value is False else value for name, value in options.items()}
-
-
 COMMAND = Command(
     TranslateOptions,
     run,
-    groups={
-        "model": "run weights ensemble precision engine quantization tokens_per_batch architecture",
-        "input and output": "input output buffer too_long attention source_lang target_lang",
-        "decoding": "max_length beam n_best length_penalty penalty early_stopping no_repeat_* "
-        "repetition_penalty min_new_tokens",
-        "sampling": "sample temperature top_k top_p seed",
-    },
     examples=(
         "translate --run runs/phrases < lines.txt",
         "translate --run opus-mt-en-de --input lines.txt --output translations.txt --beam 4",

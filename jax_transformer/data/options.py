@@ -7,7 +7,10 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError, counted
 
@@ -56,45 +59,49 @@ class DataOptions:
     Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR.
     """
 
-    train_source: tuple[str, ...] = ()
+    train_source: Annotated[
+        tuple[option.PathText, ...], Option(synonyms="source src train_src")
+    ] = ()
     """Training lines to translate, plain or gzip."""
-    train_target: tuple[str, ...] = ()
+    train_target: Annotated[
+        tuple[option.PathText, ...], Option(synonyms="target tgt trg train_tgt")
+    ] = ()
     """Translations of --data.train-source, line by line."""
-    valid_source: tuple[str, ...] = ()
+    valid_source: tuple[option.PathText, ...] = ()
     """Validation lines to translate."""
-    valid_target: tuple[str, ...] = ()
+    valid_target: tuple[option.PathText, ...] = ()
     """Translations of --data.valid-source, line by line."""
-    train: tuple[str, ...] = ()
+    train: tuple[option.PathText, ...] = ()
     """Training pairs in .tsv or .jsonl files, plain or gzip."""
     train_weights: tuple[float, ...] = ()
     """Epochs of each training file in an epoch (default: 1)."""
-    valid: tuple[str, ...] = ()
+    valid: tuple[option.PathText, ...] = ()
     """Validation pairs in .tsv or .jsonl files."""
-    dataset: str | None = None
+    dataset: option.Rare[option.PathText | None] = None
     """Hugging Face data set or its folder (needs the extra [hub])."""
-    dataset_config: str | None = None
-    """Configuration of the data set, as de-en."""
-    train_split: str = "train"
+    dataset_config: option.Rare[option.Name | None] = None
+    """Configuration of the data set, for example de-en."""
+    train_split: Annotated[option.Rare[str], Option(metavar="SPLIT")] = "train"
     """Split of the data set to train on."""
-    valid_split: str = "validation"
+    valid_split: Annotated[option.Rare[str], Option(metavar="SPLIT")] = "validation"
     """Split of the data set to validate on."""
-    source_field: str = "source"
-    """Field of the source in .jsonl, as translation.de."""
-    target_field: str = "target"
-    """Field of the target in .jsonl, as translation.en."""
+    source_field: option.Rare[option.FieldName] = "source"
+    """Field of the source in .jsonl, for example translation.de."""
+    target_field: option.Rare[option.FieldName] = "target"
+    """Field of the target in .jsonl, for example translation.en."""
     vocabularies: Vocabularies = Vocabularies.SHARED
     """One vocabulary for both sides, or two."""
     vocab_size: int = 1000
     """Size of each BPE vocabulary trained on the text."""
-    tokenizer: str | None = None
+    tokenizer: option.PathText | None = None
     """tokenizer.json to use instead of training one."""
-    target_tokenizer: str | None = None
+    target_tokenizer: option.Rare[option.PathText | None] = None
     """tokenizer.json of the target, if there are two."""
-    bpe_dropout: float = 0.0
+    bpe_dropout: option.Rare[float] = 0.0
     """Probability of dropping each merge of training text (Provilkov et al. 2020)."""
-    source_lang: str | None = None
+    source_lang: option.Rare[option.SourceLanguage | None] = None
     """Source language of --init's tokenizer: en_XX, eng_Latn, en."""
-    target_lang: str | None = None
+    target_lang: option.Rare[option.TargetLanguage | None] = None
     """Target language of --init's tokenizer."""
     max_source_length: int | None = None
     """Longest source, in tokens (default: the model's, or 512)."""
@@ -102,9 +109,15 @@ class DataOptions:
     """Longest target, in tokens (default: the model's, or 512)."""
     too_long: TooLong = TooLong.DROP
     """Drop longer training pairs, or cut them."""
-    tokens_per_batch: int = 1024
+    tokens_per_batch: Annotated[
+        int,
+        Option(
+            synonyms="batch_size batch max_tokens train_batch_size tokens "
+            "per_device_train_batch_size"
+        ),
+    ] = 1024
     """Tokens of a batch, padding included, a side."""
-    buckets: int = 4
+    buckets: option.Rare[int] = 4
     """Most batch shapes, and so compiled programs."""
 
     def __post_init__(self) -> None:

@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from jax_transformer.config.option import Option
 from jax_transformer.errors import (
     ConfigError,
     InputError,
@@ -34,7 +35,7 @@ _rounds: Counter[str] = Counter()
 class DistributedOptions:
     """The processes of the run, as for jax.distributed.initialize."""
 
-    coordinator_address: str | None = None
+    coordinator_address: Annotated[str | None, Option(metavar="HOST:PORT")] = None
     """HOST:PORT at which process 0 coordinates the others."""
     num_processes: int | None = None
     """Number of processes."""

@@ -1,7 +1,9 @@
 """The options of low-rank adapters: ``--lora.*`` of ``train``."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from jax_transformer.config.option import Option, Rare
 from jax_transformer.errors import ConfigError
 
 
@@ -11,9 +13,12 @@ class LoraOptions:
 
     rank: int = 0
     """Rank of low-rank adapters (0: off)."""
-    alpha: float = 16.0
+    alpha: Rare[float] = 16.0
     """Scale of the adapters, times 1 / rank."""
-    targets: tuple[str, ...] = ("*_attention.query.kernel", "*_attention.value.kernel")
+    targets: Annotated[Rare[tuple[str, ...]], Option(metavar="PATTERN")] = (
+        "*_attention.query.kernel",
+        "*_attention.value.kernel",
+    )
     """Names of the kernels to adapt."""
 
     def __post_init__(self) -> None:

@@ -3,8 +3,9 @@
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from jax_transformer.config.option import Option, Rare
 from jax_transformer.errors import ConfigError
 
 
@@ -62,31 +63,37 @@ Hu et al. 2021, appendix D (https://arxiv.org/abs/2106.09685): the rate of GPT-2
 class OptimizerOptions:
     """Optimizer, learning rate and loss."""
 
-    name: OptimizerName = OptimizerName.ADAMW
+    name: Annotated[OptimizerName, Option(synonyms="optimizer optim")] = OptimizerName.ADAMW
     """Optimizer; each needs another learning rate."""
-    learning_rate: float | None = None
+    learning_rate: Annotated[float | None, Option(synonyms="lr max_lr")] = None
     """Highest learning rate; with --init 5e-5, or 2e-4 for LoRA."""
-    schedule: Schedule | None = None
+    schedule: Annotated[
+        Schedule | None, Option(synonyms="lr_scheduler lr_scheduler_type scheduler")
+    ] = None
     """Schedule after warm-up; linear with --init."""
-    warmup_steps: int | None = None
+    warmup_steps: Annotated[
+        int | None, Option(synonyms="warmup num_warmup_steps warmup_updates")
+    ] = None
     """Steps of linear warm-up; 100 with --init."""
-    beta1: float = 0.9
+    beta1: Rare[float] = 0.9
     """Decay of the mean gradient (adamw, adam, lion)."""
-    beta2: float = 0.98
+    beta2: Rare[float] = 0.98
     """Decay of the mean square (adamw, adam, lion)."""
-    epsilon: float = 1e-9
+    epsilon: Rare[float] = 1e-9
     """Added to the mean square's root (adamw, adam)."""
-    momentum: float = 0.9
+    momentum: Rare[float] = 0.9
     """Decay of past gradients (sgd; 0: none)."""
-    nesterov: bool = False
+    nesterov: Rare[bool] = False
     """Use Nesterov momentum (sgd)."""
     weight_decay: float = 0.01
     """Weight decay; an L2 penalty for adam and sgd."""
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Option(synonyms="max_grad_norm clip grad_clip")] = 1.0
     """Clip gradients to this global norm (0: off)."""
     label_smoothing: float = 0.1
     """Label smoothing of the training loss."""
-    accumulate: int = 1
+    accumulate: Annotated[
+        int, Option(synonyms="gradient_accumulation_steps grad_accum update_freq")
+    ] = 1
     """Batches per update."""
     ema: float = 0.0
     """Decay of an average of the weights (0: off)."""

@@ -4,9 +4,18 @@ that flag's help."""
 import dataclasses
 import enum
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from jax_transformer.architectures import registry
-from jax_transformer.config import EXECUTION, AttentionBackend, Remat, TransformerConfig, codec
+from jax_transformer.config import (
+    EXECUTION,
+    AttentionBackend,
+    Remat,
+    TransformerConfig,
+    codec,
+    option,
+)
+from jax_transformer.config.option import Option
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
@@ -57,44 +66,61 @@ RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropou
 training only."""
 
 
+MEMORY, TRAINABLE = "memory and compile time", "parameters to train (default: all)"
+"""Titles of groups of options."""
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """The architecture. A size that is not given keeps the preset's."""
 
-    preset: str = "small"
-    """Architecture and its sizes, as lesson10."""
+    preset: Annotated[option.Name, Option(synonyms="arch architecture")] = "small"
+    """Architecture and its sizes, for example lesson10."""
     d_model: int | None = None
     """Width of the model."""
-    num_heads: int | None = None
+    num_heads: Annotated[int | None, Option(synonyms="heads nhead n_heads")] = None
     """Attention heads."""
-    d_ff: int | None = None
+    d_ff: Annotated[int | None, Option(synonyms="ffn dim_feedforward")] = None
     """Width of the feed-forward layers."""
-    encoder_layers: int | None = None
+    encoder_layers: Annotated[
+        int | None, Option(synonyms="layers num_layers n_layers num_encoder_layers")
+    ] = None
     """Layers of the encoder."""
-    decoder_layers: int | None = None
+    decoder_layers: Annotated[int | None, Option(synonyms="num_decoder_layers")] = None
     """Layers of the decoder."""
     max_length: int | None = None
     """Longest source and target, in tokens."""
     dropout: float | None = None
     """Dropout on the output of every sublayer."""
-    attention_dropout: float | None = None
+    attention_dropout: option.Rare[float | None] = None
     """Dropout on attention weights."""
-    activation_dropout: float | None = None
+    activation_dropout: option.Rare[float | None] = None
     """Dropout inside the feed-forward layers."""
-    embedding_dropout: float | None = None
+    embedding_dropout: option.Rare[float | None] = None
     """Dropout on embeddings plus positions."""
-    norm_placement: str | None = None
+    norm_placement: option.Rare[option.Name | None] = None
     """Norm before (pre) or after (post) each sublayer."""
-    tying: str | None = None
+    tying: option.Rare[option.Name | None] = None
     """Embeddings and output that share a matrix: none, output, all."""
-    precision: Precision = Precision.FLOAT32
+    precision: Annotated[Precision, Option(synonyms="dtype fp16 bf16 mixed_precision")] = (
+        Precision.FLOAT32
+    )
     """Dtype of computation; parameters are float32."""
-    attention_backend: AttentionBackend = AttentionBackend.XLA
+    attention_backend: Annotated[
+        option.Rare[AttentionBackend],
+        Option(group=MEMORY, synonyms="attn_implementation attn_backend attention flash_attention"),
+    ] = AttentionBackend.XLA
     """Implementation of attention."""
-    remat: Remat = Remat.NONE
-    """Store less of a block, to save memory: its input (full), or its matrix products, too
+    remat: Annotated[
+        option.Rare[Remat],
+        Option(
+            synonyms="gradient_checkpointing activation_checkpointing checkpoint_activations "
+            "remat_policy"
+        ),
+    ] = Remat.NONE
+    """Store less of a block, to save memory: its input (full), or its matrix products as well
     (minimal)."""
-    scan_layers: bool = False
+    scan_layers: option.Rare[bool] = False
     """Compile one block a stack: less time, the same weights."""
 
     def executed(self, config: TransformerConfig) -> TransformerConfig:
@@ -128,56 +154,75 @@ class ModelOptions:
 class TrainOptions:
     """Train an encoder-decoder on parallel text."""
 
-    run: str | None = None
+    run: Annotated[option.ModelPath | None, Option(group="run")] = None
     """Run folder (default: the newest unfinished run of the same
     options under runs/, otherwise a new one)."""
-    init: str | None = None
+    init: Annotated[
+        option.PathText | None,
+        Option(synonyms="pretrained from_pretrained finetune finetune_from_model"),
+    ] = None
     """Start from a run, a Hugging Face folder or hf:owner/name:
     its weights, configuration and tokenizer."""
-    resume: Resume = Resume.AUTO
+    resume: Annotated[Resume, Option(synonyms="resume_from_checkpoint restore")] = Resume.AUTO
     """Continue the run if it exists (auto), never, or fail if it does
     not (must)."""
-    steps: int = 1600
+    steps: Annotated[
+        int,
+        Option(
+            synonyms="epochs num_epochs num_train_epochs max_epochs epoch max_steps train_steps "
+            "max_update"
+        ),
+    ] = 1600
     """Optimizer updates."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
-    log_every: int = 50
+    log_every: Annotated[int, Option(group="logging", synonyms="logging_steps log_interval")] = 50
     """Steps between lines of metrics.jsonl."""
-    eval_every: int = 800
+    eval_every: Annotated[
+        int,
+        Option(
+            group="validation and checkpoints",
+            synonyms="eval_steps valid_every save_steps save_interval",
+        ),
+    ] = 800
     """Steps between validations and checkpoints."""
     eval_pairs: int = 1000
     """Most validation pairs to translate for scores."""
-    samples: int = 3
+    samples: option.Rare[int] = 3
     """Translations to print at each validation."""
-    keep: int = 2
+    keep: Annotated[int, Option(synonyms="save_total_limit keep_last")] = 2
     """Last checkpoints to keep."""
-    keep_best: int = 1
+    keep_best: option.Rare[int] = 1
     """Best checkpoints to keep as well."""
     best_by: Criterion = Criterion.BLEU
     """Metric that decides which checkpoint is best."""
-    patience: int = 0
+    patience: Annotated[int, Option(synonyms="early_stopping_patience")] = 0
     """Stop after N validations without a best (0: never)."""
-    average: int = 0
+    average: option.Rare[int] = 0
     """Average N checkpoints at the end (0: off)."""
-    average_of: AverageOf = AverageOf.LAST
+    average_of: option.Rare[AverageOf] = AverageOf.LAST
     """Checkpoints to average."""
-    freeze: tuple[str, ...] = ()
-    """Do not train parameters with these names, as encoder.*."""
-    loss_chunks: int = 1
+    freeze: Annotated[tuple[str, ...], Option(group=TRAINABLE, metavar="PATTERN")] = ()
+    """Do not train parameters with these names, for example encoder.*."""
+    loss_chunks: Annotated[option.Rare[int], Option(group=MEMORY)] = 1
     """Compute the loss in N chunks of positions, to save memory."""
-    devices: int = 0
+    devices: Annotated[int, Option(group="run")] = 0
     """Devices to use (0: all)."""
-    tensorboard: bool = False
+    tensorboard: Annotated[bool, Option(group="logging")] = False
     """Write TensorBoard events (needs the extra [tensorboard])."""
-    wandb: str | None = None
+    wandb: option.Name | None = None
     """Weights & Biases project (needs the extra [wandb])."""
-    compilation_cache: str | None = None
+    compilation_cache: Annotated[option.Rare[option.PathText | None], Option(group="run")] = None
     """Cache of compiled programs, or none (default: user's cache)."""
     model: ModelOptions = field(default_factory=ModelOptions)
-    data: DataOptions = field(default_factory=DataOptions)
+    data: Annotated[DataOptions, Option(group="data (default: the built-in task)")] = field(
+        default_factory=DataOptions
+    )
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    lora: LoraOptions = field(default_factory=LoraOptions)
-    mesh: MeshOptions = field(default_factory=MeshOptions)
+    lora: Annotated[LoraOptions, Option(group=TRAINABLE)] = field(default_factory=LoraOptions)
+    mesh: Annotated[option.Rare[MeshOptions], Option(group=MEMORY)] = field(
+        default_factory=MeshOptions
+    )
     # Not an option: those of the learning rate that took their defaults
     rate_left_out = frozenset[str]()
 

@@ -1,13 +1,16 @@
 """The command line: its output, its exit codes, and its errors, one line without a traceback."""
 
 import ast
+import dataclasses
 import fnmatch
 import inspect
 import io
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -16,13 +19,11 @@ import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
-from jax_transformer.cli import suggestion, translate
-from jax_transformer.cli.arguments import flag, listed, renamed
-from jax_transformer.cli.help_text import metavar
-from jax_transformer.data import options as data_options
-from jax_transformer.extras.serve import limits
-from jax_transformer.runtime import distributed
-from jax_transformer.training import lora_options, mesh_options, optimizer_options, options
+from jax_transformer.cli import completion, config_file
+from jax_transformer.cli.arguments import Command, listed
+from jax_transformer.cli.help_text import is_rare, metavar
+from jax_transformer.config.option import Option
+from jax_transformer.training import options
 from parity_tests.unit import runs
 
 FLAGS = {
@@ -90,8 +91,6 @@ FLAGS["estimate"] = [
     *"--topology --length --device-memory --json --no-json".split(),
     *(flag for flag in FLAGS["train"] if not flag.startswith("--distributed.")),
 ]
-TRAIN = [options, data_options, lora_options, mesh_options, optimizer_options]
-"""Modules with the options of training."""
 FLAGS_0_1 = {
     "train": """
         --config --run --init --resume --steps --seed --log-every --eval-every
@@ -170,7 +169,6 @@ def documented(module) -> dict[str, str]:
                 isinstance(item, ast.ClassDef)
                 and isinstance(field, ast.AnnAssign)
                 and isinstance(text, ast.Expr)
-                and item.name.endswith(("Options", "Command", "Limits"))
             ):
                 texts[f"{item.name}.{field.target.id}"] = " ".join(text.value.value.split())
     return texts
@@ -187,20 +185,13 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     positive_only = printed.replace("--[no-]", "--")
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
     printed = " ".join(console.say(command, "--help-all")[1].split())
-    nested = {
-        "train": [*TRAIN, distributed],
-        "estimate": TRAIN,
-        "evaluate": [translate],
-        "serve": [translate, limits],
+    owners = {each.owner for each in listed(cli.COMMANDS[command].kind)}
+    meanings = {
+        name: text
+        for owner in owners
+        for name, text in documented(sys.modules[owner.__module__]).items()
+        if name.startswith(f"{owner.__name__}.")
     }
-    meanings = documented(sys.modules[cli.COMMANDS[command].kind.__module__])
-    for module in nested.get(command, []):
-        meanings |= documented(module)
-    if command == "evaluate":  # shares only the options of the search
-        others = ("SamplingOptions.", "TranslateOptions.")
-        meanings = {k: text for k, text in meanings.items() if not k.startswith(others)}
-    if command == "serve":
-        meanings = {k: text for k, text in meanings.items() if not k.startswith("Translate")}
     assert len(meanings) >= len(positive)
     assert not [text for text in meanings.values() if text.rstrip(".)") not in printed]
 
@@ -210,21 +201,25 @@ def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkey
     monkeypatch.setenv("COLUMNS", "100")
     lines = console.say(command, "--help")[1].splitlines()
     assert len(lines) <= 92 and max(map(len, lines)) <= 100
-    rare = cli.COMMANDS[command].rare
-    assert ("--help-all explains" in "\n".join(lines)) == bool(rare)
-    names = [option.name for option in listed(cli.COMMANDS[command].kind)]
-    assert not [pattern for pattern in rare.split() if not fnmatch.filter(names, pattern)]
+    known = list(listed(cli.COMMANDS[command].kind))
+    assert ("--help-all explains" in "\n".join(lines)) == any(map(is_rare, known))
+    patterns = {word for each in known for word in str(each.option.rare).split()} - {
+        "True",
+        "False",
+    }
+    names = [each.name for each in known]
+    assert not [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
     assert f"  jax-transformer {command} " in "\n".join(lines[lines.index("examples:") :])
-    metavars = {metavar(option) for option in listed(cli.COMMANDS[command].kind)}
+    metavars = {metavar(each) for each in known}
     assert not metavars & {"TEXT", "STR", "INT"} and not [m for m in metavars if "None" in m]
     assert not [line for line in lines if line.endswith(":") and line.startswith("other options")]
 
 
 @pytest.mark.parametrize("command", FLAGS_0_1)
 def test_flags_of_version_0_1_still_work(command):
-    known = cli.flags(cli.COMMANDS[command].kind)
-    names = {flag(old) for old in renamed(cli.COMMANDS[command].kind)}
-    assert not set(FLAGS_0_1[command].split()) - {*known, *names}
+    known = listed(cli.COMMANDS[command].kind)
+    accepted = {flag for each in known for flag in (*each.flags, *each.former)}
+    assert not set(FLAGS_0_1[command].split()) - accepted
 
 
 def test_help_shows_values_as_they_are_typed(console):
@@ -250,9 +245,52 @@ def test_help_of_a_command(console):
     console.refused(2, ["unknown command 'inspct'", "did you mean 'inspect'?"], "help", "inspct")
 
 
-def test_every_synonym_is_of_an_option():
-    known = {o.name for command in cli.COMMANDS.values() for o in listed(command.kind)}
-    assert not suggestion.SYNONYMS.keys() - known
+@dataclass(frozen=True)
+class Sizes:
+    """A section with an option of its own."""
+
+    width: Annotated[int, Option(metavar="N", synonyms="d_model hidden_size")] = 8
+    """Width of the model."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """Try an option that nothing lists."""
+
+    config: Annotated[str | None, Option(metavar="PATH", group="files")] = None
+    """YAML file of options."""
+    num_colors: Annotated[int, Option(flag="colors", group="look", synonyms="palette_size")] = 3
+    """Number of colours."""
+    shade: Annotated[tuple[str, ...], Option(metavar="SHADE", rare=True)] = ()
+    """Shades to leave out."""
+    sizes: Sizes = dataclasses.field(default_factory=Sizes)
+
+    @classmethod
+    def from_file(cls, path: str) -> "Added":
+        """Return the options of a file."""
+        return config_file.read(cls, path)
+
+
+def test_an_option_is_one_field(console, monkeypatch, tmp_path):
+    """In help, command line, YAML file, suggestions and completion."""
+    seen = []
+    added = Command(Added, lambda options: seen.append(options) or 0, ("train",))
+    known = {"train": added, "completion": completion.COMMAND}
+    monkeypatch.setattr(type(cli.COMMANDS), "__getitem__", lambda _, name: known.get(name, added))
+    out = " ".join(console.say("train", "--help")[1].split())
+    assert "look: --colors N Number of colours (default: 3) " in out
+    assert "sizes: --sizes.width N Width of the model (default: 8) " in out
+    assert "more options (--help-all explains them): --shade examples:" in out
+    assert "  --shade SHADE ..." in console.say("train", "--help-all")[1]
+    file = tmp_path / "options.yaml"
+    file.write_text("{sizes: {width: 5}, shade: [dark]}")
+    runs.main("train", "--colors", 4, "--shade", "a", "b", "--sizes.width=6")
+    runs.main("train", "--num_colors", 7, "--config", file)
+    assert seen == [Added(None, 4, ("a", "b"), Sizes(6)), Added(str(file), 7, ("dark",), Sizes(5))]
+    console.refused(2, ["--palette-size (did you mean '--colors'?)"], "train", "--palette-size", 1)
+    file.write_text("hidden_size: 5")
+    console.refused(2, ["(did you mean 'sizes.width'?)"], "train", "--config", file)
+    assert "--sizes.width" in console.say("completion", "bash")[1]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -316,6 +354,14 @@ def test_underscores_in_flags_are_dashes():
         0.5,
         ("a_b",),
     )
+
+
+def test_flags_have_the_names_of_transformers_as_well():
+    short, long = (
+        cli.parse("translate", cli.COMMANDS["translate"].kind, ["--run", "a", *words.split()])
+        for words in ("--beam 4 --n-best 2", "--num-beams 4 --num_return_sequences=2")
+    )
+    assert short == long and (short.search.num_beams, short.num_return_sequences) == (4, 2)
 
 
 def test_debug_shows_the_traceback():

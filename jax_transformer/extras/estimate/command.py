@@ -3,19 +3,26 @@
 import json
 import sys
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from jax_transformer.cli import config_file, train
-from jax_transformer.cli.arguments import Command, Inline
+from jax_transformer.cli import config_file
+from jax_transformer.cli.arguments import Command
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import topologies
 from jax_transformer.training.options import TrainOptions
+
+UNCHANGING = """run resume steps seed log_every tensorboard wandb eval_* best_by patience keep*
+    data.train* data.valid*"""
+"""Options that change no step, and so are less often of interest."""
 
 
 @dataclass(frozen=True)
 class EstimateCommand:
     """Compile a training step for hardware that need not be there: memory, FLOPs, time."""
 
-    topology: str
+    topology: Annotated[str, Option(group="estimate", metavar="KIND:SIZE")]
     """Accelerators, for example v5e:4x4, v5p:2x2x1, v6e:2x2, h100:8, h200:1 or cpu:4."""
     length: int | None = None
     """Tokens of each source and target in a batch (default: the longest that the options allow)."""
@@ -23,11 +30,13 @@ class EstimateCommand:
     """GiB of each device (default: the accelerator's)."""
     json: bool = False
     """Print one JSON object instead of lines."""
-    config: str | None = None
+    config: Annotated[option.PathText | None, Option(group="run")] = None
     """YAML file of options, or a run's train_config.json; flags win."""
-    architecture: str | None = None
+    architecture: option.Rare[option.Architecture | None] = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    options: Inline[TrainOptions] = field(default_factory=TrainOptions)
+    options: Annotated[option.Inline[TrainOptions], Option(rare=UNCHANGING)] = field(
+        default_factory=TrainOptions
+    )
 
     def __post_init__(self) -> None:
         for name in ("length", "device_memory"):
@@ -60,23 +69,11 @@ def run(command: EstimateCommand) -> int:
     return 0 if result.fits else 1
 
 
-def _of_options(patterns: str) -> str:
-    """Return the patterns of a group of ``train`` without its processes: here is only one."""
-    return " ".join(name for name in patterns.split() if not name.startswith("distributed"))
-
-
 COMMAND = Command(
     EstimateCommand,
     run,
-    groups={
-        "estimate": "topology length device_memory json",
-        **{title: _of_options(names) for title, names in train.COMMAND.groups.items()},
-    },
     examples=(
         "estimate --topology v5e:2x2 --model.preset marian --data.vocab-size 32000",
         "estimate --topology h200:1 --config run.yaml --model.precision bfloat16 --json",
     ),
-    # What changes no step is less often of interest here
-    rare=f"{_of_options(train.COMMAND.rare)} run resume steps seed log_every tensorboard wandb "
-    "eval_* best_by patience keep* data.train* data.valid*",
 )

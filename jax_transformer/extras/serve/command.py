@@ -2,9 +2,12 @@
 
 import sys
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from jax_transformer.cli.arguments import Command, Inline, Positional
-from jax_transformer.cli.translate import SamplingOptions, SearchOptions, generation_options
+from jax_transformer.cli.arguments import Command
+from jax_transformer.cli.translate import SamplingOptions, SearchOptions
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve.limits import Limits
 
@@ -13,25 +16,29 @@ from jax_transformer.extras.serve.limits import Limits
 class ServeOptions:
     """Answer translation requests over HTTP, with a page for a browser."""
 
-    run: Positional[str]
+    run: Annotated[option.Positional[str], Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    weights: str = "auto"
+    weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    architecture: str | None = None
+    architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: str | None = None
+    source_lang: option.SourceLanguage | None = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: str | None = None
+    target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, Option(group="server", metavar="HOST")] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
     port: int = 8000
     """Port to listen on; 0 is a free one, which is printed."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Annotated[tuple[str, ...], Option(metavar="HOST")] = ()
     """Names by which clients may call the server (default: any, or this machine's on loopback)."""
-    limits: Inline[Limits] = field(default_factory=Limits)
-    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
-    sampling: Inline[SamplingOptions] = field(default_factory=SamplingOptions)
+    limits: Annotated[option.Inline[Limits], Option(group="limits")] = field(default_factory=Limits)
+    search: Annotated[option.Inline[SearchOptions], Option(group="default decoding options")] = (
+        field(default_factory=SearchOptions)
+    )
+    sampling: Annotated[option.Inline[SamplingOptions], Option(group="default sampling")] = field(
+        default_factory=SamplingOptions
+    )
 
 
 def run(options: ServeOptions) -> int:
@@ -56,7 +63,8 @@ def run(options: ServeOptions) -> int:
         opened,
         source_lang=options.source_lang,
         target_lang=options.target_lang,
-        **generation_options(options.search, options.sampling),
+        **vars(options.search),
+        **vars(options.sampling),
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
@@ -73,15 +81,6 @@ def run(options: ServeOptions) -> int:
 COMMAND = Command(
     ServeOptions,
     run,
-    groups={
-        "model": "run weights architecture source_lang target_lang",
-        "server": "host port allowed_hosts",
-        "limits": "queue_size timeout max_lines max_characters max_body_bytes max_beam max_configs "
-        "batch_*",
-        "default decoding options": "max_length beam length_penalty penalty early_stopping "
-        "no_repeat_* repetition_penalty min_new_tokens",
-        "default sampling": "sample temperature top_k top_p seed",
-    },
     examples=(
         "serve runs/phrases",
         "serve opus-mt-en-de --port 8080 --beam 4 --timeout 10",

@@ -4,11 +4,13 @@ import enum
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from jax_transformer.cli import streams
-from jax_transformer.cli.arguments import Command, Positional
-from jax_transformer.cli.translate import Precision, with_precision
+from jax_transformer.cli.arguments import Command
+from jax_transformer.cli.translate import NumBeams, Precision, with_precision
+from jax_transformer.config import option
+from jax_transformer.config.option import Option
 
 if TYPE_CHECKING:
     from jax_transformer.extras.speech.transcription import Transcript
@@ -25,23 +27,23 @@ class Task(enum.StrEnum):
 class TranscribeOptions:
     """Write down what is said in a WAV file, to standard output."""
 
-    audio: Positional[str]
+    audio: Annotated[option.Positional[str], Option(group="input and output")]
     """A WAV file of 8, 16, 24 or 32 bits (PCM), of 4 to 192 kHz and up to 32 channels."""
-    run: str
+    run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a Hugging Face folder, hf:owner/name, or a run that was made from one."""
-    weights: str = "auto"
+    weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
-    language: str | None = None
+    language: Annotated[str | None, Option(group="input and output", metavar="TAG")] = None
     """Language of the speech, de or german (default: the folder's, otherwise detected)."""
-    task: Task | None = None
+    task: Annotated[Task | None, Option(group="decoding")] = None
     """Transcribe, or translate to English (default: the folder's, otherwise transcribe)."""
-    timestamps: bool | None = None
+    timestamps: Annotated[bool | None, Option(group="input and output")] = None
     """Write a line for each phrase, with its times (default: as the folder says)."""
-    beam: int | None = None
+    num_beams: Annotated[NumBeams | None, Option(group="decoding")] = None
     """Beam size; 1 is greedy (default: the folder's)."""
-    output: str | None = None
+    output: Annotated[option.PathText | None, Option(group="input and output")] = None
     """Write the text to this file instead of standard output."""
     json: bool = False
     """Print one JSON object: text, language, and phrases with their times."""
@@ -56,7 +58,7 @@ def run(options: TranscribeOptions) -> int:
     devices.use_cache()
     streams.check_output(options.output)
     transcriber = transcription.Transcriber.load(
-        options.run, options.weights, precision=options.precision, beam=options.beam
+        options.run, options.weights, precision=options.precision, beam=options.num_beams
     )
     timestamps = options.timestamps
     if timestamps is None:
@@ -95,11 +97,6 @@ def _time(seconds: float) -> str:
 COMMAND = Command(
     TranscribeOptions,
     run,
-    groups={
-        "model": "run weights precision",
-        "input and output": "language output timestamps json",
-        "decoding": "task beam",
-    },
     examples=(
         "transcribe talk.wav --run whisper-tiny",
         "transcribe talk.wav --run hf:openai/whisper-small --language de --timestamps",
