@@ -136,11 +136,11 @@ class Pretrained(StoredWeights):
     @property
     def has_tokenizer(self) -> bool:
         """True if there is a tokenizer next to the weights."""
-        from jax_transformer.data import tokenizer
+        from jax_transformer.data import run_tokenizer
 
         if self.kind is Kind.HUGGINGFACE:
             return any(name in self.extra_files for name in folders.TOKENIZER)
-        return self.run is not None and tokenizer.has_tokenizer(self.run.path)
+        return self.run is not None and run_tokenizer.has_tokenizer(self.run.path)
 
     def tokenizer(
         self, source_lang: str | None = None, target_lang: str | None = None
@@ -149,7 +149,7 @@ class Pretrained(StoredWeights):
 
         Raises InputError if there is none, ConfigError for languages if it is not multilingual.
         """
-        from jax_transformer.data import huggingface_tokenizer, tokenizer
+        from jax_transformer.data import huggingface_tokenizer, run_tokenizer
 
         languages = {"source_lang": source_lang, "target_lang": target_lang}
         if self.kind is Kind.HUGGINGFACE:
@@ -159,7 +159,7 @@ class Pretrained(StoredWeights):
             if self.vocabularies is not None or self.marian is not None:
                 where = "gets its tokenizer in a run: jax-transformer convert FILE runs/NAME"
             raise InputError(f"{self.path}: is a {self.kind.value}, which {where}")
-        loaded = tokenizer.load_tokenizer(self.run.path)
+        loaded = run_tokenizer.load_tokenizer(self.run.path)
         if source_lang is None and target_lang is None:
             return loaded
         if not isinstance(loaded, huggingface_tokenizer.HuggingFaceTokenizer):
