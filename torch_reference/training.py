@@ -23,7 +23,7 @@ from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.options import TooLong
-from jax_transformer.data.tokenizer import load_tokenizer
+from jax_transformer.data.run_tokenizer import load_tokenizer
 from jax_transformer.storage import integrity
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus

@@ -80,15 +80,6 @@ class HuggingFaceTokenizer(TokenizerPair):
             with atomic.file(Path(folder) / name) as temporary:
                 temporary.write_bytes(content)
 
-    def save_in_run(self, folder: Path) -> None:
-        """Write the files, and the languages next to them, into a run folder."""
-        inner = folder / huggingface_folder.IN_RUN
-        inner.mkdir(exist_ok=True)
-        self.save(inner)
-        languages = {"source_lang": self.source_lang, "target_lang": self.target_lang}
-        if any(languages.values()):
-            atomic.write_text(folder / LANGUAGES_FILE, json.dumps(languages) + "\n")
-
 
 def load_huggingface(
     folder: str | Path, *, source_lang: str | None = None, target_lang: str | None = None
@@ -112,6 +103,16 @@ def load_huggingface(
         source_lang or files.language_named("src_lang"),
         target_lang or files.language_named("tgt_lang"),
     )
+
+
+def save_in_run(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
+    """Write the files, and the languages next to them, into a run folder."""
+    inner = folder / huggingface_folder.IN_RUN
+    inner.mkdir(exist_ok=True)
+    tokenizer.save(inner)
+    languages = {"source_lang": tokenizer.source_lang, "target_lang": tokenizer.target_lang}
+    if any(languages.values()):
+        atomic.write_text(folder / LANGUAGES_FILE, json.dumps(languages) + "\n")
 
 
 def load_from_run(folder: Path) -> HuggingFaceTokenizer:

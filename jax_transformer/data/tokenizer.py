@@ -14,8 +14,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jax_transformer import errors
 from jax_transformer.storage import atomic
-from jax_transformer.storage.huggingface_folder import IN_RUN
-from jax_transformer.storage.run_files import SHARED_FILE, SIDE_FILES
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 BYTES = 256
@@ -26,13 +24,6 @@ LONGEST_TOKEN = 64
 # No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and
 # GPT-2's words, punctuation and spaces.
 PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-_IN_RUN = [
-    f"{IN_RUN}/{name}"
-    for name in "tokenizer.json source.spm spiece.model sentencepiece.bpe.model vocab.json "
-    "vocab-src.json".split()
-]
-"""The vocabularies of a Hugging Face tokenizer in a run folder, of which it has at least one."""
 
 
 class Tokenizer:
@@ -267,47 +258,3 @@ class TokenizerPair:
     def hash(self) -> str:
         """SHA-256 of both hashes, source first."""
         return hashlib.sha256((self.source.hash + self.target.hash).encode()).hexdigest()
-
-    def save_in_run(self, folder: Path) -> None:
-        """Write a file for each side."""
-        for side, name in zip((self.source, self.target), SIDE_FILES, strict=True):
-            side.save(folder / name)
-
-
-def has_tokenizer(path: str | Path) -> bool:
-    """Return True if a run folder holds a tokenizer, or at least one of two."""
-    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES, *_IN_RUN))
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer | TokenizerPair:
-    """Return the tokenizer that a run folder holds, or its two.
-
-    Raises InputError that names a missing file.
-    """
-    folder = Path(path)
-    sides = [name for name in SIDE_FILES if (folder / name).exists()]
-    if (folder / SHARED_FILE).exists():
-        if sides:
-            raise errors.InputError(
-                f"{folder}: holds {SHARED_FILE} and {sides[0]}; both sides share a vocabulary or"
-                " each has its own"
-            )
-        return Tokenizer.load(folder / SHARED_FILE)
-    if sides:
-        return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
-    if has_tokenizer(folder):
-        from jax_transformer.data import huggingface_tokenizer
-
-        return huggingface_tokenizer.load_from_run(folder)
-    raise errors.InputError(
-        f"{folder / SHARED_FILE}: missing (a run converted from bare weights has none until its"
-        " tokenizer is copied there)"
-    )
-
-
-def save_tokenizer(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:
-    """Write the files that :func:`load_tokenizer` reads."""
-    if isinstance(tokenizer, Tokenizer):
-        tokenizer.save(Path(path) / SHARED_FILE)
-    else:
-        tokenizer.save_in_run(Path(path))

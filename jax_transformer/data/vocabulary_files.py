@@ -75,8 +75,8 @@ class PieceVocabulary(Vocabulary):
         """Return the ids of a line, without those around it."""
         ids: list[int] = []
         for part in [line] if self._cuts_added_tokens else self._parts(line):
-            whole = part in self._added and not self._cuts_added_tokens
-            pieces = [part] if whole else self._pieces(part)
+            is_token = part in self._added and not self._cuts_added_tokens
+            pieces = [part] if is_token else self._pieces(part)
             ids += [self._ids.get(piece, self._unknown_id) for piece in pieces]
         return ids
 

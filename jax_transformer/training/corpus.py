@@ -24,14 +24,8 @@ from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
-from jax_transformer.data.tokenizer import (
-    BOS,
-    Tokenizer,
-    TokenizerPair,
-    has_tokenizer,
-    load_tokenizer,
-    save_tokenizer,
-)
+from jax_transformer.data.run_tokenizer import has_tokenizer, load_tokenizer, save_tokenizer
+from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic, checksums
 from jax_transformer.storage.huggingface_folder import IN_RUN, write_files

@@ -1,5 +1,7 @@
 """Constraints on generated tokens hold, and every key of generation_config.json is read."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,53 @@ def test_every_search_applies_the_constraints(way):
     with pytest.raises((AssertionError, ValueError)):
         assert_constrained(free)
     assert_constrained(np.asarray(WAYS[way](model, max_length=LENGTH, constraints=RULES)))
+
+
+@dataclass(frozen=True)
+class Only:
+    """A processor from outside: one token at even positions, and another at odd ones."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, scores, tokens, step, eos_id):
+        chosen = jnp.asarray(self.tokens)[step % 2]
+        return jnp.where(jnp.arange(scores.shape[2])[None, None] == chosen, scores, -jnp.inf)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_processor_from_outside_decides_in_every_search(way):
+    model = loud(CONFIG, 0)
+    rules = Constraints(processors=(Only((4, 6)),))
+    tokens = np.asarray(WAYS[way](model, max_new_tokens=LENGTH, constraints=rules))
+    assert (tokens == np.array([4, 6] * (LENGTH // 2))).all()
+    with pytest.raises(ConfigError, match="Only has 13, which is outside the vocabulary of 13"):
+        WAYS[way](model, constraints=Constraints(processors=(Only((4, 13)),)))
+
+
+def test_older_names_of_options_mean_the_same():
+    model = loud(CONFIG, 0)
+    new = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": LENGTH}
+    new |= {"decoder_start_token_id": 5, "eos_token_id": 7, "beam_scorer": BeamScorer.AVERAGE}
+    old = {"beam_size": 3, "num_hypotheses": 2, "max_length": LENGTH}
+    old |= {"bos_id": 5, "eos_id": 7, "scorer": BeamScorer.AVERAGE}
+    results = [generate.n_best(model, SOURCE, **options) for options in (new, old)]
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert results[0][0].shape == (len(SOURCE), 2, LENGTH)
+
+
+def test_options_of_another_function_are_refused():
+    model, key = loud(CONFIG, 0), jax.random.key(0)
+    for call in (
+        lambda: generate.greedy(model, SOURCE, num_beams=2),
+        lambda: generate.greedy(model, SOURCE, do_sample=True),
+        lambda: generate.beam(model, SOURCE, sample=True),
+        lambda: generate.sample(model, SOURCE, key, seed=3),
+    ):
+        with pytest.raises(ConfigError, match="not options of one function"):
+            call()
+    with pytest.raises(ConfigError, match="unknown generation option 'num_beems'"):
+        generate.beam(model, SOURCE, num_beems=2)
 
 
 def test_each_row_has_its_own_first_token_without_recompilation():

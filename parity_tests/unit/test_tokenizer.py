@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import tokenizer
+from jax_transformer.data import run_tokenizer, tokenizer
 from jax_transformer.storage import run_files
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
@@ -268,24 +268,24 @@ def test_a_pair_reads_sources_and_writes_targets():
 
 
 def test_a_folder_has_one_or_two_tokenizers(tmp_path):
-    assert not tokenizer.has_tokenizer(tmp_path)
+    assert not run_tokenizer.has_tokenizer(tmp_path)
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: missing \(a run converted"):
-        tokenizer.load_tokenizer(tmp_path)
-    tokenizer.save_tokenizer(SOURCE, tmp_path)
+        run_tokenizer.load_tokenizer(tmp_path)
+    run_tokenizer.save_tokenizer(SOURCE, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [
         "tokenizer.json"
-    ] and tokenizer.has_tokenizer(tmp_path)
-    loaded = tokenizer.load_tokenizer(tmp_path)
+    ] and run_tokenizer.has_tokenizer(tmp_path)
+    loaded = run_tokenizer.load_tokenizer(tmp_path)
     assert isinstance(loaded, tokenizer.Tokenizer) and loaded.hash == SOURCE.hash
     two = tmp_path / "two"
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
-    tokenizer.save_tokenizer(pair, two)
+    run_tokenizer.save_tokenizer(pair, two)
     assert sorted(file.name for file in two.iterdir()) == [
         "tokenizer.source.json",
         "tokenizer.target.json",
-    ] and tokenizer.has_tokenizer(two)
-    loaded = tokenizer.load_tokenizer(two)
+    ] and run_tokenizer.has_tokenizer(two)
+    loaded = run_tokenizer.load_tokenizer(two)
     assert isinstance(loaded, tokenizer.TokenizerPair)
     assert (loaded.hash, loaded.source.hash, loaded.target.hash) == (
         pair.hash,
@@ -296,16 +296,16 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
 
 @pytest.mark.parametrize("missing", run_files.SIDE_FILES)
 def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
-    tokenizer.save_tokenizer(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
+    run_tokenizer.save_tokenizer(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
     (tmp_path / missing).unlink()
-    assert tokenizer.has_tokenizer(tmp_path)
+    assert run_tokenizer.has_tokenizer(tmp_path)
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
-        tokenizer.load_tokenizer(tmp_path)
-    tokenizer.save_tokenizer(SOURCE, tmp_path)
+        run_tokenizer.load_tokenizer(tmp_path)
+    run_tokenizer.save_tokenizer(SOURCE, tmp_path)
     with pytest.raises(
         errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
     ):
-        tokenizer.load_tokenizer(tmp_path)
+        run_tokenizer.load_tokenizer(tmp_path)
 
 
 @NO_DEADLINE

@@ -11,7 +11,8 @@ from typing import Any
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import InputFile, Read, Target, file_reader
 from jax_transformer.data import sentencepiece_vocabulary, tokenizer_files
-from jax_transformer.data.tokenizer import Tokenizer, load_tokenizer
+from jax_transformer.data.run_tokenizer import load_tokenizer
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import huggingface_folder, run_files
 from parity_tests import tokenizer_models
