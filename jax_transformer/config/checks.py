@@ -32,6 +32,7 @@ def check(config: TransformerFields) -> None:
     for name in ("encoder", "decoder"):
         _check_stack_sizes(config, name, getattr(config, name))
     _check_sides(config)
+    _check_spectrogram(config)
     _check_rates(config)
     _check_ids(config)
     _check_branches(config)
@@ -48,7 +49,6 @@ def _check_sizes(config: TransformerFields) -> None:
         "d_ff",
         "max_length",
         "head_dim",
-        "mel_bins",
         "embedding_dropouts",
     ):
         value = getattr(config, name)
@@ -120,17 +120,7 @@ def _check_relative(name: str, stack: StackConfig) -> None:
 
 
 def _check_sides(config: TransformerFields) -> None:
-    """Check the spectrogram, the vocabularies, and the dtype."""
-    if (config.mel_bins is None) != (config.mel_frames is None):
-        raise ConfigError(
-            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
-            " spectrogram: give both or none"
-        )
-    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
-        raise ConfigError(
-            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
-            " position"
-        )
+    """Check the vocabularies, and the dtype."""
     if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
         raise ConfigError(
             f"tying='{config.tying.value}' needs one vocabulary:"
@@ -168,8 +158,7 @@ def _check_ids(config: TransformerFields) -> None:
     for name, size in sizes.items():
         if not 0 <= getattr(config, name) < size:
             raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
-    # Whisper's padding is its end token, which works if padding is not masked
-    masks_end = config.mel_bins is None or Mask.TARGET_PADDING in config.decoder.self_mask
+    masks_end = config.input_layer is None or Mask.TARGET_PADDING in config.decoder.self_mask
     if config.target_pad_id == config.eos_id and masks_end:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
     if config.padding_frozen and config.padding_trained:
@@ -200,17 +189,13 @@ def _check_branches(config: TransformerFields) -> None:
                 "encoder.branches: the residual 'memory' is the encoder's output "
                 "and belongs in the decoder"
             )
+    of_source = {Mask.SOURCE_PADDING} if config.input_layer is None else set()
     wrong = {
-        "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
+        "encoder.self_mask": (config.encoder.self_mask, of_source),
         "encoder.cross_mask": (config.encoder.cross_mask, set()),
+        "decoder.self_mask": (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL}),
+        "decoder.cross_mask": (config.decoder.cross_mask, of_source),
     }
-    if config.mel_bins is not None:  # a window of sound has no padding
-        wrong["encoder.self_mask"] = (config.encoder.self_mask, set())
-    wrong["decoder.self_mask"] = (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL})
-    wrong["decoder.cross_mask"] = (
-        config.decoder.cross_mask,
-        {Mask.SOURCE_PADDING} if config.mel_bins is None else set(),
-    )
     for name, (masks, allowed) in wrong.items():
         for mask in masks:
             if mask not in allowed:
@@ -277,4 +262,23 @@ def _check_backend(config: TransformerFields) -> None:
         raise ConfigError(
             f"attention_backend='{config.attention_backend.value}' cannot compute this model: "
             f"{'; '.join(dict.fromkeys(reasons))}"
+        )
+
+
+def _check_spectrogram(config: TransformerFields) -> None:
+    """Check the sizes of a source that is sound.
+
+    A window of it has no padding, and the padding of its texts may be their end token (Whisper).
+    """
+    if config.mel_bins is not None and config.mel_bins < 1:
+        raise ConfigError(f"mel_bins={config.mel_bins} must be at least 1")
+    if (config.mel_bins is None) != (config.mel_frames is None):
+        raise ConfigError(
+            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
+            " spectrogram: give both or none"
+        )
+    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
+        raise ConfigError(
+            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
+            " position"
         )

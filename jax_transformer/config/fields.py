@@ -143,12 +143,6 @@ class TransformerFields:
     """The decoder."""
     head_dim: int | None = None
     """Width of one head; ``d_model / num_heads`` if None."""
-    mel_bins: int | None = None
-    """Channels of the source's spectrogram, which two convolutions read instead of an embedding of
-    tokens (Whisper); None if the source is text.
-    """
-    mel_frames: int | None = None
-    """Frames of that spectrogram: two of them make one position of the encoder."""
     norm: Norm = Norm.LAYER
     norm_placement: NormPlacement = NormPlacement.POST
     norm_epsilon: float = 1e-5
@@ -209,6 +203,12 @@ class TransformerFields:
     """Id with which every target begins."""
     eos_id: int = 2
     """Id that ends a line."""
+    mel_bins: int | None = None
+    """Channels of the source's spectrogram, which two convolutions read instead of an embedding of
+    tokens (Whisper); None if the source is text.
+    """
+    mel_frames: int | None = None
+    """Frames of that spectrogram: two of them make one position of the encoder."""
     RENAMED: ClassVar[Mapping[str, str]] = {"layout": "architecture"}
     """Keys of version 0.1 that are still read."""
 
@@ -244,27 +244,6 @@ class TransformerFields:
         return length
 
     @property
-    def mel_shape(self) -> tuple[int, int] | None:
-        """Channels and frames of a spectrogram; None if the source is text."""
-        if self.mel_bins is None or self.mel_frames is None:
-            return None
-        return self.mel_bins, self.mel_frames
-
-    def rows(self, stack: StackConfig) -> int:
-        """Number of positions in that stack."""
-        if self.mel_frames is None or stack != self.encoder:
-            return self.max_length
-        return self.mel_frames // 2
-
-    def check_text(self, what: str) -> None:
-        """Raise ConfigError if the source is sound, which ``what`` does not read."""
-        if self.mel_bins is not None:
-            raise ConfigError(
-                f"{what} reads text, and this model ({self.architecture}) reads sound: "
-                "`jax-transformer transcribe` writes down what is said"
-            )
-
-    @property
     def equal_lengths(self) -> bool:
         """True if source and target must be equally long.
 
@@ -292,6 +271,34 @@ class TransformerFields:
             "it adds the memory position by position": self.equal_lengths,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    @property
+    def input_layer(self) -> str | None:
+        """Name of the installed layer that reads the source (``nn/input_layer.py``); None is the
+        embedding of tokens.
+        """
+        return None if self.mel_bins is None else "mel"
+
+    @property
+    def mel_shape(self) -> tuple[int, int] | None:
+        """Channels and frames of a spectrogram; None if the source is text."""
+        if self.mel_bins is None or self.mel_frames is None:
+            return None
+        return self.mel_bins, self.mel_frames
+
+    def rows(self, stack: StackConfig) -> int:
+        """Number of positions in that stack."""
+        if self.mel_frames is None or stack != self.encoder:
+            return self.max_length
+        return self.mel_frames // 2
+
+    def check_text(self, what: str) -> None:
+        """Raise ConfigError if the source is sound, which ``what`` does not read."""
+        if self.input_layer is not None:
+            raise ConfigError(
+                f"{what} reads text, and this model ({self.architecture}) reads sound: "
+                "`jax-transformer transcribe` writes down what is said"
+            )
 
 
 def position_row(rule: PositionIndex, position: int) -> int:

@@ -178,9 +178,6 @@ class HeadProjections(nnx.Module):
         heads = x.reshape(*x.shape[:2], self.heads, self.width)
         return sharding.constrain(heads, ROWS, None, TENSOR, None)
 
-    def _merged(self, heads: Heads) -> Float[Array, "b n d"]:
-        return self.out(heads.reshape(*heads.shape[:2], -1))
-
 
 class MultiHeadAttention(HeadProjections):
     """:func:`attend` over all keys, between its projections."""

@@ -25,8 +25,7 @@ from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
 from jax_transformer.nn.linear import linear
 from jax_transformer.nn.local_attention import LocalAttention, Window
-from jax_transformer.nn.norm import norm
-from jax_transformer.nn.residual import ResidualBranch
+from jax_transformer.nn.residual import ResidualBranch, norm
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
 Hidden = Float[Array, "b n d"]

@@ -124,7 +124,8 @@ class PositionTable(nnx.Module):
         self.length, self.width = config.rows(stack) + self.offset, config.d_model
         self.table: nnx.Variable
         if self.kind is Positions.SINUSOIDAL_STORED:
-            self.table = Frozen(jnp.asarray(self._sinusoids().astype(np.float32)))
+            table = position_sinusoids(config, stack)
+            self.table = Frozen(jnp.asarray(table.astype(np.float32)))
         if self.kind is Positions.LEARNED:
             deviation = config.d_model**-0.5 if (stack.init or config.init) is Init.XAVIER else 1.0
             self.table = nnx.Param(
@@ -146,7 +147,7 @@ class PositionTable(nnx.Module):
         if self.kind not in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED, Positions.LEARNED):
             return x
         table = (
-            jnp.asarray(self._sinusoids().astype(x.dtype))
+            jnp.asarray(position_sinusoids(self.config, self.stack).astype(x.dtype))
             if self.kind is Positions.SINUSOIDAL
             else self.table[...]
         )
@@ -168,9 +169,6 @@ class PositionTable(nnx.Module):
                 [position_row(self.index, i) for i in range(self.length)], jnp.int32
             )[positions]
         return x + jnp.take(table, rows + self.offset, axis=0)[None]
-
-    def _sinusoids(self) -> Float[np.ndarray, "n d"]:
-        return position_sinusoids(self.config, self.stack)
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from jax_transformer.config import AttentionSpan, StackConfig, TransformerConfig
 from jax_transformer.nn.attention import HeadProjections, attend
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import RelativeBias
-from jax_transformer.nn.norm import norm
+from jax_transformer.nn.residual import norm
 
 
 class Window(NamedTuple):
@@ -120,7 +120,7 @@ class LocalAttention(HeadProjections):
             dropout=dropout.scope("weights"),
         )
         weights = _unfolded(weights.transpose(0, 2, 1, 3), x).transpose(0, 2, 1, 3)
-        return self._merged(_unfolded(mixed, x)), weights
+        return self.out(_unfolded(mixed, x).reshape(*x.shape[:2], -1)), weights
 
 
 def _folded(x: Array) -> Array:

@@ -5,7 +5,7 @@ Shapes and dtypes are always checked, values unless they are being traced.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias
 from jax_transformer.nn.local_attention import Window, window
-from jax_transformer.nn.norm import norm
+from jax_transformer.nn.residual import norm
 from jax_transformer.shapes import AnyArray, Hidden, Memory, Source
 
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
@@ -52,7 +52,11 @@ only."""
 class Stack(nnx.Module):
     """An encoder or a decoder without its embedding: positions, blocks and norms around them."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+    side: ClassVar[str]
+    """The field of the configuration that describes it."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        stack: StackConfig = getattr(config, self.side)
         self.config = config
         self.positions = (
             PositionTable(config, stack, rngs=rngs)
@@ -163,8 +167,7 @@ class Stack(nnx.Module):
 class Encoder(Stack):
     """The stack that reads the source."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, config.encoder, rngs=rngs)
+    side = "encoder"
 
     def encode_embeddings(
         self,
@@ -206,8 +209,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     """The stack that reads the target so far and the memory."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, config.decoder, rngs=rngs)
+    side = "decoder"
 
     def masks(
         self,
