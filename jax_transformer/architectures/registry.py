@@ -1,4 +1,4 @@
-"""The registry of architectures: this package's own, installed packages', and those of the user.
+"""The registry of architectures: this package's own, installed packages', and the user's.
 
 A file of this folder that defines ``ARCHITECTURE`` is named after it, so that :func:`find` imports
 no other; there is no list to edit. An installed package adds its own by an entry point of the group

@@ -21,7 +21,8 @@ Hidden = Float[Array, "b n d"]
 
 
 def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
-    """``x`` with mean 0 and variance 1 along the last axis: Ba et al. 2016, torch.nn.LayerNorm.
+    """Return ``x`` with mean 0 and variance 1 along the last axis: Ba et al. 2016,
+    torch.nn.LayerNorm.
 
     The variance is the biased one, with ``epsilon`` inside the root. Two passes: the mean of
     squares minus the square of the mean loses every digit if the mean is large.
@@ -32,7 +33,7 @@ def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d
 
 
 def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
-    """``x`` with mean square 1 along the last axis: Zhang and Sennrich 2019.
+    """Return ``x`` with mean square 1 along the last axis: Zhang and Sennrich 2019.
 
     ``epsilon`` is added inside the root.
     """
@@ -42,7 +43,7 @@ def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "
 
 
 def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
-    """A new norm of the kind that the configuration names."""
+    """Return a new norm of the kind that the configuration names."""
     return RMSNorm(config) if config.norm is Norm.RMS else LayerNorm(config)
 
 

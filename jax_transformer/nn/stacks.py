@@ -37,7 +37,7 @@ Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
 
 
 def positions_of(count: int) -> Int[Array, " n"]:
-    """The positions of a sequence of ``count`` tokens."""
+    """Return the positions of a sequence of ``count`` tokens."""
     return jnp.arange(count, dtype=jnp.int32)
 
 
@@ -88,7 +88,7 @@ class Stack(nnx.Module):
         *,
         attention: bool = False,
     ) -> tuple[Hidden, list[BlockResult]]:
-        """The last block's output, normed if configured, and every block's result.
+        """Return the last block's output, normed if configured, and every block's result.
 
         ``x`` are token embeddings. A loop over layers (``config.scan_layers``) has no results: it
         is for calls without a cache and without ``attention``, the weights of each layer.
@@ -129,7 +129,7 @@ class Stack(nnx.Module):
         return block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
 
     def _scan(self, x: Hidden, context: Context, dropout: Dropout) -> Hidden:
-        """The last block's output, by one loop over the stacked arrays of all blocks."""
+        """Return the last block's output, by one loop over the stacked arrays of all blocks."""
         graphdefs, states = zip(*(nnx.split(block) for block in self.blocks), strict=True)
         check_alike(states)
         count = len(states)
@@ -144,7 +144,9 @@ class Stack(nnx.Module):
         return jax.lax.scan(self._remat(run, prevent_cse=False), x, layers)[0]
 
     def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
-        """The function; ``config.remat`` says what inside it is not stored for the gradient."""
+        """Return the function; ``config.remat`` says what inside it is not stored for the
+        gradient.
+        """
         if self.config.remat is Remat.NONE:
             return function
         return jax.checkpoint(
@@ -152,7 +154,7 @@ class Stack(nnx.Module):
         )
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
-        """Token embeddings with positions, and with their norm if there is one."""
+        """Return token embeddings with positions, and with their norm if there is one."""
         of_tokens = self.embedding_norm_of is EmbeddingNormOf.TOKENS
         if self.embedding_norm is not None and of_tokens:
             x = self.embedding_norm(x)
@@ -176,7 +178,8 @@ class Encoder(Stack):
         *,
         rngs: Randomness = None,
     ) -> Memory:
-        """The encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token embeddings.
+        """Return the encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token
+        embeddings.
 
         ``valid`` (b, s) is False at padding; nothing is padding if None. Deterministic unless
         ``rngs`` is given. Raises InputError for wrong shapes and dtypes, and for more positions
@@ -193,7 +196,7 @@ class Encoder(Stack):
         *,
         attention: bool = False,
     ) -> tuple[Memory, list[BlockResult]]:
-        """The output and every block's result, see :meth:`Stack.__call__`."""
+        """Return the output and every block's result, see :meth:`Stack.__call__`."""
         positions = positions_of(x.shape[1])
         mask = visible_keys(
             self.config.encoder.self_mask,
@@ -218,7 +221,7 @@ class Decoder(Stack):
         query_positions: Int[Array, " q"],
         key_positions: Int[Array, " m"],
     ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
-        """The masks of self- and cross-attention: True at the keys that a query may see."""
+        """Return the masks of self- and cross-attention: True at the keys that a query may see."""
         valid = {
             "source_valid": source_valid,
             "target_valid": target_valid,
@@ -247,14 +250,16 @@ def check_alike(states: Sequence[Any]) -> None:
             if (dtype, shape) != kinds[0].get(name):
                 raise ConfigError(
                     f"scan_layers=True needs blocks that are alike: blocks.{i}.{name} is {dtype} "
-                    f"of shape {shape}, that of blocks.0 is not"
+                    f"of shape {shape}, and blocks.0's is not"
                 )
 
 
 def check_ids(
     ids: AnyArray, config: TransformerConfig, vocab_size: int, name: str
 ) -> Int[Array, "b n"]:
-    """The ids as int32. Raises InputError, with the side's ``name``, for ids out of range."""
+    """Return the ids as int32. Raises InputError, with the side's ``name``, for ids out of
+    range.
+    """
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     shape = ids.shape
     if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -277,7 +282,7 @@ def check_ids(
 
 
 def check_source(source: Source, config: TransformerConfig) -> Array:
-    """The ids (b, s) as int32, or the spectrograms (b, c, w) of a model that reads sound.
+    """Return the ids (b, s) as int32, or the spectrograms (b, c, w) of a model that reads sound.
 
     Raises InputError for what the model cannot read.
     """
@@ -325,7 +330,9 @@ def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: Transfo
 def check_embeddings(
     x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None, config: TransformerConfig
 ) -> tuple[Float[Array, "b s d"], Bool[Array, "b s"] | None]:
-    """The embeddings and their mask. Raises InputError for wrong shapes or dtypes, or if empty."""
+    """Return the embeddings and their mask. Raises InputError for wrong shapes or dtypes, or if
+    empty.
+    """
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim != 3 or x.shape[-1] != config.d_model or not jnp.issubdtype(x.dtype, jnp.floating):
         raise InputError(
