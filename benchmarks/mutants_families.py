@@ -4,7 +4,7 @@ from benchmarks.mutants_fault import FAMILIES, Mutant, family
 
 _PLACE = "jax_transformer/nn/embeddings.py"
 _NORM, _FEED, _EMBEDDING = (
-    "jax_transformer/nn/residual.py",
+    "jax_transformer/nn/norm.py",
     "jax_transformer/nn/blocks.py",
     "jax_transformer/nn/embeddings.py",
 )

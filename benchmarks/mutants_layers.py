@@ -3,7 +3,7 @@
 from benchmarks.mutants_fault import Mutant, level
 
 _NORM, _FEED, _PLACE = (
-    "jax_transformer/nn/residual.py",
+    "jax_transformer/nn/norm.py",
     "jax_transformer/nn/blocks.py",
     "jax_transformer/nn/embeddings.py",
 )
