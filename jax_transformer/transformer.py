@@ -148,13 +148,12 @@ class Transformer(nnx.Module):
         return *self._decode(memory, valid, target, dropout, attention), encoded
 
     def encode(self, source: Source, *, rngs: Randomness = None) -> Memory:
-        """Return the encoder's output (b, s, d)."""
+        """The encoder's output (b, s, d)."""
         source = self.check_source(source)
         return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
 
     def encode_features(self, features: Features, *, rngs: Randomness = None) -> Memory:
-        """Return the encoder's output (b, s, d) for spectrograms (b, c, w), with two frames a
-        position.
+        """The encoder's output (b, s, d) for spectrograms (b, c, w), with two frames a position.
 
         Raises ConfigError if the model reads text.
         """
@@ -266,7 +265,7 @@ class Transformer(nnx.Module):
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
     def check_source(self, source: Source) -> Array:
-        """Return the source as the encoder reads it: ids as int32, or spectrograms.
+        """The source as the encoder reads it: ids as int32, or spectrograms.
 
         Raises InputError if the model cannot read it.
         """

@@ -287,7 +287,7 @@ class TransformerFields:
         return self.mel_bins, self.mel_frames
 
     def rows(self, stack: StackConfig) -> int:
-        """Return the number of positions in that stack."""
+        """Number of positions in that stack."""
         if self.mel_frames is None or stack != self.encoder:
             return self.max_length
         return self.mel_frames // 2

@@ -282,7 +282,7 @@ def check_ids(
 
 
 def check_source(source: Source, config: TransformerConfig) -> Array:
-    """Return the ids (b, s) as int32, or the spectrograms (b, c, w) of a model that reads sound.
+    """The ids (b, s) as int32, or the spectrograms (b, c, w) of a model that reads sound.
 
     Raises InputError for what the model cannot read.
     """
