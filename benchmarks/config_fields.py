@@ -17,6 +17,7 @@ import re
 import sys
 import textwrap
 import tokenize
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
@@ -193,7 +194,7 @@ def enums() -> list[type[enum.Enum]]:
     """Return the enums of the fields, in order of first use."""
     kinds: dict[type[enum.Enum], None] = {}
     for kind in KINDS:
-        for hint in inspect.get_annotations(kind, eval_str=True).values():
+        for hint in typing.get_type_hints(kind).values():
             for each in (hint, *getattr(hint, "__args__", ())):
                 if isinstance(each, type) and issubclass(each, enum.Enum):
                     kinds[each] = None

@@ -100,7 +100,7 @@ class Transformer(nnx.Module):
         rngs: Randomness = None,
         return_attention: bool = False,
     ) -> Logits | tuple[Logits, Attention]:
-        """Logits (b, t, v) of the token after each target position.
+        """Return logits (b, t, v) of the token after each target position.
 
         The source are ids (b, s), unless ``config.input_layer`` reads others. Deterministic unless
         ``rngs`` is given.
@@ -130,7 +130,9 @@ class Transformer(nnx.Module):
         )
 
     def hidden(self, source: Source, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
-        """The decoder's output (b, t, d), of which :meth:`logits` makes the result of a call."""
+        """Return the decoder's output (b, t, d), of which :meth:`logits` makes the result of a
+        call.
+        """
         return self._run(source, target, rngs, False)[0]
 
     def _run(
@@ -155,7 +157,7 @@ class Transformer(nnx.Module):
         *,
         rngs: Randomness = None,
     ) -> Memory:
-        """The encoder's output (b, s, d), see :meth:`Encoder.encode_embeddings`."""
+        """Return the encoder's output (b, s, d), see :meth:`Encoder.encode_embeddings`."""
         return self.encoder.encode_embeddings(x, valid, rngs=rngs)
 
     def init_cache(self, source: Source, length: int, beams: int = 1) -> Cache | Prefix:
@@ -201,7 +203,8 @@ class Transformer(nnx.Module):
     def decode_step(
         self, tokens: Int[Array, "b k"], cache: Cache | Prefix
     ) -> tuple[Float[Array, "b k v"], Cache | Prefix]:
-        """Logits of the token after each beam's last one, and the cache with these last ones in it.
+        """Return logits of the token after each beam's last one, and the cache with these last ones
+        in it.
 
         With cached keys and values the beams are queries at one position, ``cache.length``: each
         sees the memory of its row, and those of the row's entries that hold its own past.
@@ -236,7 +239,7 @@ class Transformer(nnx.Module):
     def _decode_prefix(
         self, tokens: Int[Array, "b k"], prefix: Prefix
     ) -> tuple[Float[Array, "b k v"], Prefix]:
-        """The result of :meth:`decode_step`, by running the decoder over all positions."""
+        """Return the result of :meth:`decode_step`, by running the decoder over all positions."""
         beams = tokens.shape[1]
         prefix = prefix._replace(
             tokens=jax.lax.dynamic_update_slice_in_dim(
@@ -253,7 +256,9 @@ class Transformer(nnx.Module):
     def _encode(
         self, source: Array, dropout: Dropout, attention: bool = False
     ) -> tuple[Memory, Bool[Array, "b s"], list[BlockResult]]:
-        """The memory, the mask that is False at the source's padding, and every block's result."""
+        """Return the memory, the mask that is False at the source's padding, and every block's
+        result.
+        """
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
         if self.stem is None:
             valid = source != self.config.source_pad_id
@@ -286,7 +291,7 @@ class Transformer(nnx.Module):
         return x
 
     def logits(self, x: Hidden) -> Logits:
-        """The logits (b, t, v) of the decoder's output."""
+        """Return the logits (b, t, v) of the decoder's output."""
         if self.config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL:
             x = x * jnp.asarray(self.config.d_model**-0.5, x.dtype)
         logits = self.target_embedding.attend(x) if self.output is None else self.output(x)
@@ -310,7 +315,9 @@ class Transformer(nnx.Module):
 
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
-    """The model's arrays of one kind by path: ``encoder.blocks.0.self_attention.query.kernel``."""
+    """Return the model's arrays of one kind by path:
+    ``encoder.blocks.0.self_attention.query.kernel``.
+    """
     return {
         ".".join(map(str, path)): variable.get_value()
         for path, variable in nnx.to_flat_state(nnx.state(model, kind))
@@ -318,7 +325,7 @@ def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[
 
 
 def abstract(config: TransformerConfig) -> Transformer:
-    """The model with shapes instead of arrays: takes no memory, however big it is."""
+    """Return the model with shapes instead of arrays: takes no memory, however big it is."""
     graphdef, flat = _skeleton(config, Transformer)
     return nnx.merge(
         graphdef,
@@ -333,7 +340,7 @@ def shapes(
     kind: Callable[..., Any] = Transformer,
     of: type[nnx.Variable] = nnx.Variable,
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every array of one kind by its path in :func:`flatten`."""
+    """Return the shape of every array of one kind by its path in :func:`flatten`."""
     return {
         ".".join(map(str, path)): tuple(variable.shape)
         for path, variable in _skeleton(config, kind)[1]
@@ -342,7 +349,7 @@ def shapes(
 
 
 def head_names(config: TransformerConfig) -> list[str]:
-    """The names of the arrays that :meth:`Transformer.logits` reads."""
+    """Return the names of the arrays that :meth:`Transformer.logits` reads."""
     tied = config.tying.tied_output
     own = ("target_embedding.embedding",) if tied else ("output.kernel", "output.bias")
     return [name for name in shapes(config) if name in (*own, "output_bias", "logits_bias")]
@@ -351,7 +358,7 @@ def head_names(config: TransformerConfig) -> list[str]:
 def logits_of(
     config: TransformerConfig, head: Mapping[str, Any], x: Float[Array, "b t d"]
 ) -> Logits:
-    """The logits of the decoder's output, from the arrays of :func:`head_names` alone."""
+    """Return the logits of the decoder's output, from the arrays of :func:`head_names` alone."""
     graphdef, flat = _skeleton(config, Transformer)
     names = [".".join(map(str, path)) for path, _ in flat]
     pairs = [
@@ -378,7 +385,7 @@ def _skeleton(
 
 
 def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transformer:
-    """The model of ``config`` with these arrays, by the paths of :func:`flatten`.
+    """Return the model of ``config`` with these arrays, by the paths of :func:`flatten`.
 
     Works under jit. Raises ConfigError unless all arrays of the model are there, and no others.
     """
@@ -388,7 +395,7 @@ def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transform
 def unflatten_part(
     config: TransformerConfig, arrays: Mapping[str, Any], kind: Callable[..., Module]
 ) -> Module:
-    """The Transformer, or only its Encoder, with these arrays; see :func:`unflatten`."""
+    """Return the Transformer, or only its Encoder, with these arrays; see :func:`unflatten`."""
     graphdef, flat = _skeleton(config, kind)
     names = [".".join(map(str, path)) for path, _ in flat]
     if set(names) != set(arrays):

@@ -100,7 +100,7 @@ def test_a_fault_in_gradients_only_is_named_backward(sequential):
     assert report.result.agrees and not report.agrees and report.first_fault is None
     assert report.summary().startswith(
         "second | 2: outputs agree, and so does the gradient of its output;"
-        " that of its input differs"
+        " the gradient of its input differs"
     )
 
 

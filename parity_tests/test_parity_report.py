@@ -360,7 +360,7 @@ def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
     assert cli.main(["parity", str(run / "run"), path, "--no-gradients"]) == 0
     assert "the models agree" in capsys.readouterr().out
     assert cli.main(["parity", str(run / "run"), path, "--seed", "3"]) == 2
-    assert "is a golden, whose batch and gradients are those of seed 0" in capsys.readouterr().err
+    assert "is a golden, whose batch and gradients belong to seed 0" in capsys.readouterr().err
     assert cli.main(["parity", str(run / "run"), "twin"]) == 2
     assert "pip install 'jax-seq2seq[torch]'" in capsys.readouterr().err
     assert (

@@ -209,8 +209,8 @@ def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[
 
 
 def _leaves(config: TransformerConfig) -> Iterator[tuple[str, Any]]:
-    """Every field by dotted name; a field of None that stands for a number of the model has that
-    number.
+    """Return every field by dotted name; a field of None that stands for a number of the model has
+    that number.
     """
     for name, value in vars(config).items():
         if name not in ("encoder", "decoder"):

@@ -40,7 +40,7 @@ _NAMES = {"query": "queries", "key": "keys", "value": "values", "out": "fc"}
 
 
 def _shared_block(torch: str, flax: str, part: str, first: int, *, bias: bool) -> Table:
-    """Return an encoder block; its norms are those of branches ``first`` and ``first + 1`` of the
+    """Return an encoder block; its norms belong to branches ``first`` and ``first + 1`` of the
     Flax block.
     """
     return [

@@ -32,8 +32,8 @@ AreEqual = Callable[[str, str], bool]
 class HuggingFaceFamily(Architecture, abc.ABC):
     """One family of transformers' encoder-decoders.
 
-    ``name`` is the value of ``model_type`` in ``config.json``. The arguments of an instance are
-    those of its preset, see :meth:`preset`; without any it has no preset.
+    ``name`` is the value of ``model_type`` in ``config.json``. The arguments of an instance
+    describe its preset, see :meth:`preset`; without any it has none.
     """
 
     title: str
@@ -215,7 +215,7 @@ def tokenizer_recipes() -> dict[str, TokenizerRecipe]:
 
 
 def find_recipe(class_name: str, family: HuggingFaceFamily | None = None) -> TokenizerRecipe | None:
-    """Return the recipe of a class of transformers, or None; those of ``family`` are asked first,
+    """Return the recipe of a class of transformers, or None; ``family`` is asked first,
     and the other families are imported only if it has none.
     """
     name = class_name.removesuffix("Fast")

@@ -2,7 +2,7 @@
 
 Every attribute is read, is without effect on the numbers for a reason given here or in the family's
 file, or must have the one value that the family computes with. Facts from the configuration classes
-of transformers 5.23, and from those of transformers 2 to 4 for attributes that it no longer reads.
+of transformers 5.23, and from transformers 2 to 4 for attributes that it no longer reads.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -176,7 +176,7 @@ def to_config(
 
 
 def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[str, Any]:
-    """The attributes that are read, as they must be for ``config``."""
+    """Return the attributes that are read, as they must be for ``config``."""
     common = {
         "vocab_size": config.source_vocab_size,
         "d_model": config.d_model,

@@ -117,8 +117,8 @@ def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, Laz
 
 
 def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> str:
-    """The name with the family's prefix, which is missing if the model without its output layer was
-    saved.
+    """Return the name with the family's prefix, which is missing if the model without its output
+    layer was saved.
     """
     family = huggingface.family_of(config)
     prefix = family.prefix
@@ -135,7 +135,9 @@ def _reason_unused(name: str, config: TransformerConfig) -> str | None:
 
 
 def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
-    """Groups of names that are one tensor, each with the name first that transformers saves."""
+    """Return groups of names that are one tensor, each with the name first that transformers
+    saves.
+    """
     groups: dict[str, list[str]] = {}
     for rule in registry.weight_table(config.architecture, config):
         if isinstance(rule, Alias):
@@ -144,8 +146,8 @@ def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
 
 
 def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
-    """The tables of sines and cosines that belong to the module and may be missing in a file, with
-    their shapes: in a file of a model that reads sound they never are.
+    """Return the tables of sines and cosines that belong to the module and may be missing in a
+    file, with their shapes: in a file of a model that reads sound they never are.
     """
     prefix = huggingface.family_of(config).prefix
     return {
@@ -159,7 +161,9 @@ def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
 
 
 def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors that transformers makes if they are not in a file, in the dtype of ``like``."""
+    """Return the tensors that transformers makes if they are not in a file, in the dtype of
+    ``like``.
+    """
     shapes = {_LOGITS_BIAS: (1, config.target_vocab_size)} if config.logits_bias else {}
     for name, shape in (shapes | _positions(config)).items():
         if isinstance(like, TensorInfo):
@@ -177,8 +181,8 @@ def _table_in(config: TransformerConfig, dtype: np.dtype) -> Callable[[], np.nda
 
 
 def _table(config: TransformerConfig) -> np.ndarray:
-    """The positions (n, d) in float32, in which transformers computes them whatever dtype it keeps
-    them in.
+    """Return the positions (n, d) in float32, in which transformers computes them whatever dtype it
+    keeps them in.
     """
     from jax_transformer.nn.embeddings import position_sinusoids  # loads jax
 
@@ -186,7 +190,8 @@ def _table(config: TransformerConfig) -> np.ndarray:
 
 
 def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
-    """The largest difference between a table and the computed one, or None if rounding explains it.
+    """Return the largest difference between a table and the computed one, or None if rounding
+    explains it.
 
     The rounding may be to the table's own dtype, or to one of 16 bits on the way.
     """

@@ -19,7 +19,7 @@ _SPANS = {
 
 
 class LongT5(t5.T5Family):
-    """T5's attributes with those of the encoder's attention."""
+    """T5's attributes and the encoder's kind of attention."""
 
     name = "longt5"
     title = "LongT5"

@@ -56,7 +56,7 @@ _COMPUTED = "repeats sines and cosines that the model computes itself"
 
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
-    """Four tokens come first, and only once."""
+    """Put four tokens first, and only there."""
     first = [tokens[role] for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
     return [*((text, 0.0) for text in first), *(piece for piece in scored if piece[0] not in first)]
 

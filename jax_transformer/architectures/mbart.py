@@ -34,7 +34,9 @@ _MASK = {"mask_token": {"lstrip": True, "normalized": False}}
 
 
 def _arrange(first_role: str, scored: Scored, tokens: Mapping[str, str], own: Sequence[str]):
-    """The file's first three pieces give way to four tokens; the languages and the mask follow."""
+    """Put four tokens in the place of the file's first three pieces, and the languages and the mask
+    at the end.
+    """
     first = [tokens[role] for role in (first_role, "pad_token", "eos_token", "unk_token")]
     last = [*own, tokens["mask_token"]]
     return [

@@ -74,7 +74,7 @@ def model_weights(
 ) -> ModelWeights:
     """Return the names and shapes of a model of ``config``, without allocating weights.
 
-    ``architecture`` and errors are those of :func:`weight_table`.
+    ``architecture`` and errors are as for :func:`weight_table`.
     """
     return _model_weights(config, registry.resolve(architecture or config.architecture))
 
@@ -168,8 +168,8 @@ def to_torch(
     """Return the weights of a model, or of an encoder, under PyTorch's names.
 
     The inverse of :func:`from_torch`, bit for bit. Each array is contiguous and shares no memory.
-    ``architecture`` is whose names they get, as an Architecture or a registered name; that of the
-    model's configuration if None.
+    ``architecture`` is whose names they get, as an Architecture or a registered name; the
+    model's own if None.
     """
     flax = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
     part = "encoder" if isinstance(model, Encoder) else "model"

@@ -49,7 +49,7 @@ def _encoder(config: TransformerConfig) -> Table:
 
 
 def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for a model of ``config``: those of "Lesson 10" but for the encoder."""
+    """Return the rules for a model of ``config``: "Lesson 10"'s but for the encoder."""
     others = [
         rule
         for rule in torch_nn.weight_table(config)

@@ -24,8 +24,8 @@ def _own_tokens(settings: Settings) -> Sequence[str]:
 
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
-    """The file's first two pieces give way to four tokens and to those that were kept for later
-    use.
+    """Put four tokens, and those that were kept for later use, in the place of the file's first two
+    pieces.
     """
     first = (tokens["pad_token"], tokens["eos_token"], _FIRST_MASK, tokens["mask_token"])
     unused = [text for text in own if text.startswith("<unk_")]

@@ -23,8 +23,8 @@ LANGUAGES_MULTI = [*LANGUAGES, *"javascript php ruby go".split()]
 
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
-    """Four tokens replace the file's first three pieces; the languages follow, and the mask of the
-    models that were trained with it: those of three languages.
+    """Put four tokens in the place of the file's first three pieces, then the languages, and the
+    mask of the models that were trained with it, which have three languages.
     """
     first = [tokens[role] for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
     masks = [tokens["mask_token"]] if len(own) == len(LANGUAGES) else []

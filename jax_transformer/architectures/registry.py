@@ -1,4 +1,4 @@
-"""The registry of architectures: this package's own, installed packages', and those of the user.
+"""The registry of architectures: this package's own, installed packages', and the user's.
 
 A file of this folder that defines ``ARCHITECTURE`` is named after it, so that :func:`find` imports
 no other; there is no list to edit. An installed package adds its own by an entry point of the group
@@ -157,7 +157,7 @@ def preset_names() -> list[str]:
 def find_preset(name: str, architecture: Architecture | str | None = None) -> Preset:
     """Return the preset of that name: of ``architecture`` if it has one, else of any.
 
-    The architecture after which a preset is named, and the one of a configuration that names none,
+    The architecture of a configuration that names none, and the one after which a preset is named,
     are asked before all others are imported.
 
     Raises:
@@ -165,7 +165,7 @@ def find_preset(name: str, architecture: Architecture | str | None = None) -> Pr
     """
     if architecture is not None and name in resolve(architecture).presets:
         return resolve(architecture).presets[name]
-    for likely in (name, name.removesuffix("_repaired"), TransformerConfig.architecture):
+    for likely in (TransformerConfig.architecture, name, name.removesuffix("_repaired")):
         known = find(likely)
         if known is not None and name in known.presets:
             return known.presets[name]

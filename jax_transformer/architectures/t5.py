@@ -92,7 +92,7 @@ def _sentinels(settings: Settings) -> Sequence[str]:
 
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
-    """The sentinels follow the file's pieces, the last one first."""
+    """Put the sentinels after the file's pieces, the last one first."""
     return [*scored, *((text, 0.0) for text in reversed(own))]
 
 

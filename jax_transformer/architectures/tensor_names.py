@@ -31,7 +31,7 @@ class NameChanges:
     """
 
     def __str__(self) -> str:
-        """The changes as flags of the command line, for messages."""
+        """Return the changes as flags of the command line, for messages."""
         flags = [f"--strip-prefix {self.strip_prefix}"] if self.strip_prefix else []
         flags += [f"--ignore {pattern}" for pattern in self.ignore]
         return " ".join([*flags, *(f"--rename {old}={new}" for old, new in self.rename.items())])
@@ -170,7 +170,7 @@ def explained(error: InputError, names: Collection[str], expected: Collection[st
     elif match is not None and match.count > len(set(names) & set(expected)):
         before = f", after the prefix {match.prefix!r}" if match.prefix else ""
         hint = (
-            f"{match.count} of {len(names)} names are those of preset {match.preset!r}{before}:"
+            f"{match.count} of {len(names)} names are names of preset {match.preset!r}{before}:"
             f" give --preset {match.preset}"
         )
     return tensors.refusal(error.details, hint)

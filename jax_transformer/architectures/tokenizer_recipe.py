@@ -14,7 +14,7 @@ class Settings(Protocol):
     """The settings of one tokenizer, as a family's functions see them."""
 
     def number(self, name: str, default: int) -> int:
-        """A setting that is a count."""
+        """Return a setting that is a count."""
         ...
 
     @property

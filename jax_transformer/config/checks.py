@@ -32,6 +32,7 @@ def check(config: TransformerFields) -> None:
     for name in ("encoder", "decoder"):
         _check_stack_sizes(config, name, getattr(config, name))
     _check_sides(config)
+    _check_spectrogram(config)
     _check_rates(config)
     _check_ids(config)
     _check_branches(config)

@@ -15,12 +15,12 @@ _EXACT = 2**53
 
 
 def to_json(value: Any) -> str:
-    """The dataclass as indented JSON; enums by value, tuples as lists."""
+    """Return the dataclass as indented JSON; enums by value, tuples as lists."""
     return json.dumps(dataclasses.asdict(value), indent=2) + "\n"
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """Inverse of :func:`to_json`.
+    """Return the dataclass of a JSON text, the inverse of :func:`to_json`.
 
     Raises ConfigError naming the key that is unknown, missing or of the wrong type.
     """
@@ -32,7 +32,8 @@ def from_json(cls: type[T], text: str) -> T:
 
 
 def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True) -> T:
-    """A dataclass from nested dicts; a key that is not there keeps its default, at every depth.
+    """Return a dataclass from nested dicts; a key that is not there keeps its default, at every
+    depth.
 
     A string may stand for a list of one string.
 
@@ -66,7 +67,9 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
 
 
 def names(cls: type, where: str = "") -> list[str]:
-    """The dotted keys of a dataclass and of those nested in it, such as ``model.d_model``."""
+    """Return the dotted keys of a dataclass and of those nested in it, such as
+    ``model.d_model``.
+    """
     keys = []
     for name, kind in typing.get_type_hints(cls).items():
         key = _join(where, name)

@@ -178,7 +178,7 @@ class Tying(enum.StrEnum):
 
     @classmethod
     def of(cls, *, embeddings: bool, output: bool) -> "Tying":
-        """The tying of both embeddings, and of the output layer with the target's."""
+        """Return the tying of both embeddings, and of the output layer with the target's."""
         if embeddings:
             return cls.ALL if output else cls.EMBEDDINGS
         return cls.OUTPUT if output else cls.NONE

@@ -152,7 +152,7 @@ class TransformerFields:
     attention_bias: bool | None = None
     """Biases in the four projections of attention; as ``bias`` if None."""
     key_bias: bool = True
-    """If attention has biases, one in its projection of keys, too: it changes no output, and
+    """If attention has biases, also one in its projection of keys: it changes no output, and
     Whisper has none.
     """
     output_bias: bool = True
@@ -183,7 +183,7 @@ class TransformerFields:
     embedding_dropouts: int = 1
     """Number of such dropouts one after another (two in the 2023-06-05 post)."""
     final_dropout: bool = False
-    """Apply ``dropout`` after the stacks' final norm, too (T5)."""
+    """Apply ``dropout`` also after the stacks' final norm (T5)."""
     dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
     dropout_masks: DropoutMasks = DropoutMasks.HASH
     init: Init = Init.XAVIER
@@ -218,11 +218,11 @@ class TransformerFields:
         return self.head_dim or self.d_model // self.num_heads
 
     def heads(self, stack: StackConfig) -> int:
-        """Number of heads in an attention of that stack."""
+        """Return the number of heads in an attention of that stack."""
         return stack.num_heads or self.num_heads
 
     def head_width_of(self, stack: StackConfig) -> int:
-        """Width of a head in that stack."""
+        """Return the width of a head in that stack."""
         return self.head_dim or self.d_model // self.heads(stack)
 
     @property
@@ -302,7 +302,7 @@ class TransformerFields:
 
 
 def position_row(rule: PositionIndex, position: int) -> int:
-    """The row of the table that a position takes."""
+    """Return the row of the table that a position takes."""
     if rule is not PositionIndex.TRUNCATED_COSINE:
         return position
     cosine = math.cos(2 * math.pi * 0.73 * position)

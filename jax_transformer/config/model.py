@@ -33,21 +33,21 @@ class TransformerConfig(TransformerFields):
         return dataclasses.replace(self, **{name: defaults[name] for name in EXECUTION})
 
     def to_json(self) -> str:
-        """JSON text; :meth:`from_json` gives an equal config back."""
+        """Return JSON text; :meth:`from_json` gives an equal config back."""
         return codec.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> "TransformerConfig":
-        """Inverse of :meth:`to_json`.
+        """Return the configuration of a JSON text, the inverse of :meth:`to_json`.
 
         Raises ConfigError that names an unknown, missing or mistyped key.
         """
         return codec.from_json(cls, text)
 
     def with_sizes(self, **changes: Any) -> "TransformerConfig":
-        """A copy with fields changed by name.
+        """Return a copy with fields changed by name.
 
-        Names are fields, those of a stack as ``**{"encoder.positions": "learned"}``,
+        Names are fields, a stack's as ``**{"encoder.positions": "learned"}``,
         ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``, ``vocab_size`` and
         ``pad_id`` (both sides). Enums may be given by value. Raises ConfigError for an unknown
         name.
@@ -82,7 +82,7 @@ class TransformerConfig(TransformerFields):
 
 
 def _plain(value: Any) -> Any:
-    """A plain value for a branch, or for a NumPy number given as a size."""
+    """Return a plain value for a branch, or for a NumPy number given as a size."""
     return (
         dataclasses.asdict(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type)

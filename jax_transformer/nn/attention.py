@@ -55,7 +55,7 @@ def attend(
     fill: MaskFill = MaskFill.EXCLUDED,
     mixing: Mixing = Mixing.WEIGHTED,
 ) -> tuple[Float[Array, "b q h e"], Float[Array, "b h q k"]]:
-    """The values weighted by softmax(scale · q·k + bias), and these weights (after dropout).
+    """Return the values weighted by softmax(scale · q·k + bias), and these weights (after dropout).
 
     A masked key has weight exactly 0; ``fill`` decides the output of a query that may see no key.
     ``k`` and ``v`` are (b, k, h, e), or with ``cache_layout`` (b, h, e, k).
@@ -80,7 +80,7 @@ def masked_softmax(
     *,
     scale: float,
 ) -> Float[Array, "b h q k"]:
-    """The softmax of scaled scores over the keys that the mask leaves visible.
+    """Return the softmax of scaled scores over the keys that the mask leaves visible.
 
     Scores of 16 bits are computed in float32, and the weights are rounded once.
     """
@@ -103,7 +103,7 @@ def masked_softmax(
 
 
 def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
-    """The factor of the attention scores."""
+    """Return the factor of the attention scores."""
     width = {
         ScoreScale.HEAD_DIM: config.head_width_of(stack),
         ScoreScale.D_MODEL: config.d_model,
@@ -120,7 +120,8 @@ def visible_keys(
     query_positions: Int[Array, " q"],
     key_positions: Int[Array, " k"],
 ) -> Bool[Array, "#b 1 #q k"] | None:
-    """The mask of ``kinds``: True at the keys that a query may see; None if nothing is masked.
+    """Return the mask of ``kinds``: True at the keys that a query may see; None if nothing is
+    masked.
 
     ``source_valid`` and ``target_valid`` are False at padding; None if there are no ids to tell by.
     """
@@ -171,15 +172,12 @@ class HeadProjections(nnx.Module):
         self.out = linear(config, init, inner, config.d_model, bias=bias, attention=True, rngs=rngs)
 
     def keys_values(self, x: Float[Array, "b k d"]) -> tuple[Heads, Heads]:
-        """The projected keys and values of ``x``, which a decoder caches."""
+        """Return the projected keys and values of ``x``, which a decoder caches."""
         return self._heads(self.key(x)), self._heads(self.value(x))
 
     def _heads(self, x: Float[Array, "b n i"]) -> Heads:
         heads = x.reshape(*x.shape[:2], self.heads, self.width)
         return sharding.constrain(heads, ROWS, None, TENSOR, None)
-
-    def _merged(self, heads: Heads) -> Float[Array, "b n d"]:
-        return self.out(heads.reshape(*heads.shape[:2], -1))
 
 
 class MultiHeadAttention(HeadProjections):
@@ -201,10 +199,10 @@ class MultiHeadAttention(HeadProjections):
         causal: bool = False,
         cache_layout: bool = False,
     ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"] | None]:
-        """The attended values of each query, and the attention weights (after dropout).
+        """Return the attended values of each query, and the attention weights (after dropout).
 
         The weights are None with another backend than :func:`attend`, which only the cache has.
-        ``causal`` says that the mask hides later keys; ``cache_layout`` is that of :func:`attend`.
+        ``causal`` says that the mask hides later keys; ``cache_layout`` is as for :func:`attend`.
         """
         keys, values = keys_values
         queries = self._heads(self.query(x))
@@ -235,8 +233,7 @@ class MultiHeadAttention(HeadProjections):
 class BlockCache(NamedTuple):
     """Keys and values of one block.
 
-    Those of the target are filled up to ``Cache.length``; those of the memory are kept once for all
-    beams.
+    The target's are filled up to ``Cache.length``; the memory's are kept once for all beams.
     """
 
     self_keys: Float[Array, "b h e m"]
@@ -247,7 +244,9 @@ class BlockCache(NamedTuple):
     def append(
         self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]
     ) -> "BlockCache":
-        """The cache with the keys and values of the beams' new tokens at position ``length``."""
+        """Return the cache with the keys and values of the beams' new tokens at position
+        ``length``.
+        """
         start = length * keys.shape[1]
         return self._replace(
             self_keys=jax.lax.dynamic_update_slice_in_dim(
@@ -270,14 +269,18 @@ class Cache(NamedTuple):
     """The beam in whose entry a hypothesis has its token, by position; later its own."""
 
     def follow(self, parents: Int[Array, "b k"]) -> "Cache":
-        """The cache in which beam j continues the hypothesis that was in beam ``parents[j]``."""
+        """Return the cache in which beam j continues the hypothesis that was in beam
+        ``parents[j]``.
+        """
         positions = jnp.arange(self.beam_indices.shape[2], dtype=jnp.int32)[None, None]
         past = jnp.take_along_axis(self.beam_indices, parents[:, :, None], axis=1)
         past = jnp.where(positions < self.length, past, self.beam_indices)
         return self._replace(beam_indices=past)
 
     def beam_mask(self) -> Bool[Array, "b 1 k m"]:
-        """True at the entries that hold each beam's own past; positions to come are not masked."""
+        """Return True at the entries that hold each beam's own past; positions to come are not
+        masked.
+        """
         batch, beams, length = self.beam_indices.shape
         own = self.beam_indices[..., None] == jnp.arange(beams, dtype=jnp.int32)[None, None, None]
         return own.reshape(batch, 1, beams, length * beams)
@@ -296,25 +299,27 @@ class Prefix(NamedTuple):
     length: Int[Array, ""]
 
     def follow(self, parents: Int[Array, "b k"]) -> "Prefix":
-        """The prefixes in which beam j continues the hypothesis of beam ``parents[j]``."""
+        """Return the prefixes in which beam j continues the hypothesis of beam ``parents[j]``."""
         return self._replace(tokens=jnp.take_along_axis(self.tokens, parents[:, :, None], axis=1))
 
 
 def own_beam_indices(batch: int, beams: int, length: int) -> Int[Array, "b k n"]:
-    """Beam indices with which every beam finds its past in its own entries."""
+    """Return beam indices with which every beam finds its past in its own entries."""
     return jnp.broadcast_to(
         jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, length)
     )
 
 
 def cache_layout(heads: Float[Array, "b n h e"]) -> Float[Array, "b h e n"]:
-    """Keys or values with the token axis last, as the cache keeps them."""
+    """Return keys or values with the token axis last, as the cache keeps them."""
     return heads.transpose(0, 2, 3, 1)
 
 
 def block_cache(
     keys: Float[Array, "b s h e"], values: Float[Array, "b s h e"], entries: int
 ) -> BlockCache:
-    """The cache of a block over these keys and values of the memory, with room for ``entries``."""
+    """Return the cache of a block over these keys and values of the memory, with room for
+    ``entries``.
+    """
     room = jnp.zeros((keys.shape[0], *keys.shape[2:], entries), keys.dtype)
     return BlockCache(room, room, cache_layout(keys), cache_layout(values))

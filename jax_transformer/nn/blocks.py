@@ -25,8 +25,7 @@ from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
 from jax_transformer.nn.linear import linear
 from jax_transformer.nn.local_attention import LocalAttention, Window
-from jax_transformer.nn.norm import norm
-from jax_transformer.nn.residual import ResidualBranch
+from jax_transformer.nn.residual import ResidualBranch, norm
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
 Hidden = Float[Array, "b n d"]
@@ -34,7 +33,7 @@ Weights = Float[Array, "b h q k"]
 
 
 def activation(kind: Activation) -> Callable[[Float[Array, "..."]], Float[Array, "..."]]:
-    """The function that ``kind`` names."""
+    """Return the function that ``kind`` names."""
     return {
         Activation.RELU: jax.nn.relu,
         Activation.GELU: lambda x: jax.nn.gelu(x, approximate=False),
@@ -70,7 +69,7 @@ class FeedForward(nnx.Module):
     def __call__(
         self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout
     ) -> Float[Array, "b n d"]:
-        """The output for ``x`` at these ``positions`` of its sequence."""
+        """Return the output for ``x`` at these ``positions`` of its sequence."""
         if self.positions is not None:
             x = self.positions(x, positions)
         y = activation(self.activation)(self.up(x))
@@ -91,7 +90,7 @@ class Context(NamedTuple):
     valid: Bool[Array, "b n"] | None = None
     """False at padding; None if there are no ids to tell by."""
     key_positions: Int[Array, " k"] | None = None
-    """Positions of self-attention's keys; those of the input if None."""
+    """Positions of self-attention's keys; the input's if None."""
     self_bias: Float[Array, "1 h q k"] | None = None
     """Bias that the stack adds to self-attention's scores."""
     window: Window | None = None

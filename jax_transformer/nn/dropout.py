@@ -27,15 +27,19 @@ class Dropout:
     """No dropout: used by deterministic calls, and the base of the others."""
 
     def scope(self: Self, name: str) -> Self:
-        """The same source of masks for a part of the model called ``name``."""
+        """Return the same source of masks for a part of the model called ``name``."""
         return self
 
     def layer(self: Self, name: str, index: Int[Array, ""], count: int) -> Self:
-        """The same as ``scope(f"{name}.{index}")``, for an index below ``count`` that is traced."""
+        """Return the same as ``scope(f"{name}.{index}")``, for an index below ``count`` that is
+        traced.
+        """
         return self
 
     def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
-        """``x`` with elements zeroed with probability ``rate``, the others over ``1 - rate``."""
+        """Return ``x`` with elements zeroed with probability ``rate``, the others over ``1 -
+        rate``.
+        """
         return x
 
 
@@ -59,7 +63,7 @@ class MaskedDropout(Dropout, abc.ABC):
 
     @abc.abstractmethod
     def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
-        """The elements that survive at this site: bool, of ``shape``."""
+        """Return the elements that survive at this site: bool, of ``shape``."""
 
     def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
         if rate == 0.0:
@@ -83,7 +87,7 @@ class KeyedDropout(MaskedDropout):
         return child
 
     def _site(self) -> int | UInt32[Array, ""]:
-        """The hash of the path; in a loop over layers, from a table by layer."""
+        """Return the hash of the path; in a loop over layers, from a table by layer."""
         if self._index is None:
             return zlib.crc32(self.path.encode())
         paths = (self.path.replace(_LAYER, str(i)) for i in range(self._count))
@@ -97,7 +101,7 @@ class KeyedDropout(MaskedDropout):
 
 
 def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
-    """32 well mixed bits per element, from its index and a key.
+    """Return 32 well mixed bits per element, from its index and a key.
 
     Wellons' ``lowbias32`` with the key's two words mixed in before and between. Good enough for
     dropout (unbiased bits, no visible correlation between neighbours, sites or steps; see the
@@ -117,7 +121,7 @@ def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
 
 
 def from_rngs(rngs: "nnx.Rngs | PRNGKeyArray | Dropout | None", masks: DropoutMasks) -> Dropout:
-    """The dropout for a model's ``rngs`` argument.
+    """Return the dropout for a model's ``rngs`` argument.
 
     None is deterministic; an ``nnx.Rngs`` (its ``dropout`` stream) or a key draws masks.
     """

@@ -51,7 +51,9 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(table if self.padding_trained else table.at[pad_id].set(0))
 
     def __call__(self, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Float[Array, "b n d"]:
-        """The rows of ``ids``, which must lie inside the table; ``valid`` is False at padding."""
+        """Return the rows of ``ids``, which must lie inside the table; ``valid`` is False at
+        padding.
+        """
         rows = jnp.take(self._table(), ids, axis=0, mode="clip")
         return (
             rows
@@ -60,7 +62,7 @@ class Embedding(nnx.Module):
         )
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
-        """The logits: the product of ``x`` with every row."""
+        """Return the logits: the product of ``x`` with every row."""
         logits = (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
         if self.frozen_id is None:
             return logits
@@ -68,7 +70,9 @@ class Embedding(nnx.Module):
         return jnp.where(frozen[None, None], jax.lax.stop_gradient(logits), logits)
 
     def _table(self) -> Float[Array, "v d"]:
-        """The table in the dtype of the computation, which looks up rows that are complete."""
+        """Return the table in the dtype of the computation, which looks up rows that are
+        complete.
+        """
         table = self.embedding[...]
         table = table if self.dtype is None else table.astype(self.dtype)
         return sharding.constrain(table, TENSOR, None)
@@ -82,7 +86,7 @@ def sinusoids(
     layout: Sinusoids = Sinusoids.INTERLEAVED,
     first: int = 0,
 ) -> Float[np.ndarray, "n d"]:
-    """Sinusoids of positions from ``first``, in float64: Vaswani et al. 2017, section 3.5.
+    """Return sinusoids of positions from ``first``, in float64: Vaswani et al. 2017, section 3.5.
 
     Column 2i is sin(p / 10000^(exponent · 2i/d)), column 2i+1 the cosine; other layouts put all
     sines into the first half.
@@ -95,7 +99,7 @@ def sinusoids(
 
 
 def position_sinusoids(config: TransformerConfig, stack: StackConfig) -> Float[np.ndarray, "n d"]:
-    """The rows of a stack's table of sinusoids, in float64.
+    """Return the rows of a stack's table of sinusoids, in float64.
 
     If padding gets no position, its row is that before the first, with zeros (fairseq).
     """
@@ -124,7 +128,8 @@ class PositionTable(nnx.Module):
         self.length, self.width = config.rows(stack) + self.offset, config.d_model
         self.table: nnx.Variable
         if self.kind is Positions.SINUSOIDAL_STORED:
-            self.table = Frozen(jnp.asarray(self._sinusoids().astype(np.float32)))
+            table = position_sinusoids(config, stack)
+            self.table = Frozen(jnp.asarray(table.astype(np.float32)))
         if self.kind is Positions.LEARNED:
             deviation = config.d_model**-0.5 if (stack.init or config.init) is Init.XAVIER else 1.0
             self.table = nnx.Param(
@@ -139,14 +144,14 @@ class PositionTable(nnx.Module):
         *,
         from_start: bool = True,
     ) -> Float[Array, "b n d"]:
-        """``x`` plus the rows at ``positions``.
+        """Return ``x`` plus the rows at ``positions``.
 
         ``valid`` is False at padding; ``from_start`` says that x begins with its first token.
         """
         if self.kind not in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED, Positions.LEARNED):
             return x
         table = (
-            jnp.asarray(self._sinusoids().astype(x.dtype))
+            jnp.asarray(position_sinusoids(self.config, self.stack).astype(x.dtype))
             if self.kind is Positions.SINUSOIDAL
             else self.table[...]
         )
@@ -169,13 +174,10 @@ class PositionTable(nnx.Module):
             )[positions]
         return x + jnp.take(table, rows + self.offset, axis=0)[None]
 
-    def _sinusoids(self) -> Float[np.ndarray, "n d"]:
-        return position_sinusoids(self.config, self.stack)
-
 
 @lru_cache(maxsize=8)
 def relative_buckets(length: int, count: int, max_distance: int) -> Int[np.ndarray, " n"]:
-    """The bucket of each distance below ``length``, of ``count`` buckets for one direction.
+    """Return the bucket of each distance below ``length``, of ``count`` buckets for one direction.
 
     The first half of them are for single distances. The others grow logarithmically up to
     ``max_distance``; all longer distances share the last bucket. In float32 and in this order of
@@ -208,11 +210,11 @@ class RelativeBias(nnx.Module):
     def __call__(
         self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]
     ) -> Float[Array, "1 h q k"]:
-        """The bias of the attention scores."""
+        """Return the bias of the attention scores."""
         return self.of_distances(key_positions[None, None, :] - query_positions[None, :, None])
 
     def of_distances(self, distances: Int[Array, "b q k"]) -> Float[Array, "b h q k"]:
-        """The bias of scores whose keys are this far after their queries."""
+        """Return the bias of scores whose keys are this far after their queries."""
         table = self.embedding[...]
         count = table.shape[0] // self.directions
         known = relative_buckets(

@@ -16,7 +16,7 @@ def fused_attend(
     *,
     scale: float,
 ) -> Float[Array, "b q h e"]:
-    """The values weighted by softmax(scale · q·k); zeros for a query that may see no key.
+    """Return the values weighted by softmax(scale · q·k); zeros for a query that may see no key.
 
     JAX is asked for no implementation: in 0.10 that is XLA on every device.
     """
@@ -89,8 +89,8 @@ def check_device(config: TransformerConfig) -> None:
 
 
 def _key_lengths(mask: Bool[Array, "#b 1 #q k"] | None, rows: int, keys: int) -> Int[Array, " b"]:
-    """The number of keys of each row that any query may see; 1 where it is none, whose result is
-    replaced.
+    """Return the number of keys of each row that any query may see; 1 where it is none, whose
+    result is replaced.
     """
     if mask is None:
         return jnp.full((rows,), keys, jnp.int32)
@@ -99,13 +99,15 @@ def _key_lengths(mask: Bool[Array, "#b 1 #q k"] | None, rows: int, keys: int) ->
 
 
 def _even(x: Float[Array, "b n h e"]) -> Float[Array, "b m h e"]:
-    """An even number of tokens, as JAX's check demands of every gradient: the last one is zeros."""
+    """Return an even number of tokens, as JAX's check demands of every gradient: the last one is
+    zeros.
+    """
     return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
 
 
 def _zero_without_keys(
     mixed: Float[Array, "b q h e"], mask: Bool[Array, "#b #h #q k"]
 ) -> Float[Array, "b q h e"]:
-    """Zeros for a query that may see no key."""
+    """Return zeros for a query that may see no key."""
     sees = mask.any(axis=-1).swapaxes(1, 2)[..., None]
     return jnp.where(sees, mixed, jnp.zeros((), mixed.dtype))

@@ -19,7 +19,7 @@ from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
 
 
 def uniform(bound: float) -> initializers.Initializer:
-    """An initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
+    """Return an initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
     return functools.partial(_uniform, bound)
 
 
@@ -31,7 +31,7 @@ def _uniform(bound, key, shape, dtype=jnp.float32, out_sharding=None):
 def normal(
     deviation: float, key: PRNGKeyArray, shape: tuple[int, ...], *axes: Axes
 ) -> Float[Array, "..."]:
-    """Normally distributed float32 values with mean 0, divided over ``axes`` of the mesh."""
+    """Return normally distributed float32 values with mean 0, divided over ``axes`` of the mesh."""
     values = _draw(jax.random.normal, axes, key, shape, jnp.float32)
     return values * jnp.array(deviation, jnp.float32)
 
@@ -44,7 +44,9 @@ def _draw(
     dtype: Any,
     *bounds: float,
 ) -> Array:
-    """The sampler's values; without a mesh, or inside a jitted function, as it makes them."""
+    """Return the sampler's values; without a mesh, or inside a jitted function, as it makes
+    them.
+    """
     if isinstance(key, jax.core.Tracer) or (mesh := jax.sharding.get_mesh()).empty:
         return sampler(key, shape, dtype, *bounds)
     laid = NamedSharding(mesh, sharding.even_spec(shape, axes, mesh.shape))

@@ -13,7 +13,8 @@ from jax_transformer.nn.initializers import uniform
 def flat_dot_general(
     x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_
 ):
-    """``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes flattened into one.
+    """Return ``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes flattened into
+    one.
 
     XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
     the gradient of a kernel under two leading axes contracts both, and took twice as long.
@@ -39,7 +40,7 @@ def linear(
     attention: bool = False,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
-    """A linear layer of a stack, with kernel (inputs, outputs).
+    """Return a linear layer of a stack, with kernel (inputs, outputs).
 
     ``fused`` is the number of equal matrices that share the layer's Xavier bound (three for query,
     key and value, which PyTorch packs into one); with ``attention`` its bias starts at zero in
@@ -53,7 +54,7 @@ def linear(
 
 
 def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """The layer from the decoder to the logits.
+    """Return the layer from the decoder to the logits.
 
     It is not part of the stacks, so TORCH_TRANSFORMER draws it as torch.nn.Linear does.
     """

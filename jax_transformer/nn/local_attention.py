@@ -16,7 +16,7 @@ from jax_transformer.config import AttentionSpan, StackConfig, TransformerConfig
 from jax_transformer.nn.attention import HeadProjections, attend
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import RelativeBias
-from jax_transformer.nn.norm import norm
+from jax_transformer.nn.residual import norm
 
 
 class Window(NamedTuple):
@@ -33,7 +33,7 @@ class Window(NamedTuple):
 
 
 def cut(x: Array, length: int) -> Array:
-    """The sequence (b, s, …) as blocks (b, n, length, …), zeros after its end."""
+    """Return the sequence (b, s, …) as blocks (b, n, length, …), zeros after its end."""
     blocks = -(-x.shape[1] // length)
     rest = [(0, 0)] * (x.ndim - 2)
     padded = jnp.pad(x, [(0, 0), (0, blocks * length - x.shape[1]), *rest])
@@ -41,14 +41,18 @@ def cut(x: Array, length: int) -> Array:
 
 
 def windows(x: Array, length: int) -> Array:
-    """The three blocks around each block, (b, n, 3 · length, …), zeros outside the sequence."""
+    """Return the three blocks around each block, (b, n, 3 · length, …), zeros outside the
+    sequence.
+    """
     blocks = cut(x, length)
     padded = jnp.pad(blocks, [(0, 0), (1, 1), *[(0, 0)] * (blocks.ndim - 2)])
     return jnp.concatenate([padded[:, :-2], padded[:, 1:-1], padded[:, 2:]], axis=2)
 
 
 def global_blocks(valid: Bool[Array, "b s"], size: int) -> Int[Array, "b s"]:
-    """The number of each token's global block; -1 at padding, and in rows without a whole block."""
+    """Return the number of each token's global block; -1 at padding, and in rows without a whole
+    block.
+    """
     positions = jnp.arange(valid.shape[1], dtype=jnp.int32)
     ends = valid & (positions % size == size - 1)[None]
     last = ends.sum(axis=1, dtype=jnp.int32)[:, None] - 1
@@ -61,7 +65,7 @@ def window(
     relative: RelativeBias | None,
     global_relative: RelativeBias | None,
 ) -> Window:
-    """The window of a stack's blocks; ``valid`` is False at padding, which is no key."""
+    """Return the window of a stack's blocks; ``valid`` is False at padding, which is not a key."""
     length = stack.local_radius + 1
     queries = jnp.arange(length, 2 * length, dtype=jnp.int32)
     keys = jnp.arange(3 * length, dtype=jnp.int32)
@@ -97,7 +101,9 @@ class LocalAttention(HeadProjections):
     def __call__(
         self, x: Float[Array, "b s d"], window: Window, dropout: Dropout
     ) -> tuple[Float[Array, "b s d"], Float[Array, "b h s k"]]:
-        """The attended values, and the weights of each query over its window (after dropout)."""
+        """Return the attended values, and the weights of each query over its window (after
+        dropout).
+        """
         queries = self._heads(self.query(x))
         keys, values = (windows(part, self.length) for part in self.keys_values(x))
         if self.global_norm is not None and window.members is not None:
@@ -120,14 +126,14 @@ class LocalAttention(HeadProjections):
             dropout=dropout.scope("weights"),
         )
         weights = _unfolded(weights.transpose(0, 2, 1, 3), x).transpose(0, 2, 1, 3)
-        return self._merged(_unfolded(mixed, x)), weights
+        return self.out(_unfolded(mixed, x).reshape(*x.shape[:2], -1)), weights
 
 
 def _folded(x: Array) -> Array:
-    """Blocks (b, n, …) as (b·n, …)."""
+    """Return blocks (b, n, …) as (b·n, …)."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def _unfolded(x: Array, like: Array) -> Array:
-    """Tokens of blocks (b·n, q, …) as those of sequences, (b, s, …) ``like`` another array."""
+    """Return tokens of blocks (b·n, q, …) as sequences, (b, s, …) ``like`` another array."""
     return x.reshape(like.shape[0], -1, *x.shape[2:])[:, : like.shape[1]]

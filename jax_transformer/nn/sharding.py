@@ -33,7 +33,9 @@ def constrain(x: Array, *dimensions: Axes) -> Array:
 
 
 def row_shards() -> int:
-    """The number of parts that the mesh divides the rows of a batch into; 1 without a mesh."""
+    """Return the number of parts that the mesh divides the rows of a batch into; 1 without a
+    mesh.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROWS)
 
@@ -48,7 +50,7 @@ def divide_rows(x: Array) -> Array:
 
 
 def place(tree: Any, shardings: Any) -> Any:
-    """Arrays with these shardings. Every process has all arrays, and keeps its parts of them."""
+    """Return arrays with these shardings. Every process has all arrays, and keeps its parts."""
     return (
         jax.device_put(tree, shardings)
         if jax.process_count() == 1
@@ -66,7 +68,7 @@ def _parts(array: Any, sharding: NamedSharding) -> Array:
 def even_spec(
     shape: Sequence[int], dimensions: Sequence[Axes], sizes: Mapping[str, int]
 ) -> PartitionSpec:
-    """The spec of an array, without the axes that do not divide their dimension evenly."""
+    """Return the spec of an array, without the axes that do not divide their dimension evenly."""
     even = []
     for size, axes in zip(shape, dimensions, strict=True):
         names = (axes,) if isinstance(axes, str) else axes or ()
@@ -75,7 +77,8 @@ def even_spec(
 
 
 def spec_of(dimensions: Sequence[tuple[str, ...]], sizes: Mapping[str, int]) -> PartitionSpec:
-    """The spec of an array whose dimensions are divided over these axes, in its shortest form.
+    """Return the spec of an array whose dimensions are divided over these axes, in its shortest
+    form.
 
     Without axes of size 1 and trailing Nones: JAX compiles a program again for a spec that differs
     in them only.

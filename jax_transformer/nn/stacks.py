@@ -5,7 +5,7 @@ Shapes and dtypes are always checked, values unless they are being traced.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,14 @@ from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias
 from jax_transformer.nn.local_attention import Window, window
-from jax_transformer.nn.norm import norm
+from jax_transformer.nn.residual import norm
 from jax_transformer.shapes import AnyArray, Hidden, Memory, Source
 
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
 
 
 def positions_of(count: int) -> Int[Array, " n"]:
-    """The positions of a sequence of ``count`` tokens."""
+    """Return the positions of a sequence of ``count`` tokens."""
     return jnp.arange(count, dtype=jnp.int32)
 
 
@@ -53,7 +53,11 @@ only."""
 class Stack(nnx.Module):
     """An encoder or a decoder without its embedding: positions, blocks and norms around them."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+    side: ClassVar[str]
+    """The field of the configuration that describes it."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        stack: StackConfig = getattr(config, self.side)
         self.config = config
         self.positions = (
             PositionTable(config, stack, rngs=rngs)
@@ -85,7 +89,7 @@ class Stack(nnx.Module):
         *,
         attention: bool = False,
     ) -> tuple[Hidden, list[BlockResult]]:
-        """The last block's output, normed if configured, and every block's result.
+        """Return the last block's output, normed if configured, and every block's result.
 
         ``x`` are token embeddings. A loop over layers (``config.scan_layers``) has no results: it
         is for calls without a cache and without ``attention``, the weights of each layer.
@@ -126,7 +130,7 @@ class Stack(nnx.Module):
         return block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
 
     def _scan(self, x: Hidden, context: Context, dropout: Dropout) -> Hidden:
-        """The last block's output, by one loop over the stacked arrays of all blocks."""
+        """Return the last block's output, by one loop over the stacked arrays of all blocks."""
         graphdefs, states = zip(*(nnx.split(block) for block in self.blocks), strict=True)
         check_alike(states)
         count = len(states)
@@ -141,7 +145,9 @@ class Stack(nnx.Module):
         return jax.lax.scan(self._remat(run, prevent_cse=False), x, layers)[0]
 
     def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
-        """The function; ``config.remat`` says what inside it is not stored for the gradient."""
+        """Return the function; ``config.remat`` says what inside it is not stored for the
+        gradient.
+        """
         if self.config.remat is Remat.NONE:
             return function
         return jax.checkpoint(
@@ -149,7 +155,7 @@ class Stack(nnx.Module):
         )
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
-        """Token embeddings with positions, and with their norm if there is one."""
+        """Return token embeddings with positions, and with their norm if there is one."""
         of_tokens = self.embedding_norm_of is EmbeddingNormOf.TOKENS
         if self.embedding_norm is not None and of_tokens:
             x = self.embedding_norm(x)
@@ -164,8 +170,7 @@ class Stack(nnx.Module):
 class Encoder(Stack):
     """The stack that reads the source."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, config.encoder, rngs=rngs)
+    side = "encoder"
 
     def encode_embeddings(
         self,
@@ -174,7 +179,8 @@ class Encoder(Stack):
         *,
         rngs: Randomness = None,
     ) -> Memory:
-        """The encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token embeddings.
+        """Return the encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token
+        embeddings.
 
         ``valid`` (b, s) is False at padding; nothing is padding if None. Deterministic unless
         ``rngs`` is given. Raises InputError for wrong shapes and dtypes, and for more positions
@@ -191,7 +197,7 @@ class Encoder(Stack):
         *,
         attention: bool = False,
     ) -> tuple[Memory, list[BlockResult]]:
-        """The output and every block's result, see :meth:`Stack.__call__`."""
+        """Return the output and every block's result, see :meth:`Stack.__call__`."""
         positions = positions_of(x.shape[1])
         mask = visible_keys(
             self.config.encoder.self_mask,
@@ -207,8 +213,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     """The stack that reads the target so far and the memory."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, config.decoder, rngs=rngs)
+    side = "decoder"
 
     def masks(
         self,
@@ -217,7 +222,7 @@ class Decoder(Stack):
         query_positions: Int[Array, " q"],
         key_positions: Int[Array, " m"],
     ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
-        """The masks of self- and cross-attention: True at the keys that a query may see."""
+        """Return the masks of self- and cross-attention: True at the keys that a query may see."""
         valid = {
             "source_valid": source_valid,
             "target_valid": target_valid,
@@ -246,14 +251,16 @@ def check_alike(states: Sequence[Any]) -> None:
             if (dtype, shape) != kinds[0].get(name):
                 raise ConfigError(
                     f"scan_layers=True needs blocks that are alike: blocks.{i}.{name} is {dtype} "
-                    f"of shape {shape}, that of blocks.0 is not"
+                    f"of shape {shape}, and blocks.0's is not"
                 )
 
 
 def check_ids(
     ids: AnyArray, config: TransformerConfig, vocab_size: int, name: str
 ) -> Int[Array, "b n"]:
-    """The ids as int32. Raises InputError, with the side's ``name``, for ids out of range."""
+    """Return the ids as int32. Raises InputError, with the side's ``name``, for ids out of
+    range.
+    """
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     shape = ids.shape
     if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -311,7 +318,9 @@ def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: Transfo
 def check_embeddings(
     x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None, config: TransformerConfig
 ) -> tuple[Float[Array, "b s d"], Bool[Array, "b s"] | None]:
-    """The embeddings and their mask. Raises InputError for wrong shapes or dtypes, or if empty."""
+    """Return the embeddings and their mask. Raises InputError for wrong shapes or dtypes, or if
+    empty.
+    """
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim != 3 or x.shape[-1] != config.d_model or not jnp.issubdtype(x.dtype, jnp.floating):
         raise InputError(

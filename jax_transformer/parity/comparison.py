@@ -44,7 +44,7 @@ def compare(
     call_torch: Callable[..., Any] | None = None,
     architecture: Architecture | str | None = None,
 ) -> Report:
-    """A report on the first module in which two models that should be equal differ.
+    """Return a report on the first module in which two models that should be equal differ.
 
     Both run in float64 and in float32, to tell a fault from rounding, and in ``dtype`` if that is
     another one. Neither model is changed.
@@ -106,7 +106,7 @@ def compare_recorded(
     call: Callable[..., Any] | None = None,
     architecture: Architecture | str | None = None,
 ) -> Report:
-    """A report as :func:`compare` returns it, for a PyTorch model that may run anywhere.
+    """Return a report as :func:`compare` returns it, for a PyTorch model that may run anywhere.
 
     ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns.
     """
@@ -188,7 +188,7 @@ def _function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
 
 
 def _split_modules(model: Any) -> set[str]:
-    """The modules that are called with a part of their work already done.
+    """Return the modules that are called with a part of their work already done.
 
     This project's attention is given projected keys and values, so that a cache can hold them. The
     gradient of its input is then only that of the queries; the gradients of its weights, and of the
@@ -204,7 +204,7 @@ def _split_modules(model: Any) -> set[str]:
 
 
 def _native_dtype(function: ModelFunction) -> str:
-    """The narrowest dtype of the parameters."""
+    """Return the narrowest dtype of the parameters."""
     dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
     return min(
         dtypes.intersection(difference.DTYPES),
@@ -223,7 +223,7 @@ def _precision(dtype: str) -> Iterator[None]:
 
 
 def _weight_table(model: Any, architecture: Architecture | str | None) -> Table | None:
-    """The weight table of one of this project's models; None for another model."""
+    """Return the weight table of one of this project's models; None for another model."""
     if isinstance(model, Transformer | Encoder):
         part = "encoder" if isinstance(model, Encoder) else "model"
         return model_weights.weight_table(model.config, part, architecture=architecture)
@@ -261,8 +261,9 @@ def _pairs(
 
 
 def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
-    """The modules of a recording that return an array, in the order in which their first calls
-    ended; ``arrays`` are the model's parameters, None if they are not known."""
+    """Return the modules of a recording that return an array, in the order in which their first
+    calls ended; ``arrays`` are the model's parameters, None if they are not known.
+    """
     outputs = {
         key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)
     }

@@ -48,7 +48,7 @@ class Difference:
     """Number of elements that are NaN on both sides."""
 
     def to_data(self) -> dict[str, Any]:
-        """The fields for JSON, which has no NaN and no infinity: these become text."""
+        """Return the fields for JSON, which has no NaN and no infinity: these become text."""
         return {name: _json_value(value) for name, value in asdict(self).items()}
 
 
@@ -59,7 +59,7 @@ def _json_value(value: Any) -> Any:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, dtype: str | None = None) -> Difference:
-    """The difference of two arrays of one shape.
+    """Return the difference of two arrays of one shape.
 
     ``dtype`` names the precision that both were computed in, if the arrays are wider.
     """
@@ -99,7 +99,7 @@ DTYPES = tuple(_MANTISSA_BITS)
 
 
 def epsilon(dtype: str) -> float:
-    """The distance from 1 to the next larger number."""
+    """Return the distance from 1 to the next larger number."""
     return 2.0 ** -_MANTISSA_BITS[dtype]
 
 
@@ -122,7 +122,7 @@ def _cosine(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
 
 
 def rounding_floor(sides: Sequence[tuple[np.ndarray, np.ndarray]], dtype: str) -> float:
-    """The largest difference that rounding in ``dtype`` explains.
+    """Return the largest difference that rounding in ``dtype`` explains.
 
     ``sides`` holds, for each framework, one array as computed in (float32, float64). The larger of
     their differences is scaled from float32 to ``dtype``; the result is at least half a unit in the
@@ -136,13 +136,13 @@ def rounding_floor(sides: Sequence[tuple[np.ndarray, np.ndarray]], dtype: str) -
 
 
 def rounding_error(narrow: np.ndarray, wide: np.ndarray) -> float:
-    """The largest difference of an array from the same in float64, where both are finite."""
+    """Return the largest difference of an array from the same in float64, where both are finite."""
     finite = np.isfinite(narrow) & np.isfinite(wide)
     return float(np.abs(narrow[finite].astype(np.float64) - wide[finite]).max(initial=0.0))
 
 
 def times_floor(measured: Difference, floor: float) -> float:
-    """``max_abs`` as a multiple of the rounding floor."""
+    """Return ``max_abs`` as a multiple of the rounding floor."""
     if measured.max_abs == 0:
         return 0.0
     return measured.max_abs / floor if floor else math.inf
@@ -174,7 +174,7 @@ class Measurement:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """The measurement for JSON."""
+        """Return the measurement for JSON."""
         errors = [self.error_ours, self.error_theirs]
         times = _json_value(self.times), _json_value(self.narrow_times)
         return {

@@ -77,7 +77,7 @@ def compare_files(
 def random_batch(
     config: TransformerConfig, seed: int, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids (b, s) and (b, t), with padding after rows of different lengths.
+    """Return random ids (b, s) and (b, t), with padding after rows of different lengths.
 
     A model that reads sound has a random spectrogram (b, c, w) as its source.
 
@@ -105,7 +105,7 @@ def random_batch(
 
 
 def report_to_show(reports: Sequence[TitledReport]) -> TitledReport:
-    """The first report in which the models differ, otherwise the last."""
+    """Return the first report in which the models differ, otherwise the last."""
     return next((pair for pair in reports if not pair[1].agrees), reports[-1])
 
 
@@ -121,7 +121,7 @@ def _check_golden_fits(loaded: Golden, seed: int | None) -> None:
     """Raise ConfigError if a model of this project cannot be compared with the golden."""
     if seed not in (None, loaded.seed):
         raise ConfigError(
-            f"--seed {seed}: {loaded.path} is a golden, whose batch and gradients are those of seed"
+            f"--seed {seed}: {loaded.path} is a golden, whose batch and gradients belong to seed"
             f" {loaded.seed}"
         )
     if [(array.ndim, array.dtype.kind) for array in loaded.batch] != [(2, "i"), (2, "i")]:
@@ -164,7 +164,8 @@ def _check_torch() -> None:
 def _config(
     description: ModelDescription, source: Pretrained, other: Pretrained | None
 ) -> TransformerConfig:
-    """The configuration of the source's own files, then of the other's, then of the command line.
+    """Return the configuration of the source's own files, then of the other's, then of the command
+    line.
 
     Raises ConfigError if the command line describes a source that has its own config.json.
     """

@@ -34,7 +34,7 @@ class ModelFunction:
 class _Marker:
     """Marks the arrays of module calls while a model is traced.
 
-    ``shapes`` are those of the model's arrays by dotted path.
+    ``shapes`` has the shapes of the model's arrays by dotted path.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
@@ -51,8 +51,9 @@ class _Marker:
         args: tuple,
         kwargs: dict,
     ) -> Any:
-        """``method(*args, **kwargs)``, marked as a call of the module of that path, whose arrays
-        now have ``own_shapes``, by their path below the module."""
+        """Return ``method(*args, **kwargs)``, marked as a call of the module of that path, whose
+        arrays now have ``own_shapes``, by their path below the module.
+        """
         if not path or id(module) in self._open:
             return method(*args, **kwargs)
         stack = self._stack(path, own_shapes)
@@ -83,8 +84,9 @@ class _Marker:
     def _stack(
         self, path: str, own_shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[str, int] | None:
-        """The module that holds the weights of several layers, and their number, if a call has
-        those of one layer; None otherwise."""
+        """Return the module that holds the weights of several layers, and their number, if a call
+        has those of one layer; None otherwise.
+        """
         for name, shape in own_shapes.items():
             stacked = self.shapes.get(f"{path}.{name}", shape)
             axes = [i for i in range(len(stacked)) if stacked[:i] + stacked[i + 1 :] == shape]
@@ -96,7 +98,9 @@ class _Marker:
         return None
 
     def _root(self, path: str, layers: int) -> str:
-        """The outermost module with several parts whose arrays are all those of so many layers."""
+        """Return the outermost module with several parts whose arrays are all those of so many
+        layers.
+        """
         root = path
         while "." in root:
             parent = root.rpartition(".")[0]
@@ -113,7 +117,7 @@ class _Marker:
 
 
 def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> ModelFunction:
-    """An NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
+    """Return an NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
     graphdef, state = nnx.split(model)
     flat = list(nnx.to_flat_state(state))
     leaves = {_dotted(path): variable for path, variable in flat}
@@ -141,7 +145,7 @@ def _dotted(path: Sequence[Any]) -> str:
 def _divided(
     values: Mapping[str, Any], trained: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trained and the other values."""
+    """Return the trained and the other values."""
     return (
         {name: value for name, value in values.items() if name in trained},
         {name: value for name, value in values.items() if name not in trained},
@@ -192,14 +196,14 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
 
 
 def _defining_class(kind: type) -> type | None:
-    """The class that ``kind`` inherits its ``__call__`` from."""
+    """Return the class that ``kind`` inherits its ``__call__`` from."""
     return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 def from_linen(
     module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None
 ) -> ModelFunction:
-    """A Linen module and its variables as a function.
+    """Return a Linen module and its variables as a function.
 
     ``call(bound_module, *batch)`` replaces ``bound_module(*batch)``.
     """
@@ -236,10 +240,10 @@ def from_linen(
 def from_function(
     function: Callable[..., Any], parameters: Any, call: Callable[..., Any] | None = None
 ) -> ModelFunction:
-    """``function(parameters, *batch)`` with a pytree of parameters, for models of Haiku, Equinox
-    and others, whose points to compare are named by :func:`jax_transformer.parity.tap`.
+    """Return ``function(parameters, *batch)`` with a pytree of parameters, for models of Haiku,
+    Equinox and others, whose points to compare are named by :func:`jax_transformer.parity.tap`.
 
-    ``call(function, parameters, *batch)`` replaces it. Leaves that are no arrays stay as they are.
+    ``call(function, parameters, *batch)`` replaces it. Leaves that are not arrays stay as they are.
     """
     flat, treedef = jax.tree_util.tree_flatten_with_path(parameters)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]

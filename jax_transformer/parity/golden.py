@@ -46,13 +46,13 @@ class Golden:
     versions: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        """The recording. Raises ConfigError for another dtype, seed or batch than the recorded."""
+        """Return the recording. Raises ConfigError for another dtype, seed or batch than the
+        recorded.
+        """
         if dtype not in self.order:
             raise ConfigError(f"{self.path}: has {' and '.join(self.order)}, not {dtype}")
         if seed not in (None, self.seed):
-            raise ConfigError(
-                f"{self.path}: its gradients are those of seed {self.seed}, not {seed}"
-            )
+            raise ConfigError(f"{self.path}: its gradients belong to seed {self.seed}, not {seed}")
         if len(batch) != len(self.batch) or not all(
             np.array_equal(one, other) for one, other in zip(batch, self.batch, strict=True)
         ):
@@ -103,12 +103,12 @@ def create(
 
 
 def is_golden(path: str | Path) -> bool:
-    """True if the file is a golden."""
+    """Return True if the file is a golden."""
     return safetensors.is_safetensors(path) and "golden" in safetensors.metadata(path)
 
 
 def load(path: str | Path) -> Golden:
-    """The golden in a file.
+    """Return the golden in a file.
 
     Raises InputError if the file is not a golden, has another version, or has changed since it was
     written.
@@ -116,7 +116,7 @@ def load(path: str | Path) -> Golden:
     text = safetensors.metadata(path).get("golden")
     if text is None:
         raise InputError(
-            f"{path}: is no golden: it was not written by `jax-transformer golden make`"
+            f"{path}: is not a golden: it was not written by `jax-transformer golden make`"
         )
     try:
         description = json.loads(text)
@@ -162,7 +162,7 @@ class GoldenCheck:
     """A line for each array that differs by more, or that one side lacks."""
 
     def lines(self) -> list[str]:
-        """The text to print: the first differences and the counts."""
+        """Return the text to print: the first differences and the counts."""
         return [
             *self.wrong[:20],
             f"{self.exact} arrays are the same bit for bit, {self.rounded} within rounding,"
@@ -191,7 +191,7 @@ def recheck(golden: Golden, recorder: TorchRecorder) -> GoldenCheck:
 
 
 def _problem(golden: Golden, dtype: str, name: str, now: np.ndarray) -> str | None:
-    """The difference of an array from the recorded one, None if rounding explains it."""
+    """Return the difference of an array from the recorded one, None if rounding explains it."""
     then = golden.arrays[f"{dtype}/{name}"]
     if then.shape != now.shape:
         return f"{dtype} {name}: shape {then.shape} in the golden, {now.shape} now"
@@ -216,7 +216,7 @@ def _named_arrays(recording: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """SHA-256 by group: batch, state, and each dtype."""
+    """Return SHA-256 by group: batch, state, and each dtype."""
     digests: dict[str, Any] = {}
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -36,7 +36,9 @@ class PairedRuns:
         self.ours, self.theirs = runs["float64"]
 
     def result(self) -> Measurement:
-        """The measurement of the models' results. Raises ConfigError if their shapes differ."""
+        """Return the measurement of the models' results. Raises ConfigError if their shapes
+        differ.
+        """
         results = self.ours.result, self.theirs.result
         ours, theirs = (None if array is None else array.shape for array in results)
         if ours != theirs:
@@ -50,7 +52,9 @@ class PairedRuns:
         return measurement
 
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
-        """An entry for each call of a paired module, in the order in which the calls ended."""
+        """Return an entry for each call of a paired module, in the order in which the calls
+        ended.
+        """
         by_name = {pair.ours: pair for pair in pairs}
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
         outputs_agree = True
@@ -75,7 +79,7 @@ class PairedRuns:
             yield entry
 
     def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
-        """The PyTorch model's call for each call of the Flax module.
+        """Return the PyTorch model's call for each call of the Flax module.
 
         They correspond in order, unless the shapes or numbers of another one fit: models that embed
         source and target with one table do so in either order.
@@ -96,7 +100,9 @@ class PairedRuns:
         return calls
 
     def _distance(self, ours: str, theirs: str) -> float:
-        """The largest difference of two calls' inputs, or of their outputs if these take ids."""
+        """Return the largest difference of two calls' inputs, or of their outputs if these take
+        ids.
+        """
         for kind in ("input", "output"):
             a, b = self.ours.get(f"{ours}/{kind}"), self.theirs.get(f"{theirs}/{kind}")
             if a is not None and b is not None:
@@ -135,7 +141,7 @@ class PairedRuns:
     def _parameters(
         self, getters: Mapping[str, tuple[Sequence[Getter], Getter]]
     ) -> dict[str, Measurement]:
-        """The measurement of each parameter, in the layout in which it is nearest."""
+        """Return the measurement of each parameter, in the layout in which it is nearest."""
         measured = {}
         for leaf, (layouts, get_theirs) in getters.items():
             each = [self._measure(get_ours, get_theirs) for get_ours in layouts]
@@ -145,13 +151,15 @@ class PairedRuns:
         return measured
 
     def _takes_floats(self, ours: str, theirs: str) -> bool:
-        """True if either call took floating-point arrays, not only ids. A point takes nothing."""
+        """Return True if either call took floating-point arrays, not only ids. A point takes
+        nothing.
+        """
         if ours in self.ours.points:
             return False
         return f"{ours}/input" in self.ours.arrays or f"{theirs}/input" in self.theirs.arrays
 
     def _inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
-        """Pairs of inputs of two calls.
+        """Return pairs of inputs of two calls.
 
         The first belongs to the first; each further one to the first free one of its shape.
         """
@@ -169,7 +177,7 @@ class PairedRuns:
         return pairs
 
     def _worst(self, names: Sequence[tuple[str, str]]) -> Measurement | None:
-        """The measurement of the pair of arrays that is furthest apart."""
+        """Return the measurement of the pair of arrays that is furthest apart."""
         measurements = [
             self._measure(operator.methodcaller("get", a), operator.methodcaller("get", b))
             for a, b in names
@@ -221,14 +229,14 @@ def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str
 
 
 def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """Our array with its axes in the order of theirs; None if no usual order has their shape."""
+    """Return our array with its axes in their order; None if no usual order has their shape."""
     order = _axes(ours, theirs)
     return None if order is None else ours.transpose(order)
 
 
 def _axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
-    """The order of our axes that is theirs: the same, the length before the batch, or the channels
-    after the batch.
+    """Return the order of our axes that is theirs: the same, the length before the batch, or the
+    channels after the batch.
 
     If several have their shape, only the numbers tell: another than the same must be much nearer.
     """

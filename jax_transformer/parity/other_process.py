@@ -36,14 +36,14 @@ class OtherProcess:
     python: str | None = None
     """Interpreter of the other environment, which needs torch and safetensors; this one if None."""
     state: Mapping[str, np.ndarray] | None = None
-    """Weights under PyTorch's names; those of the factory if None."""
+    """Weights under PyTorch's names; the factory's if None."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of torch, NumPy and Python there, after the first run."""
     _recordings: dict[str, Recording] = field(default_factory=dict)
     _recorded_inputs: tuple = ()
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Recording:
-        """The recording in ``dtype``.
+        """Return the recording in ``dtype``.
 
         Raises ConfigError with the last line of the other process's stderr if it fails.
         """
@@ -99,7 +99,9 @@ class OtherProcess:
 
 
 def script() -> Path:
-    """The file that the other interpreter runs: plain PyTorch. This does not import torch."""
+    """Return the file that the other interpreter runs: plain PyTorch. This does not import
+    torch.
+    """
     spec = importlib.util.find_spec("torch_reference")
     assert spec is not None and spec.submodule_search_locations, (
         "torch_reference comes with this package"

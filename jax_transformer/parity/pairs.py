@@ -23,14 +23,14 @@ class Pair(NamedTuple):
 
 
 def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> list[Pair]:
-    """The pairs that a weight table implies among the modules that were called.
+    """Return the pairs that a weight table implies among the modules that were called.
 
     Two modules are a pair if they hold exactly the same weights, so blocks, attentions, norms and
     linear layers are paired whatever their names are. Of several modules around the same weights
     the innermost is taken. Modules without weights, and those whose weights the other side packs
     into a larger tensor, are not paired.
     """
-    # Tables of relative positions are left out: T5 keeps that of the stack in its first block
+    # Tables of relative positions are left out: T5 keeps the stack's in its first block
     arrays = [rule for rule in table if isinstance(rule, Rule)]
     numbered = [
         (i, rule)
@@ -56,7 +56,7 @@ def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> 
 def _weights_of_modules(
     weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[str]
 ) -> dict[str, set[tuple[int, str]]]:
-    """The weights of each module that has some; outer modules come before inner ones."""
+    """Return the weights of each module that has some; outer modules come before inner ones."""
     owned: dict[str, set[tuple[int, str]]] = {
         name: set() for name in sorted(modules, key=lambda name: name.count("."))
     }
@@ -73,7 +73,7 @@ def from_patterns(
     ours: Collection[str],
     theirs: Collection[str],
 ) -> list[Pair]:
-    """The pairs that patterns such as ``{"their.layers.{i}": "our.blocks.{i}"}`` name.
+    """Return the pairs that patterns such as ``{"their.layers.{i}": "our.blocks.{i}"}`` name.
 
     Each ``{word}`` stands for one part of a dotted name, the same on both sides. Raises one
     ConfigError that lists every pattern that matches no module, with the nearest name.
@@ -120,8 +120,8 @@ class Called(NamedTuple):
 
 
 def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
-    """The pairs of modules that were called in the same order and return arrays of the same shape,
-    up to the order of axes; modules with parameters are paired with such only.
+    """Return the pairs of modules that were called in the same order and return arrays of the same
+    shape, up to the order of axes; modules with parameters are paired with such only.
 
     Of all such lists the one is taken whose pairs have the most equal parameters, and then the
     most similar names (the alignment of Needleman and Wunsch 1970, without a cost for a gap).
@@ -145,7 +145,7 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
 
 
 def _similarity(ours: Called, theirs: Called) -> float:
-    """0 if the modules cannot be a pair; otherwise more for equal parameters than for names."""
+    """Return 0 if the modules cannot be a pair, otherwise more for equal parameters than names."""
     if sorted(ours.shape) != sorted(theirs.shape):
         return 0.0
     names = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
@@ -170,7 +170,7 @@ _LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "
 def gradient_getters(
     table: Table | None, function: ModelFunction, pairs: Sequence[Pair]
 ) -> GradientGetters:
-    """The getters for the parameters that each paired module owns itself.
+    """Return the getters for the parameters that each paired module owns itself.
 
     ``table`` is the weight table; without one, parameters are found by their usual names.
     """
@@ -190,14 +190,14 @@ def gradient_getters(
 
 
 def sizes(parameters: Mapping[str, Any], module: str) -> tuple[int, ...]:
-    """The sizes of a module's parameters and those of its parts, in ascending order."""
+    """Return the sizes of a module's parameters and those of its parts, in ascending order."""
     name, layer = _stored(parameters, module)
     arrays = [array for path, array in parameters.items() if path.startswith(f"{name}.")]
     return tuple(sorted(np.size(array if layer is None else array[0]) for array in arrays))
 
 
 def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, int | None]:
-    """The path of a module's parameters, and its layer if they hold all layers of a scan."""
+    """Return the path of a module's parameters, and its layer if they hold all layers of a scan."""
     if any(path.startswith(f"{module}.") for path in parameters):
         return module, None
     parts = module.split(".")
@@ -261,9 +261,10 @@ def _one_layout(array: np.ndarray) -> list[np.ndarray]:
 
 
 def _kernel_layouts(kernel: np.ndarray) -> list[np.ndarray]:
-    """A kernel's gradient as PyTorch may have it: of a linear layer, also with several axes of
-    inputs or outputs (heads); of a convolution; of a transposed convolution, whose window PyTorch
-    turns round."""
+    """Return a kernel's gradient as PyTorch may have it: of a linear layer, also with several axes
+    of inputs or outputs (heads); of a convolution; of a transposed convolution, whose window
+    PyTorch turns round.
+    """
     if kernel.ndim < 2:
         return [kernel]
     if kernel.ndim == 2:

@@ -50,7 +50,8 @@ class Parity:
         call_torch: Callable[..., Any] | None = None,
         architecture: Any = None,
     ) -> "Report":
-        """The report if the models agree; otherwise the test fails with the report as its message.
+        """Return the report if the models agree; otherwise the test fails with the report as its
+        message.
 
         Args:
             flax_model, torch_module, batch, rules: as for :func:`jax_transformer.parity.compare`.
@@ -100,7 +101,7 @@ class Parity:
         golden: str | Path | None,
         seed: int,
     ) -> tuple[Any, Any]:
-        """The recorder of the PyTorch model, and its batch."""
+        """Return the recorder of the PyTorch model, and its batch."""
         from jax_transformer.parity import golden as goldens
         from jax_transformer.parity.other_process import OtherProcess
 
@@ -133,7 +134,7 @@ class Parity:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """``parity(flax_model, torch_module, batch, rules)`` fails unless the two models agree.
+    """Return ``parity(flax_model, torch_module, batch, rules)`` fails unless the two models agree.
 
     The message names the first module that differs.
     """

@@ -34,14 +34,14 @@ class Recording:
     points: frozenset[str] = frozenset()
 
     def get(self, name: str) -> np.ndarray | None:
-        """The array of that name, or None."""
+        """Return the array of that name, or None."""
         return self.arrays.get(name)
 
     @classmethod
     def of_file(
         cls, arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]
     ) -> "Recording":
-        """The recording of one dtype in a file's arrays.
+        """Return the recording of one dtype in a file's arrays.
 
         Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
         """
@@ -52,7 +52,7 @@ class Recording:
 
 
 def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with ``GROUP/``, without it."""
+    """Return the arrays whose names begin with ``GROUP/``, without it."""
     return {
         name.removeprefix(f"{group}/"): array
         for name, array in arrays.items()
@@ -118,7 +118,9 @@ def record(
 
 
 def _first_array(output: Any) -> jax.Array:
-    """The model's result: its first floating-point array, or the parts of its first complex one."""
+    """Return the model's result: its first floating-point array, or the parts of its first complex
+    one.
+    """
     array = next(taps.inexact(output), None)
     if array is None:
         raise ConfigError(
@@ -129,7 +131,7 @@ def _first_array(output: Any) -> jax.Array:
 
 
 def _parts(array: Any) -> Any:
-    """A complex array as real and imaginary parts, on a new last axis."""
+    """Return a complex array as real and imaginary parts, on a new last axis."""
     return jnp.stack([array.real, array.imag], axis=-1)
 
 
@@ -178,8 +180,9 @@ def _cast(value: Any, dtype: str) -> jax.Array:
 
 
 def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
-    """A copy. 16-bit floats become float32, which holds them exactly; complex numbers their parts,
-    and a complex gradient that of the parts, as in PyTorch (JAX's is its conjugate)."""
+    """Return a copy. 16-bit floats become float32, which holds them exactly; complex numbers their
+    parts, and a complex gradient the parts' gradient, as in PyTorch (JAX's is its conjugate).
+    """
     copied = np.array(array)
     if np.iscomplexobj(copied):
         copied = np.conj(copied) if gradient else copied

@@ -42,7 +42,7 @@ class Report:
         )
 
     def _begun_before(self, entry: Entry) -> bool:
-        """True if the difference may have reached the module by a way that is not its input.
+        """Return True if the difference may have reached the module by a way that is not its input.
 
         That is so if the input of a module around it differs because of an earlier module. If
         nothing earlier differs, the outer module takes another input by nature, as an encoder that
@@ -59,7 +59,7 @@ class Report:
         )
 
     def _differs_before(self, outer: Entry) -> bool:
-        """True if the output differs of a call that ended before this one began."""
+        """Return True if the output differs of a call that ended before this one began."""
         for entry in self.entries:
             if entry is outer or (
                 entry.ours.startswith(f"{outer.ours}.") and entry.call == outer.call
@@ -103,7 +103,7 @@ class Report:
             raise DifferentError(self.summary())
 
     def summary(self) -> str:
-        """The verdict in one line, with the notes if the models differ."""
+        """Return the verdict in one line, with the notes if the models differ."""
         if self.agrees:
             return (
                 f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64,"
@@ -143,12 +143,14 @@ class Report:
             if measurement is not None and not measurement.agrees
         )
         return (
-            f"{fault.title}: outputs agree, and so does the gradient of its output; that of its"
-            f" {name} differs, {_difference(worst)}"
+            f"{fault.title}: outputs agree, and so does the gradient of its output; the gradient"
+            f" of its {name} differs, {_difference(worst)}"
         )
 
     def _inside(self, fault: Entry) -> str:
-        """The place inside a faulty module where the difference begins, between two parts."""
+        """Return the place inside a faulty module where the difference begins, between two
+        parts.
+        """
         inner = [
             entry
             for entry in self.entries
@@ -160,7 +162,7 @@ class Report:
         return f"; in it, {begin}"
 
     def lines(self) -> Iterator[str]:
-        """A table of at most 100 columns, then the verdict."""
+        """Return a table of at most 100 columns, then the verdict."""
         yield f"{'':<64}{'float64':>9}{self.dtype:>10}"
         yield (
             f"{'module':<40}{'input':>8}{'output':>8}{'grads':>8}{'× floor':>9}"
@@ -175,18 +177,18 @@ class Report:
         yield self.summary()
 
     def to_json(self) -> str:
-        """The whole report; NaN and infinities become text."""
+        """Return the whole report; NaN and infinities become text."""
         return json.dumps(self.to_data(), indent=1)
 
     def to_page(self, title: str) -> str:
-        """One self-contained HTML page: a map of modules, coloured by their difference."""
+        """Return one self-contained HTML page: a map of modules, coloured by their difference."""
         template = resources.files("jax_transformer.parity").joinpath("page.html")
         return webpage.render(
             template.read_text(encoding="utf-8"), self.to_data() | {"title": title}
         )
 
     def to_data(self) -> dict[str, Any]:
-        """The whole report for JSON."""
+        """Return the whole report for JSON."""
         fault = self.first_fault or self.first_gradient_fault
         return {
             "agrees": self.agrees,
@@ -268,7 +270,7 @@ def _figures(measurement: Measurement | None) -> str:
 
 
 def _begin(entries: Sequence[Entry], prefix: str = "") -> str | None:
-    """The place where a difference begins, between two modules; None if no input differs."""
+    """Return the place where a difference begins, between two modules; None if no input differs."""
     differing = next(
         (entry for entry in entries if entry.input is not None and not entry.input.agrees), None
     )

@@ -40,7 +40,7 @@ class Point(NamedTuple):
     """The length of the scan that is meant by ``{}``; None for the outermost."""
 
     def path(self, iterations: Sequence["Iteration"]) -> str:
-        """The name in these iterations. Without a scan, the part ``{}`` is left out."""
+        """Return the name in these iterations. Without a scan, the part ``{}`` is left out."""
         numbers = [i for i, length in iterations if self.layers in (None, length)]
         if numbers:
             return self.name.replace("{}", str(numbers[0]))
@@ -71,17 +71,17 @@ _calls = itertools.count()
 
 
 def new_call() -> int:
-    """A number that no other call has."""
+    """Return a number that no other call has."""
     return next(_calls)
 
 
 def mark(x: jax.Array, point: Point) -> jax.Array:
-    """``x``, as the array of a point."""
+    """Return ``x``, as the array of a point."""
     return _tap.bind(x, point=point)
 
 
 def tap(name: str, x: jax.Array) -> jax.Array:
-    """``x``, to be compared under ``name`` in a comparison of models without Flax modules.
+    """Return ``x``, to be compared under ``name`` in a comparison of models without Flax modules.
 
     ``{}`` in the name stands for the number of an iteration of the scan around it, as in
     ``layers.{}.mlp``. Outside a comparison this does nothing, also under jit.
@@ -90,7 +90,7 @@ def tap(name: str, x: jax.Array) -> jax.Array:
 
 
 def evaluate(jaxpr: core.ClosedJaxpr, arguments: Sequence[Any], visit: Visit) -> list[Any]:
-    """The outputs of a jaxpr. ``visit`` may replace every marked array.
+    """Return the outputs of a jaxpr. ``visit`` may replace every marked array.
 
     Raises ConfigError if one is inside a while loop or a condition.
     """
@@ -162,8 +162,9 @@ def _scan(
 
 
 def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr:
-    """The jaxpr that an equation runs once: that of jit, remat or a function with a rule for its
-    derivative, which is differentiated as it is written here."""
+    """Return the jaxpr that an equation runs once: of jit, remat, or a function with a rule for
+    its derivative, which is differentiated as it is written here.
+    """
     name = equation.primitive.name
     bodies = list(_jaxprs(equation))
     if len(bodies) != 1 or name == "while":
@@ -197,8 +198,9 @@ def _jaxprs(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
 
 
 def inexact(tree: Any) -> Iterator[Any]:
-    """The floating-point and complex arrays, in order. Those of an NNX module are left out: a
-    module that is passed as an argument must stay that object."""
+    """Return the floating-point and complex arrays, in order. Those of an NNX module are left out:
+    a module that is passed as an argument must stay that object.
+    """
     for leaf in jax.tree.leaves(tree, is_leaf=_is_module):
         if isinstance(leaf, jax.Array | np.ndarray):
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -209,7 +211,7 @@ def inexact(tree: Any) -> Iterator[Any]:
 
 
 def replaced(tree: Any, old: Any, new: Any) -> Any:
-    """The tree with an array replaced wherever it occurs."""
+    """Return the tree with an array replaced wherever it occurs."""
 
     def replace(leaf: Any) -> Any:
         if leaf is old:
@@ -229,7 +231,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _is_dataclass(value: Any) -> bool:
-    """True for an object of a dataclass that is no pytree, and no module."""
+    """Return True for an object of a dataclass that is neither a pytree nor a module."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type) and not _is_module(value)
 
 

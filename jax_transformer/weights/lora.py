@@ -13,17 +13,17 @@ A, B, SCALE = ".lora_a", ".lora_b", ".lora_scale"
 
 
 def is_parameter(name: str) -> bool:
-    """True for the name of an array of the model, false for one of an adapter."""
+    """Return True for the name of an array of the model, false for one of an adapter."""
     return not name.endswith((A, B, SCALE))
 
 
 def adapted(arrays: Mapping[str, Any]) -> list[str]:
-    """The names of the kernels that have adapters among ``arrays``."""
+    """Return the names of the kernels that have adapters among ``arrays``."""
     return [name.removesuffix(A) for name in arrays if name.endswith(A)]
 
 
 def merge(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of the model itself, with each adapter added to its kernel."""
+    """Return the arrays of the model itself, with each adapter added to its kernel."""
     merged = {name: array for name, array in arrays.items() if is_parameter(name)}
     for name in adapted(arrays):
         change = arrays[name + SCALE] * (arrays[name + A] @ arrays[name + B])

@@ -120,7 +120,9 @@ class Rule:
         return tensors.contiguous(self._join(parts) if len(parts) > 1 else parts[0])
 
     def holds(self, tensor: np.ndarray, arrays: Sequence[np.ndarray]) -> bool:
-        """True if the tensor is made of the arrays, bit for bit. A single one is not copied."""
+        """Return True if the tensor is made of the arrays, bit for bit. A single one is not
+        copied.
+        """
         if len(arrays) == 1:
             return tensors.same(self.each.to_torch(arrays[0]), tensor)
         return tensors.same(self.joined(arrays), tensor)
@@ -142,7 +144,7 @@ class Rule:
 
 
 def _owned(array: np.ndarray, origin: np.ndarray) -> np.ndarray:
-    """The array, or a copy if its memory is not its own."""
+    """Return the array, or a copy if its memory is not its own."""
     is_own = array.flags.owndata and not np.may_share_memory(array, origin)
     return array if is_own else array.copy()
 

@@ -31,7 +31,7 @@ class Layer(enum.Enum):
 
 @dataclass(frozen=True)
 class StackRule:
-    """One stored array and the Flax arrays of its layers; without an axis it is that of one."""
+    """One stored array and the Flax arrays of its layers; without an axis it has one layer."""
 
     stored: str
     flax: tuple[str, ...]
@@ -62,7 +62,7 @@ class StackRule:
         return self.shape
 
     def place(self, number: int) -> str:
-        """The stored name, with the layer's place in it."""
+        """Return the stored name, with the layer's place in it."""
         if self.axis is None:
             return self.stored
         return f"{self.stored}[layer {number} of axis {self.axis}]"
@@ -100,7 +100,7 @@ class _Spool:
         self._files: dict[int, tuple[LazyTensor, Any]] = {}  # with the tensors, to keep their ids
 
     def read(self, tensor: LazyTensor) -> np.ndarray:
-        """The array, which the first call copies into a file unless it is mapped already.
+        """Return the array, which the first call copies into a file unless it is mapped already.
 
         Each call maps the file anew, so that pages of arrays that are no longer used are freed.
         """

@@ -90,7 +90,7 @@ def test_cached_steps_have_the_logits_of_a_complete_pass():
 
 
 REFUSED = {
-    "summed mixing": (dict(name="blog2023"), r"decoder.mixing='summed' is no product"),
+    "summed mixing": (dict(name="blog2023"), r"decoder.mixing='summed' is not a product"),
     "relative positions": (dict(name="t5"), r"encoder.positions='relative' is a bias of the"),
     "local attention": (
         {"name": "lesson10", "encoder.attention_span": "local"},

@@ -209,7 +209,7 @@ def test_backward_the_last_module_that_differs_is_named():
     )
     assert (
         "flax.b | torch.b: outputs agree, and so does the gradient of its output;"
-        " that of its input differs" in compared.summary()
+        " the gradient of its input differs" in compared.summary()
     )
 
 

@@ -76,7 +76,7 @@ def test_other_dtypes_seeds_and_batches_are_refused(path):
     loaded = golden.load(path)
     for arguments, message in (
         (("bfloat16", 3, BATCH), "has float64 and float32, not bfloat16"),
-        (("float64", 4, BATCH), "are those of seed 3, not 4"),
+        (("float64", 4, BATCH), "belong to seed 3, not 4"),
         (("float64", 3, [BATCH[0] + 1]), "was recorded on another batch"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -110,7 +110,7 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
     safetensors.write(tmp_path / "weights.safetensors", {"a": np.ones(2)})
     assert not golden.is_golden(tmp_path / "weights.safetensors") and not golden.is_golden(tmp_path)
     assert cli.main(["golden", "check", str(tmp_path / "weights.safetensors")]) == 3
-    assert "is no golden" in capsys.readouterr().err
+    assert "is not a golden" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_wrong_preset_gives_one_short_line_with_the_preset_that_fits(console, 
     assert (
         "unexpected " in line and "missing " in line and " more, which --debug and --json" in line
     )
-    assert line.endswith("names are those of preset 'from_scratch': give --preset from_scratch")
+    assert line.endswith("names are names of preset 'from_scratch': give --preset from_scratch")
     code, out, err = console.say(*command, "--json")
     report = json.loads(out)
     assert code == 3 and report["error"] in err
