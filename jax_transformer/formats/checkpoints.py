@@ -60,17 +60,17 @@ class CheckpointWeights(Pretrained):
 
     @property
     def has_tokenizer(self) -> bool:
-        from jax_transformer.data import tokenizer
+        from jax_transformer.data import run_tokenizer
 
-        return self.run is not None and tokenizer.has_tokenizer(self.run.path)
+        return self.run is not None and run_tokenizer.has_tokenizer(self.run.path)
 
     def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
-        from jax_transformer.data import tokenizer
+        from jax_transformer.data import run_tokenizer
         from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
         if self.run is None:
             return super().tokenizer()
-        loaded = tokenizer.load_tokenizer(self.run.path)
+        loaded = run_tokenizer.load_tokenizer(self.run.path)
         if source_lang is None and target_lang is None:
             return loaded
         if not isinstance(loaded, HuggingFaceTokenizer):
