@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 MODULES = (
     "jax_transformer.cli",
     "jax_transformer.training.recipe",
-    "jax_transformer.training.loop",
+    "jax_transformer.training.run",
     "jax_transformer.training.curves",
     "grain",
     "sacrebleu",

@@ -3,7 +3,7 @@
 from benchmarks.mutants_fault import Mutant
 
 _TABLE, _STEP = (
-    "jax_transformer/training/partitioning.py",
+    "jax_transformer/training/devices.py",
     "jax_transformer/training/step.py",
 )
 _ATTENTION, _BLOCKS, _EMBEDDINGS, _MODEL = (

@@ -3,7 +3,7 @@
 from benchmarks.mutants_fault import Mutant
 
 _STEP = "jax_transformer/training/step.py"
-_LOOP = "jax_transformer/training/loop.py"
+_LOOP = "jax_transformer/training/run.py"
 _METRICS_LOGGER = "jax_transformer/training/metrics_logger.py"
 _IN_AVERAGES = "parity_tests/unit/test_averages.py"
 _IN_LOOP = "parity_tests/unit/test_loop.py"

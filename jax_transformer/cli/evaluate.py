@@ -71,9 +71,10 @@ class EvaluateOptions:
 @translate.with_precision
 def run(options: EvaluateOptions) -> int:
     """Print the scores and return the exit code."""
-    from jax_transformer.training import devices, evaluation
+    from jax_transformer.runtime import program_cache
+    from jax_transformer.training import evaluation
 
-    devices.use_cache()
+    program_cache.use()
     overrides = translate.generation_options(options.search)
     streams.check_output(options.hypotheses)
     report, hypotheses = evaluation.evaluate(

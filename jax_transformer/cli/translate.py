@@ -126,9 +126,9 @@ def run(options: TranslateOptions) -> int:
     from jax_transformer.extras.deploy import engines
     from jax_transformer.formats import pretrained
     from jax_transformer.inference import translation
-    from jax_transformer.training import devices
+    from jax_transformer.runtime import program_cache
 
-    devices.use_cache()
+    program_cache.use()
     overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
     streams.check_output(options.output)
     streams.check_output(options.attention)

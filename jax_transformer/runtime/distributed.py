@@ -152,6 +152,12 @@ def first() -> bool:
     return index() == 0
 
 
+def say(message: str) -> None:
+    """Print a line on stderr, in the first of several processes."""
+    if first():
+        print(message, file=sys.stderr, flush=True)
+
+
 def barrier(name: str) -> None:
     """Wait until every process has come here; each of them uses a name in one thread only.
 

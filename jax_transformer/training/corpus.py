@@ -27,13 +27,13 @@ from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocab
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, checksums
 from jax_transformer.storage.huggingface_folder import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.init_source import InitSource, Vocabulary
-from jax_transformer.training.mesh_options import MeshOptions
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import MeshOptions, TrainOptions
 
 
 @dataclass(frozen=True)
@@ -309,13 +309,23 @@ def _short(value: Any) -> str:
 
 
 def check(corpus: Corpus, folder: RunFolder) -> None:
-    """Raise ConfigError if the data of a resumed run changed."""
+    """Raise ConfigError if the data of a resumed run changed, InputError if this process has read
+    other text than the first one.
+    """
     changed = changes(corpus, folder) if folder.data.exists() else []
     if changed:
         raise ConfigError(
             f"{folder.path}: the data changed since this run began ({', '.join(changed)}); "
             "give another --run"
         )
+    first = distributed.from_first("data", corpus.about)
+    if first != corpus.about:
+        other = [name for name, value in corpus.about.items() if value != first.get(name)]
+        raise InputError(
+            f"process {distributed.index()} reads other data than process 0: "
+            f"{', '.join(other)} differ"
+        )
+    distributed.barrier("equal data")
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:

@@ -10,8 +10,6 @@ from jax_transformer.config import EXECUTION, AttentionBackend, Remat, Transform
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training.lora_options import LoraOptions
-from jax_transformer.training.mesh_options import MeshOptions
 from jax_transformer.training.optimizer_options import (
     ADAPTERS,
     FINE_TUNING,
@@ -122,6 +120,41 @@ class ModelOptions:
         )
         config.check_text("training")
         return config
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Low-rank adapters (LoRA, Hu et al. 2021): train these instead of the model's parameters."""
+
+    rank: int = 0
+    """Rank of low-rank adapters (0: off)."""
+    alpha: float = 16.0
+    """Scale of the adapters, times 1 / rank."""
+    targets: tuple[str, ...] = ("*_attention.query.kernel", "*_attention.value.kernel")
+    """Names of the kernels to adapt."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ConfigError(f"lora.rank={self.rank} must be at least 0")
+        if self.alpha <= 0:
+            raise ConfigError(f"lora.alpha={self.alpha} must be above 0")
+        if self.rank and not self.targets:
+            raise ConfigError("lora.targets: names no kernel to adapt")
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """Axes that divide the weights over devices; the other devices divide the batch only."""
+
+    fsdp: int = 1
+    """Devices that share a copy of the weights and divide the batch."""
+    tensor: int = 1
+    """Devices that divide heads, feed-forward and vocabulary."""
+
+    def __post_init__(self) -> None:
+        for name in ("fsdp", "tensor"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"mesh.{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)

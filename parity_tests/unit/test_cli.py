@@ -22,7 +22,7 @@ from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
 from jax_transformer.extras.serve import limits
 from jax_transformer.runtime import distributed
-from jax_transformer.training import lora_options, mesh_options, optimizer_options, options
+from jax_transformer.training import optimizer_options, options
 from parity_tests.unit import runs
 
 FLAGS = {
@@ -90,7 +90,7 @@ FLAGS["estimate"] = [
     *"--topology --length --device-memory --json --no-json".split(),
     *(flag for flag in FLAGS["train"] if not flag.startswith("--distributed.")),
 ]
-TRAIN = [options, data_options, lora_options, mesh_options, optimizer_options]
+TRAIN = [options, data_options, optimizer_options]
 """Modules with the options of training."""
 FLAGS_0_1 = {
     "train": """

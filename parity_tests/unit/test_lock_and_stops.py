@@ -15,8 +15,9 @@ from jax_transformer import cli
 from jax_transformer.cli import streams
 from jax_transformer.errors import LockedError, Preempted
 from jax_transformer.storage import run_folder
-from jax_transformer.training import devices, recipe, run
+from jax_transformer.training import devices, recipe
 from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.stop import Stop, stop_requests
 from parity_tests.unit import runs
 
 # The lock
@@ -96,7 +97,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
     seen = []
     before = signal.signal(number, lambda *_: seen.append("before us"))
     try:
-        with run.stop_requests() as stop:
+        with stop_requests() as stop:
             assert not stop.asked
             signal.raise_signal(number)
             assert stop.asked and seen == []
@@ -109,7 +110,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
 
 
 def test_a_stop_request_ends_work_that_has_nothing_to_save():
-    with run.stop_requests() as stop:
+    with stop_requests() as stop:
         with pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
             signal.raise_signal(signal.SIGTERM)
             raise AssertionError("reached")
@@ -119,7 +120,7 @@ def test_a_stop_request_ends_work_that_has_nothing_to_save():
 
 
 def test_otherwise_a_stop_request_waits():
-    stop = run.Stop()
+    stop = Stop()
     with stop.at_once("now"):
         pass
     stop.request()
@@ -137,7 +138,7 @@ def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
 
     went_on = False
     with (
-        run.stop_requests() as stop,
+        stop_requests() as stop,
         pytest.raises(Preempted, match="nothing yet"),
         stop.at_once("nothing yet"),
     ):
@@ -170,7 +171,7 @@ def compare_static_arguments(number):
 
 def test_a_stop_request_that_jaxlib_turns_into_another_error_still_ends_the_work():
     with (
-        run.stop_requests() as stop,
+        stop_requests() as stop,
         pytest.raises((Preempted, ValueError)) as ended,
         stop.at_once("nothing yet"),
     ):
@@ -186,13 +187,13 @@ def test_a_request_is_put_off_while_processes_take_their_devices_together(monkey
         signal.raise_signal(signal.SIGTERM)
         done.append("taken")
 
-    monkeypatch.setattr(recipe.processes, "count", lambda: 2)
-    monkeypatch.setattr(recipe.processes, "barrier", done.append)
+    monkeypatch.setattr(recipe.distributed, "count", lambda: 2)
+    monkeypatch.setattr(recipe.distributed, "barrier", done.append)
     monkeypatch.setattr(devices, "use_cache", lambda _: None)
     monkeypatch.setattr(devices.Devices, "take", take)
     with (
         pytest.raises(Preempted, match="nothing yet"),
-        run.stop_requests() as stop,
+        stop_requests() as stop,
         stop.at_once("nothing yet"),
     ):
         recipe._devices(TrainOptions(), stop)
@@ -221,7 +222,7 @@ def test_a_second_ctrl_c_swallowed_by_a_finalizer_still_interrupts(capsys):
             signal.raise_signal(signal.SIGINT)
 
     went_on = False
-    with pytest.raises(KeyboardInterrupt), run.stop_requests() as stop:
+    with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.asked
         Finalized()

@@ -27,8 +27,8 @@ from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint, run_files
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import (
-    devices,
     optimizer,
+    resume,
     step,
     trainable,
 )
@@ -257,5 +257,5 @@ def save(folder: RunFolder, state: TrainState) -> Path:
     Raises CheckpointError if it cannot be written.
     """
     run = run_files.about_run(folder.checkpoints / str(int(state.step)))
-    about = {**devices.environment(), "unrecorded": [], **run}
+    about = {**resume.environment(), "unrecorded": [], **run}
     return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)
