@@ -13,14 +13,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Int32
 
 from jax_transformer import errors
-from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
+
+if TYPE_CHECKING:
+    from jax_transformer.data.bpe_dropout import DroppedPairs
 
 _ROWS_GROWTH = 4
 """Each number of rows in :func:`row_counts` is this many times the one before."""
@@ -63,7 +65,8 @@ def choose_widths(
     chosen = [len(widths)]
     for begin in reversed(begins):
         chosen.append(begin[chosen[-1]])
-    return tuple(int(widths[j - 1]) for j in reversed(chosen) if j > 0)
+    ends = np.array(chosen[::-1])
+    return tuple(widths[ends[ends > 0] - 1].tolist())
 
 
 def rows_per_batch(
@@ -78,10 +81,8 @@ def rows_per_batch(
             f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} "
             "must be positive"
         )
-    return tuple(
-        max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple)
-        for width in widths
-    )
+    rows = tokens_per_batch // np.array(widths) // rows_multiple * rows_multiple
+    return tuple(np.maximum(rows_multiple, rows).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +155,7 @@ class BatchPlan:
 
     def fill(self) -> float:
         """The share of positions that hold a token and not padding."""
-        cells = sum(
-            2 * count * rows * width
-            for count, rows, width in zip(
-                self._batches_per_bucket, self.rows, self.widths, strict=True
-            )
-        )
+        cells = 2 * int(np.prod([self._batches_per_bucket, self.rows, self.widths], axis=0).sum())
         weights = 1 if self.weights is None else self.weights
         return float((self.lengths.sum(axis=1) * weights).sum()) / cells
 
@@ -239,16 +235,12 @@ def make_batch(
 
     They are new each time: JAX may still read a batch's memory while the next is made.
     """
-    ids = encoded.ids
-    source, target_out = (
-        pad_rows([side[i] for i in indices.tolist()], width, rows, pad_id, special_tokens)
-        for side, pad_id, special_tokens in zip(
-            (encoded.sources, encoded.targets),
-            (ids.source_pad, ids.target_pad),
-            encoded.special_tokens,
-            strict=True,
-        )
-    )
+    ids, numbers = encoded.ids, indices.tolist()
+    around_source, around_target = encoded.special_tokens
+    sources = [encoded.sources[i] for i in numbers]
+    targets = [encoded.targets[i] for i in numbers]
+    source = pad_rows(sources, width, rows, ids.source_pad, around_source)
+    target_out = pad_rows(targets, width, rows, ids.target_pad, around_target)
     lengths = np.ones(rows, np.int64)
     lengths[: len(indices)] = encoded.lengths[indices, 1]
     target_in = np.empty_like(target_out)
@@ -270,11 +262,11 @@ def pad_rows(
     """Source rows with ``special_tokens`` around each; rows beyond the last are empty sources."""
     prefix, suffix = special_tokens
     lengths = np.zeros(rows, np.int64)
-    lengths[: len(sources)] = [len(source) for source in sources]
+    lengths[: len(sources)] = list(map(len, sources))
     padded = np.full((rows, width), pad_id, np.int32)
     columns = np.arange(width) - len(prefix)
     padded[(columns >= 0) & (columns < lengths[:, None])] = np.concatenate(
-        [np.asarray(source, np.int32) for source in sources]
+        sources, dtype=np.int32, casting="unsafe"
     )
     padded[:, : len(prefix)] = prefix
     for offset, token in enumerate(suffix, len(prefix)):
@@ -288,7 +280,7 @@ def train_stream(
     start_step: int = 0,
     stop_step: int | None = None,
     *,
-    dropped: DroppedPairs | None = None,
+    dropped: "DroppedPairs | None" = None,
     num_threads: int = 1,
     prefetch_buffer_size: int = 16,
 ) -> Iterator[Batch]:
@@ -315,7 +307,7 @@ class _Steps:
 
     encoded: EncodedPairs
     plan: BatchPlan
-    dropped: DroppedPairs | None
+    dropped: "DroppedPairs | None"
 
     def __len__(self) -> int:
         return sys.maxsize

@@ -5,35 +5,28 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
-from jax_transformer.data import (
-    batches,
-    bpe_dropout,
-    encoding,
-    hub,
-    pair_files,
-    parallel_text,
-    phrases,
-    run_tokenizer,
-)
+from jax_transformer.data import batches, encoding, parallel_text, run_tokenizer
 from jax_transformer.data.batches import BatchPlan
-from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checksums
-from jax_transformer.storage.huggingface_folder import IN_RUN, write_files
+from jax_transformer.storage import atomic, checksums, huggingface_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import init_source
-from jax_transformer.training.init_source import InitSource, Vocabulary
 from jax_transformer.training.options import MeshOptions, TrainOptions
+
+if TYPE_CHECKING:
+    from jax_transformer.data.bpe_dropout import DroppedPairs
+    from jax_transformer.training.init_source import InitSource
+
+Vocabulary = Tokenizer | TokenizerPair
 
 
 @dataclass(frozen=True)
@@ -49,9 +42,9 @@ class Corpus:
     plan: BatchPlan
     about: dict[str, Any]
     """The content of data.json: hashes, counts, and the shapes of the batches."""
-    init_source: InitSource | None = None
+    init_source: "InitSource | None" = None
     """The model that the run starts from. None: random weights."""
-    dropped: DroppedPairs | None = None
+    dropped: "DroppedPairs | None" = None
     """``train`` with the tokens of BPE dropout."""
 
 
@@ -66,7 +59,11 @@ def prepare(
     """
     data = options.data
     parallel_text.check_readable(data.files)
-    source = init_source.find(options, folder)
+    source = None
+    if options.init is not None:
+        from jax_transformer.training import init_source
+
+        source = init_source.find(options, folder)
     words = source.tokenizer if source else _existing_tokenizer(options, folder.path)
     config = options.model.executed(source.config) if source else model_config(options, words)
     limits = encoding.limits(data, config)
@@ -80,6 +77,8 @@ def prepare(
     )
     dropped, lengths = None, encoded.lengths
     if data.bpe_dropout:
+        from jax_transformer.data import bpe_dropout
+
         dropped = bpe_dropout.dropped_pairs(
             data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
         )
@@ -119,7 +118,9 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     Validation, the shorter one, is read first: its faults are reported before the training text is
     read.
     """
-    if options.kind is DataSource.PHRASES:
+    if options.builtin:
+        from jax_transformer.data import phrases
+
         splits = phrases.load()
         return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
     valid, train = read_split(options, "valid"), read_split(options, "train")
@@ -134,14 +135,20 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
 def read_split(options: DataOptions, split: str) -> Pairs:
     """The pairs of "train" or "valid". Raises InputError that names the file and line."""
     if options.kind is DataSource.PHRASES:
+        from jax_transformer.data import phrases
+
         return Pairs(phrases.load()[split], 0)
     fields = (options.source_field, options.target_field)
     if options.kind is DataSource.DATASET:
+        from jax_transformer.data import hub
+
         assert options.dataset is not None
         return hub.read_pairs(
             options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields
         )
     if options.kind is DataSource.PAIRS:
+        from jax_transformer.data import pair_files
+
         return parallel_text.joined(
             [pair_files.read_pairs(path, *fields) for path in getattr(options, split)]
         )
@@ -170,7 +177,7 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
     without data.json, which is written last, is unfinished: its tokenizer is not used.
     """
     data = options.data
-    if (named := init_source.named_tokenizer(data)) is not None:
+    if (named := named_tokenizer(data)) is not None:
         return named
     if not (folder / "data.json").exists() or not run_tokenizer.in_folder(folder):
         return None
@@ -180,6 +187,18 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
             f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
         )
     return loaded
+
+
+def named_tokenizer(data: DataOptions) -> Vocabulary | None:
+    """Load the tokenizer that the options name, or the two; None if they name none."""
+    if data.tokenizer is None:
+        return None
+    first = Tokenizer.load(data.tokenizer)
+    return (
+        first
+        if data.target_tokenizer is None
+        else TokenizerPair(first, Tokenizer.load(data.target_tokenizer))
+    )
 
 
 def _train_tokenizer(
@@ -340,7 +359,7 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     source = corpus.init_source
     # After the tokenizer, whose files include the generation config as it was
     if source is not None and source.files:
-        write_files(folder.path / IN_RUN, source.files)
+        huggingface_folder.write_files(folder.path / huggingface_folder.IN_RUN, source.files)
     atomic.write_text(folder.config, corpus.config.portable.to_json())
     about = dict(corpus.about)
     if folder.train_config.exists():

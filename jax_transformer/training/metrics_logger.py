@@ -67,30 +67,27 @@ class MetricsLogger:
         """
         import jax
 
-        values = [
-            {name: value.item() for name, value in metrics.items()}
-            for metrics in jax.device_get(self.pending)
-        ]
-        self.pending = []
-        for i, value in enumerate(values):
+        pending, self.pending = jax.device_get(self.pending), []
+        for step, metrics in enumerate(pending, now - len(pending) + 1):
+            values = {name: value.item() for name, value in metrics.items()}
             for name in ("loss", "gradient_norm"):
-                if not math.isfinite(value[name]):
-                    step = now - len(values) + i + 1
-                    raise self.not_finite(name.replace("_", " "), step, value[name])
-        self.values += values
+                if not math.isfinite(values[name]):
+                    raise self.not_finite(name.replace("_", " "), step, values[name])
+            self.values.append(values)
 
     def flush(self, now: int) -> None:
         """Wait for the pending steps, check them, write and show the line of step ``now``."""
         self.wait(now)
         values, self.values = self.values, []
         tokens = np.array([value["tokens"] for value in values])
-        losses = [name for name in ("loss", "nll_loss") if all(name in value for value in values)]
+        # A step that version 0.1 made has no nll_loss
+        names = [
+            name for name in ("loss", "nll_loss") if name in set.intersection(*map(set, values))
+        ]
+        means = np.average([[value[name] for name in names] for value in values], 0, tokens)
         entry = {
             "step": now,
-            **{
-                name: float(np.average([value[name] for value in values], weights=tokens))
-                for name in losses  # a step that version 0.1 made has no nll_loss
-            },
+            **means,
             "gradient_norm": float(values[-1]["gradient_norm"]),
             "learning_rate": float(self.schedule(now - 1)),
             "tokens_per_second": float(tokens.sum() / (time.monotonic() - self.since)),

@@ -226,8 +226,9 @@ class TrainOptions:
                 f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
             )
         self._check_init()
-        object.__setattr__(self, "rate_left_out", self.optimizer.rate_left_out)
-        rate = self.optimizer.rate_over(self.default_rate)._asdict()
+        given = self.optimizer.given_rate
+        object.__setattr__(self, "rate_left_out", frozenset(LearningRate._fields) - given.keys())
+        rate = self.default_rate._replace(**given)._asdict()
         object.__setattr__(self, "optimizer", dataclasses.replace(self.optimizer, **rate))
 
     @property
@@ -240,12 +241,7 @@ class TrainOptions:
     def _check_init(self) -> None:
         """Raise ConfigError for options that contradict ``init``, or need it."""
         if self.init is None:
-            languages = [
-                f"data.{name}"
-                for name in ("source_lang", "target_lang")
-                if getattr(self.data, name) is not None
-            ]
-            if languages:
+            if languages := self.data.languages:
                 raise ConfigError(
                     f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
                 )
