@@ -156,11 +156,11 @@ class DataOptions:
     def files(self) -> list[str]:
         """Every file that is named, of text and of tokenizers."""
         texts = (self.train_source, self.train_target, self.valid_source, self.valid_target)
-        named = [*itertools.chain(*texts, self.train, self.valid)]
-        return named + [*filter(None, (self.tokenizer, self.target_tokenizer))]
+        tokenizers = filter(None, (self.tokenizer, self.target_tokenizer))
+        return [*itertools.chain(*texts, self.train, self.valid, tokenizers)]
 
     def _check_complete(self) -> None:
-        options = {}
+        options: dict[DataSource, str] = {}
         for name, kind in _SOURCES.items():
             if getattr(self, name):
                 options.setdefault(kind, f"data.{name}")

@@ -147,11 +147,12 @@ def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
     """The pairs of several files, one after the other."""
-    return Pairs(
-        [pair for part in parts for pair in part.pairs],
-        sum(part.dropped_empty for part in parts),
-        tuple(len(part.pairs) for part in parts),
-    )
+    pairs, dropped, counts = [], 0, []
+    for part in parts:
+        pairs += part.pairs
+        dropped += part.dropped_empty
+        counts.append(len(part.pairs))
+    return Pairs(pairs, dropped, tuple(counts))
 
 
 def check_readable(paths: Iterable[str | Path]) -> None:

@@ -72,9 +72,11 @@ class DistributedOptions:
             return self.auto
         if self.num_processes is not None:
             return self.num_processes > 1
-        counts = [environment.get(n, "") for n in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")]
-        launched = any(count.isdecimal() and int(count) > 1 for count in counts)
-        return launched or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+        for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+            count = environment.get(name, "")
+            if count.isdecimal() and int(count) > 1:
+                return True
+        return "," in environment.get("TPU_WORKER_HOSTNAMES", "")
 
 
 _ADDRESS = ("coordinator_address", "num_processes", "process_id")

@@ -71,8 +71,8 @@ def to_average(options: TrainOptions, figures: Figures) -> list[int]:
 
 
 def to_keep(options: TrainOptions, figures: Figures, steps: Sequence[int]) -> set[int]:
-    """Return the checkpoints to keep: the newest, the last and best validated ones, and candidates for the
-    average.
+    """Return the checkpoints to keep: the newest, the last and best validated ones, and candidates
+    for the average.
 
     A checkpoint that a signal caused between validations is removed at the next save, so an
     interrupted run ends with the same files as an uninterrupted one.

@@ -63,7 +63,7 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
         own = rule.index(axis)
         for i in (own, *(i for i in range(len(shape)) if i != own)):
             axes = (*dimensions[i], axis)
-            if shape[i] % math.prod(sizes[each] for each in axes) == 0:
+            if shape[i] % math.prod(map(sizes.__getitem__, axes)) == 0:
                 dimensions[i] = axes
                 break
     return sharding.spec_of(dimensions, sizes)
@@ -75,15 +75,19 @@ def _rule(name: str) -> tuple[str | None, ...]:
     if dot:
         rows, columns = _rule(kernel)
         return {lora.A: (rows, None), lora.B: (None, columns)}.get(f".lora_{adapter}", ())
-    return next((axes for ending, axes in PARTITION_RULES if name.endswith(ending)), ())
+    for ending, axes in PARTITION_RULES:
+        if name.endswith(ending):
+            return axes
+    return ()
 
 
 def shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """The sharding of every array of a state on this mesh, by the last name in its path."""
 
     def of(path: Any, leaf: Any) -> NamedSharding:
-        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-        name = names[-1] if names else ""
+        name = ""
+        for key in path:
+            name = key.key if isinstance(key, jax.tree_util.DictKey) else name
         return NamedSharding(mesh, partition_spec(name, leaf.shape, mesh.shape))
 
     return jax.tree_util.tree_map_with_path(of, tree)
@@ -149,7 +153,7 @@ class Devices:
     @property
     def row_shards(self) -> int:
         """The number of parts that the rows of a batch are divided into."""
-        return math.prod(self.mesh.shape[axis] for axis in sharding.ROWS)
+        return math.prod(map(self.mesh.shape.__getitem__, sharding.ROWS))
 
     @property
     def replicated(self) -> NamedSharding:
@@ -183,8 +187,14 @@ class Devices:
         own = self.mesh.local_devices
         if not own:  # other processes have all of the mesh
             return
-        sharing = len(own) if own[0].platform == "cpu" else 1
-        needed, available = bytes_of_a_device(state) * sharing, _memory_of(own[0])
+        needed = bytes_of_a_device(state)
+        if own[0].platform != "cpu":
+            available = int((own[0].memory_stats() or {}).get("bytes_limit", 0))
+        elif hasattr(os, "sysconf"):
+            needed *= len(own)
+            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        else:
+            available = 0  # unknown
         if available and needed > available:
             raise ConfigError(
                 f"the weights and the optimizer state take {needed / 2**30:,.1f} GiB of "
@@ -207,16 +217,7 @@ class Devices:
 
 def bytes_of_a_device(state: Any) -> int:
     """The bytes of an abstract state, or of a part of it, on one device."""
-    return sum(
-        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-        for array in jax.tree.leaves(state)
-    )
-
-
-def _memory_of(device: jax.Device) -> int:
-    """The bytes that JAX can take of a device, or of the machine for a CPU; 0 if unknown."""
-    if device.platform != "cpu":
-        return int((device.memory_stats() or {}).get("bytes_limit", 0))
-    if not hasattr(os, "sysconf"):
-        return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for array in jax.tree.leaves(state):
+        total += math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    return total

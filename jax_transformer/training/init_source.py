@@ -178,7 +178,8 @@ def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Voc
     several = isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.languages
     if data.languages and not several:
         raise ConfigError(
-            f"{', '.join(data.languages)}: the tokenizer of {path} knows no languages; leave this out"
+            f"{', '.join(data.languages)}: the tokenizer of {path} knows no languages; "
+            "leave this out"
         )
     return tokenizer
 

@@ -80,11 +80,11 @@ class MetricsLogger:
         self.wait(now)
         values, self.values = self.values, []
         tokens = np.array([value["tokens"] for value in values])
-        # A step that version 0.1 made has no nll_loss
-        names = [
-            name for name in ("loss", "nll_loss") if name in set.intersection(*map(set, values))
-        ]
-        means = np.average([[value[name] for name in names] for value in values], 0, tokens)
+        means = {}
+        for name in ("loss", "nll_loss"):
+            series = [value[name] for value in values if name in value]
+            if len(series) == len(values):  # a step that version 0.1 made has no nll_loss
+                means[name] = float(np.average(series, weights=tokens))
         entry = {
             "step": now,
             **means,

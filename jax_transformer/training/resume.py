@@ -221,7 +221,7 @@ def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def recorded_options(options: TrainOptions, folder: RunFolder) -> TrainOptions:
-    """Return the options with the learning rate that a run of version 0.1 began with, and say so."""
+    """Return the options with the learning rate that a run of version 0.1 began with; say so."""
     if not folder.train_config.exists():
         return options
     recorded = with_recorded_rate(options, read_options(folder))

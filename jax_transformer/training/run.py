@@ -39,7 +39,7 @@ it, few enough to end soon after a request to stop."""
 def abstract_state(
     options: TrainOptions, config: TransformerConfig, devices: Devices
 ) -> TrainState:
-    """Return the shapes, dtypes and shardings of a run's state: takes no memory, however big the model is."""
+    """Return the shapes, dtypes and shardings of a run's state, without its memory."""
     model = transformer.abstract(config)
     weights = [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
     return devices.abstract(jax.eval_shape(partial(_state_of, options), *weights))

@@ -326,7 +326,8 @@ def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
             if equation.primitive.name == "sharding_constraint":
                 spec = tuple(equation.params["sharding"].spec)
                 counts[equation.outvars[0].aval.ndim, spec] += 1
-            for laid, out in zip(equation.params.get("out_shardings", ()), equation.outvars):
+            laid_out = equation.params.get("out_shardings", ())
+            for laid, out in zip(laid_out, equation.outvars, strict=False):
                 if isinstance(laid, jax.sharding.NamedSharding):
                     counts[out.aval.ndim, tuple(laid.spec)] += 1
             for value in equation.params.values():
