@@ -33,7 +33,7 @@ class SpecialIds(NamedTuple):
 
 
 class SpecialTokens(NamedTuple):
-    """The ids before and after those of a line."""
+    """The ids before and after a line."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -76,7 +76,7 @@ class EncodedPairs:
 
 
 def limits(options: DataOptions, config: TransformerConfig) -> tuple[int, int]:
-    """The maximum length of source and of target in tokens.
+    """Return the maximum length of source and of target in tokens.
 
     Raises ConfigError if it is over the model's.
     """
@@ -103,7 +103,7 @@ def encode_pairs(
     *,
     cut: bool = False,
 ) -> EncodedPairs:
-    """Pairs as ids, without those that are too long.
+    """Return pairs as ids, without those that are too long.
 
     A pair with a side over ``max_length``, its special tokens included, is dropped; with ``cut``
     that side keeps its first tokens. Both are counted. ``max_target_length`` is the maximum of
@@ -175,7 +175,7 @@ def encode_sources(
     *,
     first_number: int = 1,
 ) -> list[list[int]]:
-    """The ids of lines to be translated.
+    """Return the ids of lines to be translated.
 
     Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
     special tokens included; a huge line is refused without being encoded.
@@ -201,8 +201,8 @@ def encode_sources(
 def cut_sources(
     lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int
 ) -> tuple[list[list[int]], list[bool]]:
-    """The ids of lines to be translated, cut at ``max_length`` with the special tokens, and True
-    for each that was cut; a huge line is not encoded whole.
+    """Return the ids of lines to be translated, cut at ``max_length`` with the special tokens, and
+    True for each that was cut; a huge line is not encoded whole.
     """
     room = max_length - special_tokens(tokenizer).size
     encoded = tokenizer.encode_batch([tokenizer.source.beginning(line, room + 1) for line in lines])
@@ -210,5 +210,5 @@ def cut_sources(
 
 
 def special_tokens(tokenizer: Tokenizer | TokenizerPair) -> SpecialTokens:
-    """The special tokens around a line of a tokenizer, or of its source side."""
+    """Return the special tokens around a line of a tokenizer, or of its source side."""
     return SpecialTokens(tokenizer.prefix, tokenizer.suffix)

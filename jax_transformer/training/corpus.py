@@ -133,7 +133,7 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
 
 
 def read_split(options: DataOptions, split: str) -> Pairs:
-    """The pairs of "train" or "valid". Raises InputError that names the file and line."""
+    """Return the pairs of "train" or "valid". Raises InputError that names the file and line."""
     if options.kind is DataSource.PHRASES:
         from jax_transformer.data import phrases
 
@@ -161,7 +161,7 @@ def read_split(options: DataOptions, split: str) -> Pairs:
 
 
 def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.ndarray | None:
-    """The weight of each encoded pair: that of its file. None if all files weigh the same."""
+    """Return the weight of each encoded pair, its file's. None if all files weigh the same."""
     if not options.train_weights:
         return None
     return np.repeat(np.array(options.train_weights), train.counts)[encoded.indices]
@@ -171,7 +171,8 @@ def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.nda
 
 
 def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | None:
-    """The tokenizer that the options name or that the run has; None if it must be trained first.
+    """Return the tokenizer that the options name or that the run has; None if it must be trained
+    first.
 
     A named tokenizer is read again at every resume, so that a changed file is noticed. A folder
     without data.json, which is written last, is unfinished: its tokenizer is not used.
@@ -220,7 +221,7 @@ def _train_tokenizer(
 
 
 def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> TransformerConfig:
-    """The model configuration with the tokenizer's sizes and special ids.
+    """Return the model configuration with the tokenizer's sizes and special ids.
 
     Without a tokenizer, with the sizes that one will be trained to. Raises ConfigError if the two
     sides cannot have the vocabularies that the options ask for.
@@ -304,7 +305,7 @@ def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
 
 
 def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
-    """The entries in which a resumed run's data.json differs, as ``train_pairs (60 -> 59)``.
+    """Return the entries in which a resumed run's data.json differs, as ``train_pairs (60 -> 59)``.
 
     Raises InputError if the file is damaged.
     """
@@ -350,8 +351,8 @@ def check(corpus: Corpus, folder: RunFolder) -> None:
 def record(corpus: Corpus, folder: RunFolder) -> None:
     """Write tokenizer, config.json and, last, data.json, unless the folder has them already.
 
-    It has the hash of the options that the run began with, by which it differs from those of most
-    other runs: see :mod:`jax_transformer.storage.run_files`.
+    It has the hash of the options that the run began with, in which most runs differ: see
+    :mod:`jax_transformer.storage.run_files`.
     """
     if folder.data.exists():
         return

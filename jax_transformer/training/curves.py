@@ -46,7 +46,7 @@ Points = list[tuple[int, float]]
 def draw(metrics: Path, picture: Path, *, title: str) -> None:
     """Draw the lines of ``metrics`` into the PNG file ``picture``, atomically.
 
-    A picture is no reason to lose a run: an error is one line on stderr, once per picture, and the
+    A run is not lost for a picture: an error is one line on stderr, once per picture, and the
     previous picture stays.
     """
     try:
@@ -68,7 +68,7 @@ def draw(metrics: Path, picture: Path, *, title: str) -> None:
 def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False) -> Points:
     """Return the step and value of every line in which this figure is finite.
 
-    Those of averaged weights, or those of the weights in training.
+    Either for averaged weights or for the weights in training.
     """
     return [
         (entry["step"], entry[name])

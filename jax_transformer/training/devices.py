@@ -48,7 +48,7 @@ rule is replicated: norms, and the biases of ``out`` and ``down``."""
 
 
 def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """The spec of the array ``name`` on a mesh of these ``sizes``.
+    """Return the spec of the array ``name`` on a mesh of these ``sizes``.
 
     An axis that cannot divide its own dimension of a matrix divides the other one, if that is
     possible.
@@ -70,7 +70,7 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
 
 
 def _rule(name: str) -> tuple[str | None, ...]:
-    """The axis of each dimension of an array; none if it has no rule."""
+    """Return the axis of each dimension of an array; none if it has no rule."""
     kernel, dot, adapter = name.rpartition(".lora_")
     if dot:
         rows, columns = _rule(kernel)
@@ -82,7 +82,7 @@ def _rule(name: str) -> tuple[str | None, ...]:
 
 
 def shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The sharding of every array of a state on this mesh, by the last name in its path."""
+    """Return the sharding of every array of a state on this mesh, by the last name in its path."""
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         name = ""
@@ -125,8 +125,8 @@ class Devices:
 
     @classmethod
     def take(cls, count: int = 0, fsdp: int = 1, tensor: int = 1) -> "Devices":
-        """The first ``count`` devices, all if 0. Raises ConfigError if there are fewer, or if the
-        axes do not divide them.
+        """Return the first ``count`` devices, all if 0. Raises ConfigError if there are fewer, or
+        if the axes do not divide them.
         """
         available = jax.devices()
         if count > len(available):
@@ -173,7 +173,7 @@ class Devices:
         return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
 
     def abstract(self, tree: Any) -> Any:
-        """Shapes, dtypes and shardings of a training state, or of a part of it."""
+        """Return shapes, dtypes and shardings of a training state, or of a part of it."""
         return jax.tree.map(
             lambda x, laid: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=laid),
             tree,
@@ -203,7 +203,7 @@ class Devices:
             )
 
     def key(self, seed: int) -> PRNGKeyArray:
-        """The key of a seed, on every device."""
+        """Return the key of a seed, on every device."""
         return jax.jit(partial(jax.random.key, seed), out_shardings=self.replicated)()
 
     def place(self, tree: Any) -> Any:
@@ -216,7 +216,7 @@ class Devices:
 
 
 def bytes_of_a_device(state: Any) -> int:
-    """The bytes of an abstract state, or of a part of it, on one device."""
+    """Return the bytes of an abstract state, or of a part of it, on one device."""
     total = 0
     for array in jax.tree.leaves(state):
         total += math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize

@@ -53,7 +53,7 @@ class InitSource:
     """The opened weights; None if the run is resumed from its own."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array of the model in float32, by its path, on the host.
+        """Return every array of the model in float32, by its path, on the host.
 
         Raises as :func:`pretrained.open`.
         """
@@ -91,7 +91,7 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource:
 
 
 def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
-    """The configuration of the model in ``folder``, with the options' dropout and precision.
+    """Return the configuration of the model in ``folder``, with the options' dropout and precision.
 
     Only config.json is read: there need be no weights. Raises InputError naming the file.
     """
@@ -225,8 +225,8 @@ def _files(
 ) -> dict[str, bytes]:
     """Return the files for the run folder; only generation_config.json is changed.
 
-    It gets the target language of the training and, if it sets no length, that of the longest
-    target: transformers would stop after twenty tokens.
+    It gets the target language of the training and, if it sets no length, the length of the
+    longest target: transformers would stop after twenty tokens.
     """
     files = folders.contents(opened.extra_files)
     if folders.CONFIG not in files:

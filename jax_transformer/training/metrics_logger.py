@@ -54,7 +54,7 @@ class MetricsLogger:
         self.since = time.monotonic()
 
     def not_finite(self, name: str, step: int, value: float) -> NonFiniteLossError:
-        """The error for a loss or gradient norm that is infinite or NaN."""
+        """Return the error for a loss or gradient norm that is infinite or NaN."""
         return NonFiniteLossError(
             f"the {name} of step {step} is {value}; "
             f"the checkpoints in {self.folder.checkpoints} are untouched"
@@ -199,7 +199,7 @@ def check_trackers(options: TrainOptions) -> None:
 
 
 def scalars(entry: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line by their names in trackers: ``train/loss``, ``valid/bleu``,
+    """Return the numbers of a line by their names in trackers: ``train/loss``, ``valid/bleu``,
     ``averaged/bleu`` and so on."""
     group = "averaged" if "weights" in entry else "valid" if "valid_loss" in entry else "train"
     numbers = {
@@ -228,7 +228,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def _open(self, void: int) -> Any:
-        """A writer to a new event file.
+        """Return a writer to a new event file.
 
         TensorBoard no longer shows the events of earlier files from step ``void`` on: a resumed run
         measures them again. A run that is resumed for a validation keeps the training line of that

@@ -96,14 +96,16 @@ class ModelOptions:
     """Compile one block a stack: less time, the same weights."""
 
     def executed(self, config: TransformerConfig) -> TransformerConfig:
-        """The configuration of weights that exist, computed as these options say."""
+        """Return the configuration of weights that exist, computed as these options say."""
         config.check_text("training")
         return dataclasses.replace(config, **{name: getattr(self, name) for name in EXECUTION})
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
     ) -> TransformerConfig:
-        """The preset with these sizes; ``ids`` replace its special ids, as ``source_pad_id``."""
+        """Return the preset with these sizes; ``ids`` replace its special ids, as
+        ``source_pad_id``.
+        """
         sizes = {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -211,7 +213,7 @@ class TrainOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     mesh: MeshOptions = field(default_factory=MeshOptions)
-    # Not an option: those of the learning rate that took their defaults
+    # Not an option: the options of the learning rate that took their defaults
     rate_left_out = frozenset[str]()
 
     def __post_init__(self) -> None:
@@ -267,5 +269,5 @@ class TrainOptions:
 
 
 def read_options(folder: RunFolder) -> TrainOptions:
-    """The options of the run in ``folder``. Raises InputError naming the file."""
+    """Return the options of the run in ``folder``. Raises InputError naming the file."""
     return parsed(folder.train_config, lambda text: codec.from_json(TrainOptions, text))

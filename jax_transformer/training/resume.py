@@ -130,7 +130,7 @@ def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
 
 
 def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
-    """True if the folder holds an unfinished run of the same options that can be read.
+    """Return True if the folder holds an unfinished run of the same options that can be read.
 
     Warns of a folder that holds a checkpoint and cannot be read, with the file that is damaged.
     """
@@ -145,12 +145,12 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
 
 
 def _visible(path: Path) -> list[str]:
-    """The files of a folder except locks and temporary files of a killed process."""
+    """Return the files of a folder except locks and temporary files of a killed process."""
     return [name for name in os.listdir(path) if not name.startswith(".")]
 
 
 def _missing(path: Path) -> list[Path]:
-    """The folders that do not exist yet, innermost first."""
+    """Return the folders that do not exist yet, innermost first."""
     return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
@@ -168,7 +168,7 @@ def _remove_empty(path: Path, created: list[Path]) -> None:
 
 
 def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], list[str]]:
-    """The changed options that are refused, and those that get a warning.
+    """Return the changed options that are refused, and those that get a warning.
 
     Each is ``name (before -> now)``.
     """
@@ -178,7 +178,7 @@ def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], 
 
 
 def with_recorded_rate(now: TrainOptions, before: TrainOptions) -> TrainOptions:
-    """The options with what they leave out of the learning rate as the run began with it.
+    """Return the options with what they leave out of the learning rate as the run began with it.
 
     Version 0.1 had the defaults of random weights with ``init`` too; such a run keeps them.
     """
@@ -194,7 +194,7 @@ def with_recorded_rate(now: TrainOptions, before: TrainOptions) -> TrainOptions:
 
 
 def differences(now: TrainOptions, before: TrainOptions) -> dict[str, str]:
-    """The options that differ by dotted name, each as ``name (before -> now)``."""
+    """Return the options that differ by dotted name, each as ``name (before -> now)``."""
     new, old = _flat(dataclasses.asdict(now)), _flat(dataclasses.asdict(before))
     return {
         name: f"{name} ({_shown(name, old[name])} -> {_shown(name, new[name])})"

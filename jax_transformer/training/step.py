@@ -98,7 +98,7 @@ def loss_sum(
     """Return the summed loss and number of target tokens of a batch.
 
     ``dropout`` is a key, another source of masks, or None for a deterministic model; ``chunks`` is
-    that of :func:`make_step`.
+    as for :func:`make_step`.
     """
     sums = _loss_sums(params | frozen, batch, config, label_smoothing, dropout, chunks)
     return sums.loss, sums.tokens
@@ -180,11 +180,11 @@ def make_step(
 ) -> TrainStep:
     """Return the jitted step; ``ema`` is the decay of the state's moving average, if it has one.
 
-    With ``loss_chunks`` above 1 the loss is that of so many chunks of positions, one after another:
-    see :func:`jax_transformer.training.loss.chunked_loss_sums`. ``shardings`` are those of the next
+    With ``loss_chunks`` above 1 the loss is computed in so many chunks of positions, one by one:
+    see :func:`jax_transformer.training.loss.chunked_loss_sums`. ``shardings`` lay out the next
     state; without them XLA chooses.
 
-    The dropout of step n is drawn from ``fold_in(key, n)``; that of its further batches i = 1, 2,
+    The dropout of step n is drawn from ``fold_in(key, n)``; for its further batches i = 1, 2,
     ... from ``fold_in(fold_in(key, n), i)``.
     """
 
@@ -242,6 +242,6 @@ def make_evaluation(
 ) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
     """Return the jitted validation step: summed loss, not smoothed, and target tokens.
 
-    ``loss_chunks`` is that of :func:`make_step`.
+    ``loss_chunks`` is as for :func:`make_step`.
     """
     return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config, chunks=loss_chunks))

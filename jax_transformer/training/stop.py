@@ -93,14 +93,16 @@ class StopVotes:
         self._votes: deque[jax.Array] = deque()
 
     def __call__(self, stop: bool) -> bool:
-        """True if all processes stop after this step; ``stop`` is the vote of this process."""
+        """Return True if all processes stop after this step; ``stop`` is the vote of this
+        process.
+        """
         if distributed.count() == 1:
             return stop
         self._votes.append(self._cast(stop))
         return len(self._votes) > self._delay and bool(self._votes.popleft())
 
     def now(self, stop: bool) -> bool:
-        """True if any process votes so now: waits for all of them."""
+        """Return True if any process votes so now: waits for all of them."""
         if distributed.count() == 1:
             return stop
         self._votes.clear()

@@ -102,7 +102,7 @@ def from_checkpoint(
 ) -> TrainState:
     """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint.
 
-    Without ``parameter_names``, their order is that of the checkpoint's ``model``, the
+    Without ``parameter_names``, their order is the checkpoint's ``model``'s, the
     ``state_dict()`` of a module.
 
     Raises:
