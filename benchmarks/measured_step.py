@@ -43,14 +43,14 @@ def measured(command: EstimateCommand) -> dict[str, float]:
 
     from jax_transformer.data.batches import Batch
     from jax_transformer.extras.estimate import estimate
-    from jax_transformer.training import loop
+    from jax_transformer.training import run as training_run
     from jax_transformer.training.devices import Devices
 
     options = command.options
     devices = Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
     config = estimate.config_of(options)
     shape = estimate.largest_batch(options, config, command.length or 0, devices.row_shards)
-    abstract = loop.abstract_state(options, config, devices)
+    abstract = training_run.abstract_state(options, config, devices)
     layout = jax.tree.map(lambda x: x.sharding, abstract)
     zeros = jax.jit(
         lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=layout
@@ -58,7 +58,7 @@ def measured(command: EstimateCommand) -> dict[str, float]:
     sizes = (config.source_vocab_size, config.target_vocab_size, config.target_vocab_size)
     draw = np.random.default_rng(0)
     ids = [draw.integers(3, size, (shape.rows, shape.length)).astype(np.int32) for size in sizes]
-    step, key, seconds = loop.make_step(options, config), devices.key(0), []
+    step, key, seconds = training_run.make_step(options, config, abstract), devices.key(0), []
     with devices.context():
         state, batch = zeros(), devices.divide(Batch(*ids))
         for _ in range(STEPS + 1):

@@ -1,7 +1,7 @@
 """A process that begins a training run again and again, up to its first step.
 
 ``python -m campaigns.crashes.begin ARGUMENTS`` reads the names of folders and trains in each with
-the real command, of which two functions are replaced. ``loop.start`` ends the command if the run
+the real command, of which two functions are replaced. ``run.start`` ends the command if the run
 folder and the checkpoint to continue from are those of an earlier beginning: what follows is the
 same. ``Run.train`` removes checkpoints as at its start and ends the command before the first step.
 The answer is a digest of all that the rest depends on: the state, the metrics and the folder.
@@ -89,9 +89,9 @@ def begin(arguments: Sequence[str]) -> Beginning:
 
 def stop_at_the_first_step() -> None:
     """Replace the functions."""
-    from jax_transformer.training import loop
+    from jax_transformer.training import run as training_run
 
-    start = loop.start
+    start = training_run.start
     known: dict[str, Beginning] = {}
     before = ""
 
@@ -109,7 +109,7 @@ def stop_at_the_first_step() -> None:
         known[before] = Beginning(None, "", int(state.step), hashed.hexdigest())
         raise Begun(known[before])
 
-    loop.start, loop.Run.train = started, train  # type: ignore[method-assign]
+    training_run.start, training_run.Run.train = started, train  # type: ignore[method-assign]
 
 
 def folder_digest(run: Path) -> str:

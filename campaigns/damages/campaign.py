@@ -62,9 +62,9 @@ def prepare(shared: Path) -> None:
 
 def train(run: Path, options: Any) -> list[str]:
     """The messages of what ``train`` does with a run folder before it loads the state."""
-    from jax_transformer.training import run as training_run
+    from jax_transformer.training import resume
 
-    with training_run.open_run(options):
+    with resume.open_run(options):
         _, damaged = run_folder.newest_intact(run / "checkpoints")
     return [str(error) for error in damaged]
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 MODULES = (
     "jax_transformer.cli",
     "jax_transformer.training.recipe",
-    "jax_transformer.training.loop",
+    "jax_transformer.training.run",
     "jax_transformer.training.curves",
     "grain",
     "sacrebleu",

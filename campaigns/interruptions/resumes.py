@@ -55,16 +55,16 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
     request to stop comes. Returns the digest of the state after every step that was made.
     """
     from jax_transformer.errors import Preempted
-    from jax_transformer.training import curves, loop, recipe
-    from jax_transformer.training.run import Stop
+    from jax_transformer.training import curves, recipe, run
+    from jax_transformer.training.stop import Stop
 
     stop, digests = Stop(), {}
 
-    def make_step(options: Any, config: Any) -> Callable[..., Any]:
-        train_step = kept_step(options, config)
+    def make_step(*arguments: Any) -> Callable[..., Any]:
+        train_step = kept_step(*arguments)
 
-        def recorded(*arguments: Any) -> Any:
-            state, metrics = train_step(*arguments)
+        def recorded(*inputs: Any) -> Any:
+            state, metrics = train_step(*inputs)
             digests[int(state.step)] = comparison.state_digest(state)
             stop.asked = int(state.step) == last
             return state, metrics
@@ -73,9 +73,9 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
 
     tiny_run.write_text(folder)
     with contextlib.chdir(folder), kept_programs.shared_programs():
-        kept_step = loop.make_step
+        kept_step = run.make_step
         with (
-            mock.patch.object(loop, "make_step", make_step),
+            mock.patch.object(run, "make_step", make_step),
             mock.patch.object(curves, "figure", child.no_figure),
             contextlib.redirect_stderr(io.StringIO()),
             contextlib.suppress(Preempted),
@@ -86,15 +86,15 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
 
 def prepare(folder: Path) -> None:
     """Train without a stop, and once more with a checkpoint after every step."""
-    from jax_transformer.training import loop
-    from jax_transformer.training.stop_votes import StopVotes
+    from jax_transformer.training import run
+    from jax_transformer.training.stop import StopVotes
 
     for name in ("whole", "saved"):
         (folder / name).mkdir()
     (folder / UNINTERRUPTED).write_text(json.dumps(train(folder / "whole")))
     with (
         mock.patch.object(StopVotes, "__call__", lambda votes, stop: True),  # saves, and goes on
-        mock.patch.object(loop.Run, "_prune", lambda run: None),
+        mock.patch.object(run.Run, "_prune", lambda _: None),
     ):
         train(folder / "saved")
 

@@ -33,7 +33,7 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
     from jax_transformer.data.batches import Batch
     from jax_transformer.extras.estimate import estimate
     from jax_transformer.storage import checkpoint
-    from jax_transformer.training import loop
+    from jax_transformer.training import run as training_run
     from jax_transformer.training.devices import Devices
 
     command = parse("estimate", EstimateCommand, words)
@@ -46,9 +46,9 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
     seconds = {}
     began = time.perf_counter()
     saved = checkpoint.open(folder, first) if first else None
-    state = jax.block_until_ready(loop.start(options, corpus, devices, saved))
+    state = jax.block_until_ready(training_run.start(options, corpus, devices, saved))
     seconds["load" if first else "begin"] = time.perf_counter() - began
-    step, key = loop.make_step(options, config), devices.key(0)
+    step, key = training_run.make_step(options, config, state), devices.key(0)
     with devices.context():
         for number in range(first, last):
             draw = np.random.default_rng(number)

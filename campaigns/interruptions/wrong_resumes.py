@@ -22,10 +22,10 @@ def wrong_resume(control: str) -> Iterator[None]:
     import jax
 
     from jax_transformer.data import batches
-    from jax_transformer.training import loop
+    from jax_transformer.training import run as training_run
 
     with (  # what a control changes gets its former value back
-        mock.patch.object(loop, "start", resume_wrongly(loop.start, control)),
+        mock.patch.object(training_run, "start", resume_wrongly(training_run.start, control)),
         mock.patch.object(jax.random, "key", jax.random.key),
         mock.patch.object(batches, "train_stream", batches.train_stream),
     ):

@@ -33,7 +33,7 @@ class TrainCommand:
 
 def run(command: TrainCommand) -> int:
     """Train, print the run folder, and return the exit code."""
-    from jax_transformer.training.run import stop_requests
+    from jax_transformer.training.stop import stop_requests
 
     allocator.keep_freed_memory()
     with stop_requests() as stop:  # from here on: importing JAX takes a second or two

@@ -141,9 +141,9 @@ def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
     from jax_transformer.formats import pretrained
     from jax_transformer.inference import translation
-    from jax_transformer.training import devices
+    from jax_transformer.runtime import program_cache
 
-    devices.use_cache()
+    program_cache.use()
     overrides = vars(options.search) | vars(options.sampling)
     overrides["n_best"] = options.num_return_sequences
     streams.check_output(options.output)

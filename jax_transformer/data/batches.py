@@ -13,14 +13,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Int32
 
 from jax_transformer import errors
-from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
+
+if TYPE_CHECKING:
+    from jax_transformer.data.bpe_dropout import DroppedPairs
 
 _ROWS_GROWTH = 4
 """Each number of rows in :func:`row_counts` is this many times the one before."""
@@ -29,7 +31,7 @@ _ROWS_GROWTH = 4
 def choose_widths(
     lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4
 ) -> tuple[int, ...]:
-    """At most ``count`` bucket widths, ascending, that pad ``lengths`` the least.
+    """Return at most ``count`` bucket widths, ascending, that pad ``lengths`` the least.
 
     The optimum is exact, by dynamic programming over the histogram of lengths.
 
@@ -45,7 +47,7 @@ def choose_widths(
             f"{len(lengths)} lengths up to {lengths.max(initial=0)} "
             f"do not fit max_length={max_length}"
         )
-    # An optimal width is always that of some pair: only these are candidates.
+    # An optimal width is always some pair's: only these are candidates.
     widths, pairs = np.unique(
         np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True
     )
@@ -63,13 +65,14 @@ def choose_widths(
     chosen = [len(widths)]
     for begin in reversed(begins):
         chosen.append(begin[chosen[-1]])
-    return tuple(int(widths[j - 1]) for j in reversed(chosen) if j > 0)
+    ends = np.array(chosen[::-1])
+    return tuple(widths[ends[ends > 0] - 1].tolist())
 
 
 def rows_per_batch(
     widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1
 ) -> tuple[int, ...]:
-    """The rows of each width that hold ``tokens_per_batch`` positions.
+    """Return the rows of each width that hold ``tokens_per_batch`` positions.
 
     They are multiples of ``rows_multiple``, the number of devices that share a batch.
     """
@@ -78,10 +81,8 @@ def rows_per_batch(
             f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} "
             "must be positive"
         )
-    return tuple(
-        max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple)
-        for width in widths
-    )
+    rows = tokens_per_batch // np.array(widths) // rows_multiple * rows_multiple
+    return tuple(np.maximum(rows_multiple, rows).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +111,8 @@ class BatchPlan:
 
     @functools.cached_property
     def _groups(self) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
-        """The pairs of one bucket and weight are a group: that of each pair, and of each group the
-        number of pairs in an epoch.
+        """The pairs of one bucket and weight are a group: the group of each pair, and of each group
+        the number of pairs in an epoch.
         """
         assert self.weights is not None
         keys = np.stack([self._buckets, self.weights], axis=1)
@@ -119,8 +120,8 @@ class BatchPlan:
         return group.reshape(-1), np.maximum(1, np.rint(sizes * unique[:, 1])).astype(np.int64)
 
     def _drawn(self, order: Int[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
-        """Every pair as often as its weight says; the first in ``order`` come once more if a weight
-        is not a whole number.
+        """Return every pair as often as its weight says; the first in ``order`` come once more if a
+        weight is not a whole number.
         """
         if self.weights is None:
             return order
@@ -153,18 +154,13 @@ class BatchPlan:
         return sum(self._batches_per_bucket)
 
     def fill(self) -> float:
-        """The share of positions that hold a token and not padding."""
-        cells = sum(
-            2 * count * rows * width
-            for count, rows, width in zip(
-                self._batches_per_bucket, self.rows, self.widths, strict=True
-            )
-        )
+        """Return the share of positions that hold a token and not padding."""
+        cells = 2 * int(np.prod([self._batches_per_bucket, self.rows, self.widths], axis=0).sum())
         weights = 1 if self.weights is None else self.weights
         return float((self.lengths.sum(axis=1) * weights).sum()) / cells
 
     def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
-        """An epoch's batches in order, each a bucket and the pairs in it.
+        """Return an epoch's batches in order, each a bucket and the pairs in it.
 
         They are a pure function of seed and epoch. Pairs left over in a bucket move on to the next
         wider one, so only one batch of an epoch, of the widest, is partly filled.
@@ -186,7 +182,9 @@ class BatchPlan:
         return [batches[i] for i in _permutation(random, len(batches))]
 
     def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
-        """The bucket and the pairs of the batch of a step, counted from 0 over all epochs."""
+        """Return the bucket and the pairs of the batch of a step, counted from 0 over all
+        epochs.
+        """
         if step < 0:
             raise errors.ConfigError(f"step={step} is negative")
         epoch, position = divmod(step, self.batches_per_epoch)
@@ -201,7 +199,7 @@ class BatchPlan:
 
 
 def narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
-    """The first bucket that holds each length, as int16, which NumPy sorts by radix."""
+    """Return the first bucket that holds each length, as int16, which NumPy sorts by radix."""
     if lengths.max(initial=0) > widths[-1]:
         raise errors.ConfigError(
             f"a length of {lengths.max()} tokens is over the widest bucket, {widths[-1]}"
@@ -210,7 +208,7 @@ def narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
 
 
 def _permutation(random: np.random.Philox, count: int) -> np.ndarray:
-    """A permutation from the generator's raw words.
+    """Return a permutation from the generator's raw words.
 
     NumPy never changes these, but may change ``Generator.permutation`` (NEP 19).
     """
@@ -235,20 +233,16 @@ class Batch(NamedTuple):
 def make_batch(
     encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int
 ) -> Batch:
-    """The arrays of a batch.
+    """Return the arrays of a batch.
 
     They are new each time: JAX may still read a batch's memory while the next is made.
     """
-    ids = encoded.ids
-    source, target_out = (
-        pad_rows([side[i] for i in indices.tolist()], width, rows, pad_id, special_tokens)
-        for side, pad_id, special_tokens in zip(
-            (encoded.sources, encoded.targets),
-            (ids.source_pad, ids.target_pad),
-            encoded.special_tokens,
-            strict=True,
-        )
-    )
+    ids, numbers = encoded.ids, indices.tolist()
+    around_source, around_target = encoded.special_tokens
+    sources = [encoded.sources[i] for i in numbers]
+    targets = [encoded.targets[i] for i in numbers]
+    source = pad_rows(sources, width, rows, ids.source_pad, around_source)
+    target_out = pad_rows(targets, width, rows, ids.target_pad, around_target)
     lengths = np.ones(rows, np.int64)
     lengths[: len(indices)] = encoded.lengths[indices, 1]
     target_in = np.empty_like(target_out)
@@ -270,11 +264,11 @@ def pad_rows(
     """Source rows with ``special_tokens`` around each; rows beyond the last are empty sources."""
     prefix, suffix = special_tokens
     lengths = np.zeros(rows, np.int64)
-    lengths[: len(sources)] = [len(source) for source in sources]
+    lengths[: len(sources)] = list(map(len, sources))
     padded = np.full((rows, width), pad_id, np.int32)
     columns = np.arange(width) - len(prefix)
     padded[(columns >= 0) & (columns < lengths[:, None])] = np.concatenate(
-        [np.asarray(source, np.int32) for source in sources]
+        sources, dtype=np.int32, casting="unsafe"
     )
     padded[:, : len(prefix)] = prefix
     for offset, token in enumerate(suffix, len(prefix)):
@@ -288,12 +282,12 @@ def train_stream(
     start_step: int = 0,
     stop_step: int | None = None,
     *,
-    dropped: DroppedPairs | None = None,
+    dropped: "DroppedPairs | None" = None,
     num_threads: int = 1,
     prefetch_buffer_size: int = 16,
 ) -> Iterator[Batch]:
-    """The batches of steps ``start_step`` up to ``stop_step`` (endless without one), made ahead by
-    Grain's threads.
+    """Yield the batches of steps ``start_step`` up to ``stop_step`` (endless without one), made
+    ahead by Grain's threads.
 
     With ``dropped``, the pairs have the tokens of BPE dropout. Closing the stream, or dropping it,
     ends the threads.
@@ -315,7 +309,7 @@ class _Steps:
 
     encoded: EncodedPairs
     plan: BatchPlan
-    dropped: DroppedPairs | None
+    dropped: "DroppedPairs | None"
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -332,7 +326,7 @@ class _Steps:
 def eval_batches(
     encoded: EncodedPairs, widths: tuple[int, ...], rows: tuple[int, ...]
 ) -> list[tuple[np.ndarray, Batch]]:
-    """Every pair once, in order of length, with the indices that put results back in place:
+    """Return every pair once, in order of length, with the indices that put results back in place:
     result[indices] = outputs[: len(indices)].
     """
     groups = by_length(encoded.lengths.max(axis=1), widths, rows)
@@ -340,7 +334,8 @@ def eval_batches(
 
 
 def row_counts(most: int) -> tuple[int, ...]:
-    """The numbers of rows of a batch that is not full, ascending: 1, 4, 16 and so on, and ``most``.
+    """Return the numbers of rows of a batch that is not full, ascending: 1, 4, 16 and so on, and
+    ``most``.
 
     A program is compiled for each that occurs, so there are few.
     """
@@ -353,7 +348,9 @@ def row_counts(most: int) -> tuple[int, ...]:
 def by_length(
     lengths: Int[np.ndarray, " n"], widths: tuple[int, ...], rows: tuple[int, ...]
 ) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-    """The bucket and the indices of each batch, narrowest bucket and shortest length first."""
+    """Yield the bucket and the indices of each batch, narrowest bucket and shortest length
+    first.
+    """
     order = np.argsort(lengths, kind="stable")
     buckets = narrowest(lengths, widths)[order]
     for bucket, size in enumerate(rows):

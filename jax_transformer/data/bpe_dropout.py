@@ -74,7 +74,7 @@ class BpeDropout:
         return [(text, (0, len(text)))] if splitter is None else splitter.pre_tokenize_str(text)
 
     def _tokens(self, word: str) -> list[int]:
-        """The usual tokens of a word."""
+        """Return the usual tokens of a word."""
         if word not in self._usual:
             if len(self._usual) >= _REMEMBERED:
                 self._usual.clear()
@@ -82,7 +82,7 @@ class BpeDropout:
         return self._usual[word]
 
     def _dropped(self, word: str, usual: list[int], draw: Draw) -> list[int]:
-        """The tokens of a word if each possible merge is dropped with the rate."""
+        """Return the tokens of a word if each possible merge is dropped with the rate."""
         draws = [draw() for _ in range(len(word) - len(usual))]
         if min(draws, default=1.0) >= self.rate or any(c not in self._ids for c in word):
             return usual  # no merge is dropped, or there is none
@@ -115,7 +115,7 @@ class DroppedPairs:
     seed: int
 
     def at(self, step: int, indices: Int[np.ndarray, " b"], width: int) -> EncodedPairs:
-        """The pairs ``indices`` with the tokens of a step, within ``width``."""
+        """Return the pairs ``indices`` with the tokens of a step, within ``width``."""
         draw = random.Random(f"{self.seed} {step}").random
         encoded, numbers = self.encoded, indices.tolist()
         rooms = [width - special_tokens.size for special_tokens in encoded.special_tokens]
@@ -132,7 +132,7 @@ class DroppedPairs:
         return EncodedPairs(sources, targets, encoded.ids, indices, 0, added=encoded.added)
 
     def lengths(self, longest: int) -> Int[np.ndarray, "n 2"]:
-        """Lengths to plan batches by: grown as those of the first pairs, up to ``longest``."""
+        """Return lengths to plan batches by: grown as the first pairs grow, up to ``longest``."""
         some = np.arange(min(_SAMPLE, len(self.pairs)))
         usual = self.encoded.lengths
         growth = self.at(-1, some, longest).lengths.sum() / usual[some].sum()
@@ -147,7 +147,7 @@ def dropped_pairs(
     target: Tokenizer,
     seed: int,
 ) -> DroppedPairs:
-    """The pairs that were encoded, with BPE dropout.
+    """Return the pairs that were encoded, with BPE dropout.
 
     Raises ConfigError for tokenizers that are not byte-pair encoding.
     """

@@ -33,7 +33,7 @@ class SpecialIds(NamedTuple):
 
 
 class SpecialTokens(NamedTuple):
-    """The ids before and after those of a line."""
+    """The ids before and after a line."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -70,20 +70,13 @@ class EncodedPairs:
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:
         """Lengths of source and target, with the special tokens of each."""
-        added = np.array([tokens.size for tokens in self.special_tokens])
-        return (
-            np.array(
-                [
-                    (len(source), len(target))
-                    for source, target in zip(self.sources, self.targets, strict=True)
-                ]
-            )
-            + added
-        )
+        sides, (source, target) = (self.sources, self.targets), self.special_tokens
+        lengths = np.array([list(map(len, side)) for side in sides]).T
+        return lengths + np.array([source.size, target.size])
 
 
 def limits(options: DataOptions, config: TransformerConfig) -> tuple[int, int]:
-    """The maximum length of source and of target in tokens.
+    """Return the maximum length of source and of target in tokens.
 
     Raises ConfigError if it is over the model's.
     """
@@ -110,7 +103,7 @@ def encode_pairs(
     *,
     cut: bool = False,
 ) -> EncodedPairs:
-    """Pairs as ids, without those that are too long.
+    """Return pairs as ids, without those that are too long.
 
     A pair with a side over ``max_length``, its special tokens included, is dropped; with ``cut``
     that side keeps its first tokens. Both are counted. ``max_target_length`` is the maximum of
@@ -120,66 +113,58 @@ def encode_pairs(
     A huge line is never encoded whole, unless its tokenizer is one that cannot bound tokens by
     characters (``Tokenizer.fewest_tokens``).
     """
-    limits = (max_length, max_length if max_target_length is None else max_target_length)
-    tokenizers = (source_tokenizer, target_tokenizer)
-    added = (special_tokens(source_tokenizer), special_tokens(target_tokenizer))
-    rooms = _rooms(limits, added)
-    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    source_limit, target_limit = max_length, max_target_length or max_length
+    one, other = source_tokenizer, target_tokenizer
+    added = special_tokens(one), special_tokens(other)
+    source_room, target_room = source_limit - added[0].size, target_limit - added[1].size
+    if min(source_room, target_room) < 0:
+        raise errors.ConfigError(
+            f"a maximum of {min(source_limit, target_limit)} tokens has no room "
+            f"for the {max(added[0].size, added[1].size)} special ones"
+        )
+    sources: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
     indices, cut_long = [], 0
     candidates = [
-        i for i, pair in enumerate(pairs) if cut or not _surely_too_long(pair, tokenizers, rooms)
+        i
+        for i, (source, target) in enumerate(pairs)
+        if cut
+        or (one.fewest_tokens(source) <= source_room and other.fewest_tokens(target) <= target_room)
     ]
     for start in range(0, len(candidates), CHUNK):
         chunk = candidates[start : start + CHUNK]
-        columns = [
-            tokenizers[side].encode_batch(
-                [tokenizers[side].beginning(pairs[i][side], rooms[side] + 1) for i in chunk]
-            )
-            for side in (0, 1)
-        ]
-        for i, source, target in zip(chunk, *columns, strict=True):
-            too_long = len(source) > rooms[0] or len(target) > rooms[1]
+        encoded = zip(
+            chunk,
+            one.encode_batch([one.beginning(pairs[i][0], source_room + 1) for i in chunk]),
+            other.encode_batch([other.beginning(pairs[i][1], target_room + 1) for i in chunk]),
+            strict=True,
+        )
+        for i, source, target in encoded:
+            too_long = len(source) > source_room or len(target) > target_room
             if cut or not too_long:
                 indices.append(i)
                 cut_long += too_long
-                sides[0].append(np.array(source[: rooms[0]], np.int32))
-                sides[1].append(np.array(target[: rooms[1]], np.int32))
+                sources.append(np.array(source[:source_room], np.int32))
+                targets.append(np.array(target[:target_room], np.int32))
     if not indices:
-        raise _none_fits(len(pairs), limits)
+        limit = (
+            f"max_length={source_limit}"
+            if source_limit == target_limit
+            else f"max_source_length={source_limit}, max_target_length={target_limit}"
+        )
+        raise errors.InputError(
+            f"none of the {len(pairs)} pairs is within {limit} tokens; "
+            "raise it, or shorten the lines"
+        )
     return EncodedPairs(
-        *sides,
-        _special_ids(*tokenizers),
+        sources,
+        targets,
+        SpecialIds(one.pad_id, one.eos_id, other.pad_id, other.bos_id, other.eos_id),
         np.array(indices),
         dropped_long=len(pairs) - len(indices),
         cut_long=cut_long,
         added=added,
     )
-
-
-def _rooms(limits: tuple[int, int], added: tuple[SpecialTokens, SpecialTokens]) -> list[int]:
-    """The maximum length of each side without its special tokens."""
-    rooms = [limit - tokens.size for limit, tokens in zip(limits, added, strict=True)]
-    if min(rooms) < 0:
-        raise errors.ConfigError(
-            f"a maximum of {min(limits)} tokens has no room "
-            f"for the {max(tokens.size for tokens in added)} special ones"
-        )
-    return rooms
-
-
-def _none_fits(count: int, limits: tuple[int, int]) -> errors.InputError:
-    limit = (
-        f"max_length={limits[0]}"
-        if limits[0] == limits[1]
-        else f"max_source_length={limits[0]}, max_target_length={limits[1]}"
-    )
-    return errors.InputError(
-        f"none of the {count} pairs is within {limit} tokens; raise it, or shorten the lines"
-    )
-
-
-def _special_ids(source: Tokenizer, target: Tokenizer) -> SpecialIds:
-    return SpecialIds(source.pad_id, source.eos_id, target.pad_id, target.bos_id, target.eos_id)
 
 
 def encode_sources(
@@ -190,7 +175,7 @@ def encode_sources(
     *,
     first_number: int = 1,
 ) -> list[list[int]]:
-    """The ids of lines to be translated.
+    """Return the ids of lines to be translated.
 
     Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
     special tokens included; a huge line is refused without being encoded.
@@ -216,8 +201,8 @@ def encode_sources(
 def cut_sources(
     lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int
 ) -> tuple[list[list[int]], list[bool]]:
-    """The ids of lines to be translated, cut at ``max_length`` with the special tokens, and True
-    for each that was cut; a huge line is not encoded whole.
+    """Return the ids of lines to be translated, cut at ``max_length`` with the special tokens, and
+    True for each that was cut; a huge line is not encoded whole.
     """
     room = max_length - special_tokens(tokenizer).size
     encoded = tokenizer.encode_batch([tokenizer.source.beginning(line, room + 1) for line in lines])
@@ -225,15 +210,5 @@ def cut_sources(
 
 
 def special_tokens(tokenizer: Tokenizer | TokenizerPair) -> SpecialTokens:
-    """The special tokens around a line of a tokenizer, or of its source side."""
+    """Return the special tokens around a line of a tokenizer, or of its source side."""
     return SpecialTokens(tokenizer.prefix, tokenizer.suffix)
-
-
-def _surely_too_long(
-    pair: tuple[str, str], tokenizers: tuple[Tokenizer, Tokenizer], rooms: Sequence[int]
-) -> bool:
-    """True if a side is too long by the number of its characters."""
-    return any(
-        tokenizer.fewest_tokens(line) > room
-        for tokenizer, line, room in zip(tokenizers, pair, rooms, strict=True)
-    )

@@ -9,7 +9,7 @@ from jax_transformer.data import pair_files, parallel_text
 def read_pairs(
     name: str, config: str | None, split: str, source_field: str, target_field: str
 ) -> parallel_text.Pairs:
-    """The pairs of a split.
+    """Return the pairs of a split.
 
     Raises ConfigError without the library, InputError that names the data set and the row.
     """

@@ -5,6 +5,7 @@ Standard library only.
 
 import dataclasses
 import enum
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -46,8 +47,16 @@ class DataSource(enum.StrEnum):
     DATASET = "dataset"  # a Hugging Face data set
 
 
-_LINES = ("train_source", "train_target", "valid_source", "valid_target")
-_PAIRS = ("train", "valid")
+_SOURCES = {
+    "train_source": DataSource.LINES,
+    "train_target": DataSource.LINES,
+    "valid_source": DataSource.LINES,
+    "valid_target": DataSource.LINES,
+    "train": DataSource.PAIRS,
+    "valid": DataSource.PAIRS,
+    "dataset": DataSource.DATASET,
+}
+"""The options that name text, and its form."""
 _DATASET = ("dataset_config", "train_split", "valid_split")
 _FIELDS = ("source_field", "target_field")
 
@@ -133,7 +142,6 @@ class DataOptions:
                 raise ConfigError(f"data.{name}={value} must be at least {least}")
         if not 0 <= self.bpe_dropout < 1:
             raise ConfigError(f"data.bpe_dropout={self.bpe_dropout} must be at least 0 and below 1")
-        self._check_one_kind()
         self._check_complete()
         self._check_all_used()
         self._check_tokenizers()
@@ -141,7 +149,10 @@ class DataOptions:
     @property
     def kind(self) -> DataSource:
         """The form of the text that the options name."""
-        return next((kind for kind, names in self._named().items() if names), DataSource.PHRASES)
+        for name, kind in _SOURCES.items():
+            if getattr(self, name):
+                return kind
+        return DataSource.PHRASES
 
     @property
     def builtin(self) -> bool:
@@ -149,37 +160,33 @@ class DataOptions:
         return self.kind is DataSource.PHRASES
 
     @property
+    def languages(self) -> dict[str, str]:
+        """The languages that are named, by their options."""
+        both = {"data.source_lang": self.source_lang, "data.target_lang": self.target_lang}
+        return {name: language for name, language in both.items() if language is not None}
+
+    @property
     def files(self) -> list[str]:
         """Every file that is named, of text and of tokenizers."""
-        named = [path for name in (*_LINES, *_PAIRS) for path in getattr(self, name)]
-        return named + [
-            path for path in (self.tokenizer, self.target_tokenizer) if path is not None
-        ]
-
-    def _named(self) -> dict[DataSource, list[str]]:
-        """The options that name text, by its form."""
-        groups = {
-            DataSource.LINES: _LINES,
-            DataSource.PAIRS: _PAIRS,
-            DataSource.DATASET: ("dataset",),
-        }
-        return {
-            kind: [f"data.{name}" for name in names if getattr(self, name)]
-            for kind, names in groups.items()
-        }
-
-    def _check_one_kind(self) -> None:
-        options = [names[0] for names in self._named().values() if names]
-        if len(options) > 1:
-            raise ConfigError(f"text comes from one place: give {' or '.join(options)}")
+        texts = (self.train_source, self.train_target, self.valid_source, self.valid_target)
+        tokenizers = filter(None, (self.tokenizer, self.target_tokenizer))
+        return [*itertools.chain(*texts, self.train, self.valid, tokenizers)]
 
     def _check_complete(self) -> None:
-        for kind, names in ((DataSource.LINES, _LINES), (DataSource.PAIRS, _PAIRS)):
-            absent = [f"data.{name}" for name in names if not getattr(self, name)]
-            if self.kind is kind and absent:
-                raise ConfigError(
-                    f"training on files needs all of them; not given: {', '.join(absent)}"
-                )
+        options: dict[DataSource, str] = {}
+        for name, kind in _SOURCES.items():
+            if getattr(self, name):
+                options.setdefault(kind, f"data.{name}")
+        if len(options) > 1:
+            raise ConfigError(f"text comes from one place: give {' or '.join(options.values())}")
+        absent = []
+        for name, kind in _SOURCES.items():
+            if kind is self.kind and not getattr(self, name):
+                absent.append(f"data.{name}")
+        if absent:
+            raise ConfigError(
+                f"training on files needs all of them; not given: {', '.join(absent)}"
+            )
         for split in ("train", "valid"):
             sources, targets = (getattr(self, f"{split}_{side}") for side in ("source", "target"))
             if len(sources) != len(targets):
@@ -203,20 +210,16 @@ class DataOptions:
                 )
 
     def _check_all_used(self) -> None:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changed = [name for name in (*_DATASET, *_FIELDS) if getattr(self, name) != defaults[name]]
-        objects = self.kind is DataSource.DATASET or any(
-            pair_files.suffix(path) == ".jsonl" for path in (*self.train, *self.valid)
-        )
-        for name in changed:
-            if name in _DATASET and self.kind is not DataSource.DATASET:
+        suffixes = set(map(pair_files.suffix, (*self.train, *self.valid)))
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if value == field.default or self.kind is DataSource.DATASET:
+                continue
+            if name in _DATASET:
+                raise ConfigError(f"data.{name}={value!r} has no meaning without data.dataset")
+            if name in _FIELDS and ".jsonl" not in suffixes:
                 raise ConfigError(
-                    f"data.{name}={getattr(self, name)!r} has no meaning without data.dataset"
-                )
-            if name in _FIELDS and not objects:
-                raise ConfigError(
-                    f"data.{name}={getattr(self, name)!r} has no meaning "
-                    "without .jsonl files or data.dataset"
+                    f"data.{name}={value!r} has no meaning without .jsonl files or data.dataset"
                 )
         if self.source_field == self.target_field:
             raise ConfigError(

@@ -10,18 +10,20 @@ SUFFIXES = (".tsv", ".jsonl")
 
 
 def suffix(path: str) -> str | None:
-    """The suffix of a path among SUFFIXES, with or without ``.gz``; None if it has another."""
+    """Return the suffix of a path among SUFFIXES, with or without ``.gz``; None if it has
+    another.
+    """
     name = path.lower().removesuffix(".gz")
     return next((known for known in SUFFIXES if name.endswith(known)), None)
 
 
 def read_pairs(path: str, source_field: str, target_field: str) -> parallel_text.Pairs:
-    """The pairs of a file without those with an empty side, see :func:`read_all`."""
+    """Return the pairs of a file without those with an empty side, see :func:`read_all`."""
     return parallel_text.checked(read_all(path, source_field, target_field), path)
 
 
 def read_all(path: str, source_field: str, target_field: str) -> list[tuple[str, str]]:
-    """A pair for each line of a file; the fields are those of a ``.jsonl`` object.
+    """Return a pair for each line of a file; the fields are a ``.jsonl`` object's.
 
     A blank line is a pair with two empty sides.
 
@@ -42,7 +44,7 @@ def read_all(path: str, source_field: str, target_field: str) -> list[tuple[str,
 
 
 def field(value: Any, name: str, where: str) -> str:
-    """The text of a dotted field in nested objects.
+    """Return the text of a dotted field in nested objects.
 
     Raises InputError that begins with ``where`` if there is no text.
     """
@@ -65,7 +67,7 @@ def field(value: Any, name: str, where: str) -> str:
         inside.encode()
     except UnicodeEncodeError:  # JSON can write it, as "\\ud83d"
         raise errors.InputError(
-            f"{where}: {name!r} has half of a surrogate pair, which is no character"
+            f"{where}: {name!r} has half of a surrogate pair, which is not a character"
         ) from None
     return inside
 

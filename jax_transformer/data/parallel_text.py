@@ -35,7 +35,7 @@ class Pairs:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text file, plain or gzipped (by its content, not its suffix)."""
+    """Return the lines of a UTF-8 text file, plain or gzipped (by its content, not its suffix)."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -51,7 +51,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def split_lines(content: bytes, name: str) -> list[str]:
-    r"""The lines of UTF-8 bytes; ``name`` is their name in messages.
+    r"""Return the lines of UTF-8 bytes; ``name`` is their name in messages.
 
     A line ends at ``\n`` only: ``str.splitlines`` also splits at U+2028, U+0085 and form feeds, so
     the two sides would no longer match.
@@ -99,7 +99,7 @@ def split_chunks(file: io.BufferedReader, name: str) -> Iterator[list[str]]:
 
 
 def _lines(content: bytes, name: str, count: int = 0) -> list[str]:
-    """The lines of UTF-8 bytes that follow ``count`` lines."""
+    """Return the lines of UTF-8 bytes that follow ``count`` lines."""
     content = content if count else content.removeprefix(UTF8_BOM)
     try:
         text = content.decode("utf-8")
@@ -113,14 +113,14 @@ def _lines(content: bytes, name: str, count: int = 0) -> list[str]:
 
 
 def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
-    """Two files of lines as pairs."""
+    """Return two files of lines as pairs."""
     return paired(read_lines(source_path), read_lines(target_path), source_path, target_path)
 
 
 def paired(
     sources: Sequence[str], targets: Sequence[str], source_path: str | Path, target_path: str | Path
 ) -> Pairs:
-    """The lines of two files as pairs; the paths are for messages."""
+    """Return the lines of two files as pairs; the paths are for messages."""
     if len(sources) != len(targets):
         raise errors.InputError(
             f"{source_path} has {errors.counted(len(sources), 'line')} and {target_path} has "
@@ -131,7 +131,7 @@ def paired(
 
 
 def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
-    """Pairs without those that have an empty side; ``name`` is their source in messages."""
+    """Return pairs without those that have an empty side; ``name`` is their source in messages."""
     complete = [(source, target) for source, target in pairs if source.strip() and target.strip()]
     if not complete:
         raise errors.InputError(
@@ -146,12 +146,13 @@ def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
 
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
-    """The pairs of several files, one after the other."""
-    return Pairs(
-        [pair for part in parts for pair in part.pairs],
-        sum(part.dropped_empty for part in parts),
-        tuple(len(part.pairs) for part in parts),
-    )
+    """Return the pairs of several files, one after the other."""
+    pairs, dropped, counts = [], 0, []
+    for part in parts:
+        pairs += part.pairs
+        dropped += part.dropped_empty
+        counts.append(len(part.pairs))
+    return Pairs(pairs, dropped, tuple(counts))
 
 
 def check_readable(paths: Iterable[str | Path]) -> None:
@@ -172,7 +173,7 @@ def check_readable(paths: Iterable[str | Path]) -> None:
 
 
 def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> bool:
-    """True if ``others`` surely have source and target the other way round from ``pairs``.
+    """Return True if ``others`` surely have source and target the other way round from ``pairs``.
 
     The words that only one side of ``pairs`` has decide; if the sides share their words, False.
     """
@@ -189,7 +190,7 @@ def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, 
 
 
 def _words(pairs: Sequence[tuple[str, str]], side: int) -> set[str]:
-    """The words of one side of the first pairs, enough to know a language by."""
+    """Return the words of one side of the first pairs, enough to know a language by."""
     return {
         word
         for pair in pairs[:20_000]

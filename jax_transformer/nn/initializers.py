@@ -1,7 +1,7 @@
 """Random initial values of parameters, which several devices make each its own part of.
 
 A parameter has the same values on any mesh. It is divided as its layer can know; the training
-state's own layout is :mod:`jax_transformer.training.partitioning`.
+state's own layout is :mod:`jax_transformer.training.devices`.
 """
 
 import functools

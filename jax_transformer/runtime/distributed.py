@@ -68,14 +68,16 @@ class DistributedOptions:
             )
 
     def several(self, environment: Mapping[str, str] = os.environ) -> bool:
-        """True if the run has several processes: by these options, or by the environment."""
+        """Return True if the run has several processes: by these options, or by the environment."""
         if self.auto is not None:
             return self.auto
         if self.num_processes is not None:
             return self.num_processes > 1
-        counts = [environment.get(n, "") for n in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")]
-        launched = any(count.isdecimal() and int(count) > 1 for count in counts)
-        return launched or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+        for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+            count = environment.get(name, "")
+            if count.isdecimal() and int(count) > 1:
+                return True
+        return "," in environment.get("TPU_WORKER_HOSTNAMES", "")
 
 
 _ADDRESS = ("coordinator_address", "num_processes", "process_id")
@@ -124,7 +126,7 @@ def leave() -> None:
 
 
 def may_be_lost(error: BaseException | None) -> bool:
-    """True for an error that the death of another process may have caused."""
+    """Return True for an error that the death of another process may have caused."""
     import jax
 
     runtime = isinstance(error, jax.errors.JaxRuntimeError)
@@ -132,25 +134,31 @@ def may_be_lost(error: BaseException | None) -> bool:
 
 
 def index() -> int:
-    """The number of this process, from 0 on."""
+    """Return the number of this process, from 0 on."""
     state = _state()
     return 0 if state is None else int(state.process_id)
 
 
 def count() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     state = _state()
     return 1 if state is None else int(state.num_processes)
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def first() -> bool:
-    """True for the process that writes what is not divided among all."""
+    """Return True for the process that writes what is not divided among all."""
     return index() == 0
+
+
+def say(message: str) -> None:
+    """Print a line on stderr, in the first of several processes."""
+    if first():
+        print(message, file=sys.stderr, flush=True)
 
 
 def barrier(name: str) -> None:
@@ -162,7 +170,7 @@ def barrier(name: str) -> None:
 
 
 def from_first(name: str, value: Any) -> Any:
-    """The first process's value, which JSON can hold, for all; also a barrier."""
+    """Return the first process's value, which JSON can hold, for all; also a barrier."""
     if count() == 1:
         return value
     _rounds[name] += 1
@@ -177,12 +185,14 @@ def from_first(name: str, value: Any) -> Any:
 
 
 def equal(name: str, value: Any) -> bool:
-    """True if the value, which JSON can hold, is that of the first process."""
+    """Return True if the value, which JSON can hold, is the first process's."""
     return bool(from_first(name, value) == json.loads(json.dumps(value)))
 
 
 def on_host(array: Any) -> Any:
-    """A JAX array in NumPy, whole, also if other processes have parts of it: all call this."""
+    """Return a JAX array in NumPy, whole, also if other processes have parts of it: all call
+    this.
+    """
     import numpy as np
 
     if count() == 1 or array.is_fully_addressable or array.is_fully_replicated:
@@ -206,7 +216,7 @@ def _wait_for(key: str) -> str:
 
 
 def _reported() -> int | None:
-    """The exit code of the first process that failed; None if none did."""
+    """Return the exit code of the first process that failed; None if none did."""
     import jax
 
     try:

@@ -5,35 +5,29 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
-from jax_transformer.data import (
-    batches,
-    bpe_dropout,
-    encoding,
-    hub,
-    pair_files,
-    parallel_text,
-    phrases,
-)
+from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.batches import BatchPlan
-from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.run_tokenizer import has_tokenizer, load_tokenizer, save_tokenizer
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import atomic, checksums
-from jax_transformer.storage.huggingface_folder import IN_RUN, write_files
+from jax_transformer.runtime import distributed
+from jax_transformer.storage import atomic, checksums, huggingface_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import init_source
-from jax_transformer.training.init_source import InitSource, Vocabulary
-from jax_transformer.training.mesh_options import MeshOptions
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import MeshOptions, TrainOptions
+
+if TYPE_CHECKING:
+    from jax_transformer.data.bpe_dropout import DroppedPairs
+    from jax_transformer.training.init_source import InitSource
+
+Vocabulary = Tokenizer | TokenizerPair
 
 
 @dataclass(frozen=True)
@@ -49,9 +43,9 @@ class Corpus:
     plan: BatchPlan
     about: dict[str, Any]
     """The content of data.json: hashes, counts, and the shapes of the batches."""
-    init_source: InitSource | None = None
+    init_source: "InitSource | None" = None
     """The model that the run starts from. None: random weights."""
-    dropped: DroppedPairs | None = None
+    dropped: "DroppedPairs | None" = None
     """``train`` with the tokens of BPE dropout."""
 
 
@@ -66,7 +60,11 @@ def prepare(
     """
     data = options.data
     parallel_text.check_readable(data.files)
-    source = init_source.find(options, folder)
+    source = None
+    if options.init is not None:
+        from jax_transformer.training import init_source
+
+        source = init_source.find(options, folder)
     words = source.tokenizer if source else _existing_tokenizer(options, folder.path)
     config = options.model.executed(source.config) if source else model_config(options, words)
     limits = encoding.limits(data, config)
@@ -80,6 +78,8 @@ def prepare(
     )
     dropped, lengths = None, encoded.lengths
     if data.bpe_dropout:
+        from jax_transformer.data import bpe_dropout
+
         dropped = bpe_dropout.dropped_pairs(
             data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
         )
@@ -119,7 +119,9 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     Validation, the shorter one, is read first: its faults are reported before the training text is
     read.
     """
-    if options.kind is DataSource.PHRASES:
+    if options.builtin:
+        from jax_transformer.data import phrases
+
         splits = phrases.load()
         return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
     valid, train = read_split(options, "valid"), read_split(options, "train")
@@ -132,16 +134,22 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
 
 
 def read_split(options: DataOptions, split: str) -> Pairs:
-    """The pairs of "train" or "valid". Raises InputError that names the file and line."""
+    """Return the pairs of "train" or "valid". Raises InputError that names the file and line."""
     if options.kind is DataSource.PHRASES:
+        from jax_transformer.data import phrases
+
         return Pairs(phrases.load()[split], 0)
     fields = (options.source_field, options.target_field)
     if options.kind is DataSource.DATASET:
+        from jax_transformer.data import hub
+
         assert options.dataset is not None
         return hub.read_pairs(
             options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields
         )
     if options.kind is DataSource.PAIRS:
+        from jax_transformer.data import pair_files
+
         return parallel_text.joined(
             [pair_files.read_pairs(path, *fields) for path in getattr(options, split)]
         )
@@ -154,7 +162,7 @@ def read_split(options: DataOptions, split: str) -> Pairs:
 
 
 def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.ndarray | None:
-    """The weight of each encoded pair: that of its file. None if all files weigh the same."""
+    """Return the weight of each encoded pair, its file's. None if all files weigh the same."""
     if not options.train_weights:
         return None
     return np.repeat(np.array(options.train_weights), train.counts)[encoded.indices]
@@ -164,13 +172,14 @@ def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.nda
 
 
 def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | None:
-    """The tokenizer that the options name or that the run has; None if it must be trained first.
+    """Return the tokenizer that the options name or that the run has; None if it must be trained
+    first.
 
     A named tokenizer is read again at every resume, so that a changed file is noticed. A folder
     without data.json, which is written last, is unfinished: its tokenizer is not used.
     """
     data = options.data
-    if (named := init_source.named_tokenizer(data)) is not None:
+    if (named := named_tokenizer(data)) is not None:
         return named
     if not (folder / "data.json").exists() or not has_tokenizer(folder):
         return None
@@ -180,6 +189,18 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
             f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
         )
     return loaded
+
+
+def named_tokenizer(data: DataOptions) -> Vocabulary | None:
+    """Load the tokenizer that the options name, or the two; None if they name none."""
+    if data.tokenizer is None:
+        return None
+    first = Tokenizer.load(data.tokenizer)
+    return (
+        first
+        if data.target_tokenizer is None
+        else TokenizerPair(first, Tokenizer.load(data.target_tokenizer))
+    )
 
 
 def _train_tokenizer(
@@ -201,7 +222,7 @@ def _train_tokenizer(
 
 
 def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> TransformerConfig:
-    """The model configuration with the tokenizer's sizes and special ids.
+    """Return the model configuration with the tokenizer's sizes and special ids.
 
     Without a tokenizer, with the sizes that one will be trained to. Raises ConfigError if the two
     sides cannot have the vocabularies that the options ask for.
@@ -285,7 +306,7 @@ def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
 
 
 def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
-    """The entries in which a resumed run's data.json differs, as ``train_pairs (60 -> 59)``.
+    """Return the entries in which a resumed run's data.json differs, as ``train_pairs (60 -> 59)``.
 
     Raises InputError if the file is damaged.
     """
@@ -309,20 +330,30 @@ def _short(value: Any) -> str:
 
 
 def check(corpus: Corpus, folder: RunFolder) -> None:
-    """Raise ConfigError if the data of a resumed run changed."""
+    """Raise ConfigError if the data of a resumed run changed, InputError if this process has read
+    other text than the first one.
+    """
     changed = changes(corpus, folder) if folder.data.exists() else []
     if changed:
         raise ConfigError(
             f"{folder.path}: the data changed since this run began ({', '.join(changed)}); "
             "give another --run"
         )
+    first = distributed.from_first("data", corpus.about)
+    if first != corpus.about:
+        other = [name for name, value in corpus.about.items() if value != first.get(name)]
+        raise InputError(
+            f"process {distributed.index()} reads other data than process 0: "
+            f"{', '.join(other)} differ"
+        )
+    distributed.barrier("equal data")
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:
     """Write tokenizer, config.json and, last, data.json, unless the folder has them already.
 
-    It has the hash of the options that the run began with, by which it differs from those of most
-    other runs: see :mod:`jax_transformer.storage.run_files`.
+    It has the hash of the options that the run began with, in which most runs differ: see
+    :mod:`jax_transformer.storage.run_files`.
     """
     if folder.data.exists():
         return
@@ -330,7 +361,7 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     source = corpus.init_source
     # After the tokenizer, whose files include the generation config as it was
     if source is not None and source.files:
-        write_files(folder.path / IN_RUN, source.files)
+        huggingface_folder.write_files(folder.path / huggingface_folder.IN_RUN, source.files)
     atomic.write_text(folder.config, corpus.config.portable.to_json())
     about = dict(corpus.about)
     if folder.train_config.exists():

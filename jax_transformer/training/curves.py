@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import operator
 import sys
 import warnings
 from collections.abc import Iterator
@@ -45,14 +46,16 @@ Points = list[tuple[int, float]]
 def draw(metrics: Path, picture: Path, *, title: str) -> None:
     """Draw the lines of ``metrics`` into the PNG file ``picture``, atomically.
 
-    A picture is no reason to lose a run: an error is one line on stderr, once per picture, and the
+    A run is not lost for a picture: an error is one line on stderr, once per picture, and the
     previous picture stays.
     """
     try:
         # Text after the last newline is an incomplete line
         lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
         with _quiet():
-            _save(figure([json.loads(line) for line in lines], title), picture)
+            drawn = figure(list(map(json.loads, lines)), title)
+            with atomic.file(picture) as temporary:
+                drawn.savefig(temporary, format="png", dpi=150)
     except Exception as error:
         if picture not in _failed:
             _failed.add(picture)
@@ -63,21 +66,24 @@ def draw(metrics: Path, picture: Path, *, title: str) -> None:
 
 
 def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False) -> Points:
-    """Step and value of every line in which this figure is finite.
+    """Return the step and value of every line in which this figure is finite.
 
-    Those of averaged weights, or those of the weights in training.
+    Either for averaged weights or for the weights in training.
     """
-    chosen = [entry for entry in entries if name in entry and ("weights" in entry) is averaged]
-    return [(entry["step"], entry[name]) for entry in chosen if math.isfinite(entry[name])]
+    return [
+        (entry["step"], entry[name])
+        for entry in entries
+        if ("weights" in entry) is averaged and math.isfinite(entry.get(name, math.nan))
+    ]
 
 
 def figure(entries: list[dict[str, Any]], title: str) -> Any:
-    """A matplotlib figure of four panels, without pyplot and its state."""
+    """Return a matplotlib figure of four panels, without pyplot and its state."""
     import matplotlib.style
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    last = max((entry["step"] for entry in entries), default=0)
+    last = max([0, *map(operator.itemgetter("step"), entries)])
     with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(10, 7.5))
         panels = figure.subplots(2, 2)
@@ -93,10 +99,8 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
             fontweight="bold",
             parse_math=False,
         )
-        _loss(panels[0, 0], entries)
-        _scores(panels[0, 1], entries)
-        _rate(panels[1, 0], entries)
-        _gradient(panels[1, 1], entries)
+        _losses_and_scores(panels[0, 0], panels[0, 1], entries)
+        _rate_and_gradient(panels[1, 0], panels[1, 1], entries)
         for axes in panels.flat:
             axes.set_xlim(0, max(last, 1) * 1.02)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -114,43 +118,37 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
     return figure
 
 
-def _loss(axes: Any, entries: list[dict[str, Any]]) -> None:
-    axes.set(title="Loss", ylabel="nats a target token")
+def _losses_and_scores(losses: Any, scores: Any, entries: list[dict[str, Any]]) -> None:
+    losses.set(title="Loss", ylabel="nats a target token")
     loss, nll_loss = _points(entries, "loss"), _points(entries, "nll_loss")
     if nll_loss and nll_loss != loss:
-        _line(axes, loss, "training, label smoothing included", GREY)
-    _line(axes, nll_loss or loss, "training", BLUE)
-    _validated(axes, entries, "valid_loss", "validation", ORANGE, "o", best=min, digits=3)
-    _legend(axes)
-
-
-def _scores(axes: Any, entries: list[dict[str, Any]]) -> None:
-    axes.set(title="Scores on validation examples", ylabel="BLEU, chrF; exact match in %")
+        _line(losses, loss, "training, label smoothing included", GREY)
+    _line(losses, nll_loss or loss, "training", BLUE)
+    _validated(losses, entries, "valid_loss", "validation", ORANGE, "o", best=min, digits=3)
+    scores.set(title="Scores on validation examples", ylabel="BLEU, chrF; exact match in %")
     for name, label, color, marker in SCORES:
-        _validated(axes, entries, name, label, color, marker, best=max, digits=1)
-    axes.set_ylim(bottom=0)
-    _legend(axes)
+        _validated(scores, entries, name, label, color, marker, best=max, digits=1)
+    scores.set_ylim(bottom=0)
+    for axes in (losses, scores):
+        if axes.lines:  # below the panel, so that it hides nothing
+            axes.legend(
+                loc="upper left", bbox_to_anchor=(-0.02, -0.19), borderaxespad=0, frameon=False
+            )
 
 
-def _rate(axes: Any, entries: list[dict[str, Any]]) -> None:
-    axes.set(title="Learning rate")
-    _line(axes, _points(entries, "learning_rate"), "learning rate", BLUE)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _gradient(axes: Any, entries: list[dict[str, Any]]) -> None:
+def _rate_and_gradient(rate: Any, gradient: Any, entries: list[dict[str, Any]]) -> None:
+    rate.set(title="Learning rate")
+    _line(rate, _points(entries, "learning_rate"), "learning rate", BLUE)
+    rate.set_ylim(bottom=0)
+    rate.yaxis.set_major_formatter("{x:g}")
     points = _points(entries, "gradient_norm")
-    axes.set(title="Global norm of the gradient, before clipping")
-    _line(axes, points, "gradient norm", BLUE)
-    smallest, largest = (
-        min((value for _, value in points), default=0),
-        max((value for _, value in points), default=0),
-    )
-    if 0 < 50 * smallest < largest:
-        axes.set_yscale("log")
+    gradient.set(title="Global norm of the gradient, before clipping")
+    _line(gradient, points, "gradient norm", BLUE)
+    norms = [norm for _, norm in points] or [0]
+    if 0 < 50 * min(norms) < max(norms):
+        gradient.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0)
+        gradient.set_ylim(bottom=0)
 
 
 def _line(axes: Any, points: Points, label: str, color: str, marker: str = ".") -> None:
@@ -180,7 +178,7 @@ def _validated(
     """Plot a validation figure, with a ring around its best and a diamond for averaged weights."""
     points, averaged = _points(entries, name), _points(entries, name, averaged=True)
     if points:
-        step, value = best(points, key=lambda point: point[1])
+        step, value = best(points, key=operator.itemgetter(1))
         label += f": best {value:.{digits}f} at step {step:,}"
         axes.plot(
             step,
@@ -196,17 +194,6 @@ def _validated(
         label += f"; averaged {value:.{digits}f}"
         axes.plot(step, value, color=color, marker="D", markersize=7, clip_on=False)
     _line(axes, points, label, color, marker)
-
-
-def _legend(axes: Any) -> None:
-    """Put the legend below the panel, so that it hides nothing."""
-    if axes.lines:
-        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.19), borderaxespad=0, frameon=False)
-
-
-def _save(figure: Any, picture: Path) -> None:
-    with atomic.file(picture) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
 
 
 @contextlib.contextmanager

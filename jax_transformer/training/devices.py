@@ -1,26 +1,115 @@
-"""The devices of a run, the cache of programs compiled for them, and the record of both."""
+"""The mesh of devices that a run trains on, and the layout of its state on them.
+
+:data:`PARTITION_RULES` is all there is to know of the layout, which the dotted names of the arrays
+decide: an optimizer's moments, the moving average and low-rank adapters follow the parameter whose
+name they have.
+"""
 
 import contextlib
-import hashlib
 import math
 import os
-import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
+from jax_transformer.config import StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
-from jax_transformer.runtime import distributed
-from jax_transformer.training import partitioning
+from jax_transformer.nn.sharding import FSDP, TENSOR
+from jax_transformer.training.options import MeshOptions
+from jax_transformer.weights import lora
+
+PARTITION_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    ("query.kernel", (FSDP, TENSOR)),
+    ("key.kernel", (FSDP, TENSOR)),
+    ("value.kernel", (FSDP, TENSOR)),
+    ("out.kernel", (TENSOR, FSDP)),
+    ("up.kernel", (FSDP, TENSOR)),
+    ("gate.kernel", (FSDP, TENSOR)),
+    ("down.kernel", (TENSOR, FSDP)),
+    ("output.kernel", (FSDP, TENSOR)),
+    ("_embedding.embedding", (TENSOR, FSDP)),
+    ("relative.embedding", (None, TENSOR)),  # buckets, heads
+    ("positions.table", (None, FSDP)),
+    ("stem.first.kernel", (None, FSDP, TENSOR)),  # frames, channels, d
+    ("stem.second.kernel", (None, FSDP, TENSOR)),
+    *((f"{name}.bias", (TENSOR,)) for name in ("query", "key", "value", "up", "gate", "output")),
+    ("output_bias", (TENSOR,)),
+    ("logits_bias", (TENSOR,)),
+)
+"""Endings of parameters' names, and the axis of the mesh that divides each dimension. What has no
+rule is replicated: norms, and the biases of ``out`` and ``down``."""
+
+
+def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+    """Return the spec of the array ``name`` on a mesh of these ``sizes``.
+
+    An axis that cannot divide its own dimension of a matrix divides the other one, if that is
+    possible.
+    """
+    rule = _rule(name)
+    if len(rule) != len(shape):  # a step, a scale, or a factored moment
+        return PartitionSpec()
+    dimensions: list[tuple[str, ...]] = [() for _ in shape]
+    for axis in (TENSOR, FSDP):
+        if axis not in rule:
+            continue
+        own = rule.index(axis)
+        for i in (own, *(i for i in range(len(shape)) if i != own)):
+            axes = (*dimensions[i], axis)
+            if shape[i] % math.prod(map(sizes.__getitem__, axes)) == 0:
+                dimensions[i] = axes
+                break
+    return sharding.spec_of(dimensions, sizes)
+
+
+def _rule(name: str) -> tuple[str | None, ...]:
+    """Return the axis of each dimension of an array; none if it has no rule."""
+    kernel, dot, adapter = name.rpartition(".lora_")
+    if dot:
+        rows, columns = _rule(kernel)
+        return {lora.A: (rows, None), lora.B: (None, columns)}.get(f".lora_{adapter}", ())
+    for ending, axes in PARTITION_RULES:
+        if name.endswith(ending):
+            return axes
+    return ()
+
+
+def shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """Return the sharding of every array of a state on this mesh, by the last name in its path."""
+
+    def of(path: Any, leaf: Any) -> NamedSharding:
+        name = ""
+        for key in path:
+            name = key.key if isinstance(key, jax.tree_util.DictKey) else name
+        return NamedSharding(mesh, partition_spec(name, leaf.shape, mesh.shape))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def constrain(tree: Any) -> Any:
+    """Keep every array of a state where it lies, inside a jitted function."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tree if mesh.empty else jax.lax.with_sharding_constraint(tree, shardings(tree, mesh))
+
+
+def check(config: TransformerConfig, options: MeshOptions) -> None:
+    """Raise ConfigError for a mesh that cannot divide the model."""
+    sizes = [("fsdp", options.fsdp, "d_model", config.d_model)]
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        heads, d_ff = config.heads(stack), stack.d_ff or config.d_ff
+        sizes.append(("tensor", options.tensor, f"the {name}'s num_heads", heads))
+        sizes.append(("tensor", options.tensor, f"the {name}'s d_ff", d_ff))
+    for axis, parts, name, size in sizes:
+        if size % parts:
+            raise ConfigError(f"mesh.{axis}={parts} does not divide {name}={size}")
 
 
 @dataclass(frozen=True)
@@ -36,8 +125,8 @@ class Devices:
 
     @classmethod
     def take(cls, count: int = 0, fsdp: int = 1, tensor: int = 1) -> "Devices":
-        """The first ``count`` devices, all if 0. Raises ConfigError if there are fewer, or if the
-        axes do not divide them.
+        """Return the first ``count`` devices, all if 0. Raises ConfigError if there are fewer, or
+        if the axes do not divide them.
         """
         available = jax.devices()
         if count > len(available):
@@ -64,7 +153,7 @@ class Devices:
     @property
     def row_shards(self) -> int:
         """The number of parts that the rows of a batch are divided into."""
-        return math.prod(self.mesh.shape[axis] for axis in sharding.ROWS)
+        return math.prod(map(self.mesh.shape.__getitem__, sharding.ROWS))
 
     @property
     def replicated(self) -> NamedSharding:
@@ -84,11 +173,11 @@ class Devices:
         return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
 
     def abstract(self, tree: Any) -> Any:
-        """Shapes, dtypes and shardings of a training state, or of a part of it."""
+        """Return shapes, dtypes and shardings of a training state, or of a part of it."""
         return jax.tree.map(
             lambda x, laid: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=laid),
             tree,
-            partitioning.shardings(tree, self.mesh),
+            shardings(tree, self.mesh),
         )
 
     def check_memory(self, state: Any) -> None:
@@ -98,8 +187,14 @@ class Devices:
         own = self.mesh.local_devices
         if not own:  # other processes have all of the mesh
             return
-        sharing = len(own) if own[0].platform == "cpu" else 1
-        needed, available = bytes_of_a_device(state) * sharing, _memory_of(own[0])
+        needed = bytes_of_a_device(state)
+        if own[0].platform != "cpu":
+            available = int((own[0].memory_stats() or {}).get("bytes_limit", 0))
+        elif hasattr(os, "sysconf"):
+            needed *= len(own)
+            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        else:
+            available = 0  # unknown
         if available and needed > available:
             raise ConfigError(
                 f"the weights and the optimizer state take {needed / 2**30:,.1f} GiB of "
@@ -108,12 +203,12 @@ class Devices:
             )
 
     def key(self, seed: int) -> PRNGKeyArray:
-        """The key of a seed, on every device."""
+        """Return the key of a seed, on every device."""
         return jax.jit(partial(jax.random.key, seed), out_shardings=self.replicated)()
 
     def place(self, tree: Any) -> Any:
         """Put every array of a state, or of a part of it, where the mesh divides it."""
-        return sharding.place(tree, partitioning.shardings(tree, self.mesh))
+        return sharding.place(tree, shardings(tree, self.mesh))
 
     def divide(self, batch: Any) -> Any:
         """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
@@ -121,83 +216,8 @@ class Devices:
 
 
 def bytes_of_a_device(state: Any) -> int:
-    """The bytes of an abstract state, or of a part of it, on one device."""
-    return sum(
-        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-        for array in jax.tree.leaves(state)
-    )
-
-
-def _memory_of(device: jax.Device) -> int:
-    """The bytes that JAX can take of a device, or of the machine for a CPU; 0 if unknown."""
-    if device.platform != "cpu":
-        return int((device.memory_stats() or {}).get("bytes_limit", 0))
-    if not hasattr(os, "sysconf"):
-        return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def use_cache(folder: str | None = None) -> None:
-    """Keep JAX's compiled programs in ``folder``, to be read at the next start; ``none`` turns the
-    cache off.
-
-    By default they are in JAX_COMPILATION_CACHE_DIR, or in the user's cache folder if that is not
-    set. A program fits one kind of processor, so each kind has its own subfolder.
-    """
-    current = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if folder == "none" or (folder is None and current):
-        return
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = (Path(folder) if folder else home / "jax_transformer" / "compiled") / _processor()
-    jax.config.update("jax_compilation_cache_dir", str(path.absolute()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-
-def _processor() -> str:
-    """Return a name for this kind of processor, by its instruction set if the system lists it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
-    digest = hashlib.sha256(
-        "\n".join([platform.machine(), platform.processor(), *features]).encode()
-    ).hexdigest()
-    return f"{platform.machine()}-{digest[:8]}"
-
-
-def environment() -> dict[str, Any]:
-    """Everything outside the run folder that a bit-exact continuation depends on.
-
-    Versions, device, number of cores, and XLA's flags.
-    """
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    machine = {
-        "device": jax.devices()[0].device_kind,
-        "cores": distributed.cores(),
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-    }
-    return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
-        "machine": machine,
-    }
-
-
-def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """The differences between two :func:`environment`, each as ``name before -> now``."""
-    changed = []
-    for group in ("versions", "machine"):
-        mine, theirs = now[group], before.get(group, {})
-        changed += [
-            f"{name} {_shown(theirs.get(name))} -> {_shown(mine[name])}"
-            for name in mine
-            if theirs.get(name) != mine[name]
-        ]
-    return changed
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value == "" else str(value)
+    """Return the bytes of an abstract state, or of a part of it, on one device."""
+    total = 0
+    for array in jax.tree.leaves(state):
+        total += math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    return total

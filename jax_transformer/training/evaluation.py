@@ -77,14 +77,14 @@ def evaluate(
         run: a run or model folder.
         source, target: files with one sentence per line, or both None.
         pairs: a .tsv or .jsonl file in their place, with these ``fields`` in .jsonl.
-        references: files of more references, line by line. The loss is that of ``target``.
+        references: files of more references, line by line. The loss is ``target``'s.
         comet: a checkpoint of COMET, see :func:`load_comet`.
         overrides: changes to the folder's generation config, see
             :meth:`GenerationConfig.overridden`.
         weights: see :func:`jax_transformer.formats.pretrained.open`.
         bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
-        ensemble: other folders, whose models' probabilities are averaged with those of ``run``.
+        ensemble: other folders, whose models' probabilities are averaged with ``run``'s.
         precision, tokens_per_batch: see :meth:`Translator.load`.
         engine, quantization: see :func:`.engines.load`. Only JAX gives a loss.
     """
@@ -127,14 +127,14 @@ def evaluate(
 
 
 def _engine(engine: Engine, quantization: str | None) -> dict[str, Any]:
-    """The engine, if it is not JAX, and its numbers."""
+    """Return the engine, if it is not JAX, and its numbers."""
     if engine is Engine.JAX:
         return {}
     return {"engine": engine.value, "quantization": quantization or "float32"}
 
 
 def _scores(test_set: TestSet, translated: Sequence[str], bootstrap: int) -> dict[str, Any]:
-    """The number of pairs and sacreBLEU's figures."""
+    """Return the number of pairs and sacreBLEU's figures."""
     complete = test_set.complete
     targets = [target for _, target in complete.pairs]
     return {
@@ -178,7 +178,9 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
 
 
 def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
-    """Summed loss of the references in nats, their tokens, and the number of pairs that fit."""
+    """Return the summed loss of the references in nats, their tokens, and the number of pairs that
+    fit.
+    """
     config = translator.model.config
     try:
         encoded = encoding.encode_pairs(
@@ -196,7 +198,7 @@ def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, i
 
 
 def _loss_sum(translator: Translator) -> Callable[[Batch], tuple[jax.Array, jax.Array]]:
-    """The summed loss and the target tokens of a batch, for one model or an ensemble."""
+    """Return the summed loss and the target tokens of a batch, for one model or an ensemble."""
     model, split = translator.model, translator.split_model
     if len(translator.models) > 1:
         pad_id = model.config.target_pad_id
@@ -222,7 +224,7 @@ def _read(
     fields: tuple[str, str],
     references: Sequence[str],
 ) -> TestSet:
-    """The text of two files or of one file of pairs, with files of more references."""
+    """Return the text of two files or of one file of pairs, with files of more references."""
     if pairs is not None:
         name, lines = pairs, pair_files.read_all(pairs, *fields)
     else:
@@ -233,14 +235,14 @@ def _read(
 
 
 def _read_lines(source: str, target: str) -> list[tuple[str, str]]:
-    """The pairs of two files of lines, each of which is read once: it may be a pipe."""
+    """Return the pairs of two files of lines, each of which is read once: it may be a pipe."""
     sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)
     parallel_text.paired(sources, targets, source, target)  # as many lines, and not the same
     return list(zip(sources, targets, strict=True))
 
 
 def _read_references(path: str, count: int, name: str) -> list[str]:
-    """The lines of one more file of references, as many as the test set ``name`` has."""
+    """Return the lines of one more file of references, as many as the test set ``name`` has."""
     lines = parallel_text.read_lines(path)
     if len(lines) != count:
         raise InputError(f"{name} has {counted(count, 'line')} and {path} has {len(lines)}")
@@ -248,11 +250,11 @@ def _read_references(path: str, count: int, name: str) -> list[str]:
 
 
 def _of_complete(pairs: Sequence[tuple[str, str]], lines: Sequence[str]) -> list[str]:
-    """The lines next to pairs that have no empty side."""
+    """Return the lines next to pairs that have no empty side."""
     return [x for (s, t), x in zip(pairs, lines, strict=True) if s.strip() and t.strip()]
 
 
 def _in_place(pairs: Sequence[tuple[str, str]], translated: list[str]) -> list[str]:
-    """A line for each pair: its translation, or nothing if a side is empty."""
+    """Return a line for each pair: its translation, or nothing if a side is empty."""
     left = iter(translated)
     return [next(left) if s.strip() and t.strip() else "" for s, t in pairs]

@@ -30,9 +30,9 @@ from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage import integrity
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import is_float
+from jax_transformer.training import corpus
+from jax_transformer.training.corpus import Vocabulary
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
-
-Vocabulary = Tokenizer | TokenizerPair
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class InitSource:
     """The opened weights; None if the run is resumed from its own."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array of the model in float32, by its path, on the host.
+        """Return every array of the model in float32, by its path, on the host.
 
         Raises as :func:`pretrained.open`.
         """
@@ -72,16 +72,15 @@ class InitSource:
             yield f"{self.path}: its weights are {' and '.join(others)}, and train as float32"
 
 
-def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
-    """Open the source in the options; None if they have none. A resumed run uses its own records.
+def find(options: TrainOptions, folder: RunFolder) -> InitSource:
+    """Open the source that the options name. A resumed run uses its own records.
 
     Raises:
         ConfigError: the source is of a kind that cannot be trained, it has no tokenizer and the
             options have none, or both have one.
         InputError: the tokenizer does not belong to the model, or a file cannot be read.
     """
-    if options.init is None:
-        return None
+    assert options.init is not None
     if folder.data.exists() and folder.last_step() is not None:
         return _recorded(options, folder)
     opened = pretrained.open(options.init)
@@ -94,7 +93,7 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
 
 
 def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
-    """The configuration of the model in ``folder``, with the options' dropout and precision.
+    """Return the configuration of the model in ``folder``, with the options' dropout and precision.
 
     Only config.json is read: there need be no weights. Raises InputError naming the file.
     """
@@ -108,7 +107,7 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
 
 def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
     sha256 = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
-    tokenizer = named_tokenizer(options.data) or load_tokenizer(folder.path)
+    tokenizer = corpus.named_tokenizer(options.data) or load_tokenizer(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
     greedy = _greedy(folder.path / folders.IN_RUN, config, tokenizer)
     return InitSource(Path(options.init or ""), config, tokenizer, sha256, frozenset(), {}, greedy)
@@ -165,21 +164,9 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
     return array.astype(np.float32, copy=False)
 
 
-def named_tokenizer(data: DataOptions) -> Vocabulary | None:
-    """Load the tokenizer that the options name, or the two; None if they name none."""
-    if data.tokenizer is None:
-        return None
-    first = Tokenizer.load(data.tokenizer)
-    return (
-        first
-        if data.target_tokenizer is None
-        else TokenizerPair(first, Tokenizer.load(data.target_tokenizer))
-    )
-
-
 def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
     """Return the model's own tokenizer, or the one in the options if it has none."""
-    data, separate = options.data, named_tokenizer(options.data)
+    data, separate = options.data, corpus.named_tokenizer(options.data)
     if own is not None and separate is not None:
         raise ConfigError(
             f"data.tokenizer={data.tokenizer}: {path} has the tokenizer that its model was trained "
@@ -190,12 +177,11 @@ def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Voc
         raise ConfigError(
             f"{path} has no tokenizer; give data.tokenizer, the one that its model was trained with"
         )
-    named = [
-        f"data.{name}" for name in ("source_lang", "target_lang") if getattr(data, name) is not None
-    ]
-    if named and not (isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.languages):
+    several = isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.languages
+    if data.languages and not several:
         raise ConfigError(
-            f"{', '.join(named)}: the tokenizer of {path} knows no languages; leave this out"
+            f"{', '.join(data.languages)}: the tokenizer of {path} knows no languages; "
+            "leave this out"
         )
     return tokenizer
 
@@ -241,8 +227,8 @@ def _files(
 ) -> dict[str, bytes]:
     """Return the files for the run folder; only generation_config.json is changed.
 
-    It gets the target language of the training and, if it sets no length, that of the longest
-    target: transformers would stop after twenty tokens.
+    It gets the target language of the training and, if it sets no length, the length of the
+    longest target: transformers would stop after twenty tokens.
     """
     files = folders.contents(opened.extra_files)
     if folders.CONFIG not in files:

@@ -28,7 +28,7 @@ def loss_sums(
     pad_id: int,
     label_smoothing: float = 0.0,
 ) -> LossSums:
-    """The loss of these logits.
+    """Return the loss of these logits.
 
     Equal to torch.nn.functional.cross_entropy(ignore_index=pad_id, label_smoothing=...): the target
     distribution is (1 - smoothing) on the token plus smoothing / v on every token, itself included.
@@ -56,7 +56,7 @@ def cross_entropy(
     pad_id: int,
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """The sum of the loss in nats over the tokens that are not padding, and their number.
+    """Return the sum of the loss in nats over the tokens that are not padding, and their number.
 
     See :func:`loss_sums`.
     """
@@ -68,7 +68,7 @@ def cross_entropy(
 def target_logits(
     logits: Float[Array, "b t v"], targets: Int[Array, "b t"], size: int
 ) -> Float[Array, "b t"]:
-    """The logit of each target token; ``size`` is that of the vocabulary.
+    """Return the logit of each target token; ``size`` is the vocabulary's.
 
     Its gradient compares every id with the target, and becomes part of the gradient of the
     normalizer. The gradient of ``take_along_axis`` would be a scatter-add into another (b, t, v).
@@ -103,11 +103,11 @@ def chunked_loss_sums(
     pad_id: int,
     label_smoothing: float = 0.0,
 ) -> LossSums:
-    """The loss of the logits ``head(weights, x)``, by chunks of positions.
+    """Return the loss of the logits ``head(weights, x)``, by chunks of positions.
 
     The gradients of a chunk are made together with its loss, and its logits are gone before those
-    of the next one: no array of shape (b, t, v) exists. Those of ``weights`` are summed over the
-    chunks, those of ``x`` are (b, t, d).
+    of the next one: no array of shape (b, t, v) exists. The gradients of ``weights`` are summed
+    over the chunks, the gradient of ``x`` is (b, t, d).
     """
     chunks = min(chunks, targets.shape[1])
     parts = _split(x, chunks, 0), _split(targets, chunks, pad_id)
@@ -152,7 +152,7 @@ def chunked_loss_sums(
 
 
 def _split(x: Shaped[Array, "b t *n"], chunks: int, fill: int) -> Shaped[Array, "c b _ *n"]:
-    """Chunks of positions, of which the last ones are filled up."""
+    """Return chunks of positions, of which the last ones are filled up."""
     width = -(-x.shape[1] // chunks)
     missing = [(0, 0), (0, chunks * width - x.shape[1]), *((0, 0) for _ in x.shape[2:])]
     filled = jnp.pad(x, missing, constant_values=fill)

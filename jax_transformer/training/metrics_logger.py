@@ -54,7 +54,7 @@ class MetricsLogger:
         self.since = time.monotonic()
 
     def not_finite(self, name: str, step: int, value: float) -> NonFiniteLossError:
-        """The error for a loss or gradient norm that is infinite or NaN."""
+        """Return the error for a loss or gradient norm that is infinite or NaN."""
         return NonFiniteLossError(
             f"the {name} of step {step} is {value}; "
             f"the checkpoints in {self.folder.checkpoints} are untouched"
@@ -67,30 +67,27 @@ class MetricsLogger:
         """
         import jax
 
-        values = [
-            {name: value.item() for name, value in metrics.items()}
-            for metrics in jax.device_get(self.pending)
-        ]
-        self.pending = []
-        for i, value in enumerate(values):
+        pending, self.pending = jax.device_get(self.pending), []
+        for step, metrics in enumerate(pending, now - len(pending) + 1):
+            values = {name: value.item() for name, value in metrics.items()}
             for name in ("loss", "gradient_norm"):
-                if not math.isfinite(value[name]):
-                    step = now - len(values) + i + 1
-                    raise self.not_finite(name.replace("_", " "), step, value[name])
-        self.values += values
+                if not math.isfinite(values[name]):
+                    raise self.not_finite(name.replace("_", " "), step, values[name])
+            self.values.append(values)
 
     def flush(self, now: int) -> None:
         """Wait for the pending steps, check them, write and show the line of step ``now``."""
         self.wait(now)
         values, self.values = self.values, []
         tokens = np.array([value["tokens"] for value in values])
-        losses = [name for name in ("loss", "nll_loss") if all(name in value for value in values)]
+        means = {}
+        for name in ("loss", "nll_loss"):
+            series = [value[name] for value in values if name in value]
+            if len(series) == len(values):  # a step that version 0.1 made has no nll_loss
+                means[name] = float(np.average(series, weights=tokens))
         entry = {
             "step": now,
-            **{
-                name: float(np.average([value[name] for value in values], weights=tokens))
-                for name in losses  # a step that version 0.1 made has no nll_loss
-            },
+            **means,
             "gradient_norm": float(values[-1]["gradient_norm"]),
             "learning_rate": float(self.schedule(now - 1)),
             "tokens_per_second": float(tokens.sum() / (time.monotonic() - self.since)),
@@ -202,7 +199,7 @@ def check_trackers(options: TrainOptions) -> None:
 
 
 def scalars(entry: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line by their names in trackers: ``train/loss``, ``valid/bleu``,
+    """Return the numbers of a line by their names in trackers: ``train/loss``, ``valid/bleu``,
     ``averaged/bleu`` and so on."""
     group = "averaged" if "weights" in entry else "valid" if "valid_loss" in entry else "train"
     numbers = {
@@ -231,7 +228,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def _open(self, void: int) -> Any:
-        """A writer to a new event file.
+        """Return a writer to a new event file.
 
         TensorBoard no longer shows the events of earlier files from step ``void`` on: a resumed run
         measures them again. A run that is resumed for a validation keeps the training line of that

@@ -16,7 +16,7 @@ Chain = tuple[optax.GradientTransformation, ...]
 
 
 def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
-    """The learning rate of step 0, 1, ..., of a run of ``steps``.
+    """Return the learning rate of step 0, 1, ..., of a run of ``steps``.
 
     It rises linearly to its peak at step ``warmup_steps``, then goes on as the options say.
     """
@@ -54,7 +54,9 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make(options: OptimizerOptions, steps: int) -> optax.GradientTransformation:
-    """The optimizer of a run of ``steps``: clipping, the named rule, then the learning rate."""
+    """Return the optimizer of a run of ``steps``: clipping, the named rule, then the learning
+    rate.
+    """
     return optax.chain(
         clip_by_global_norm(options.clip_norm) if options.clip_norm else optax.identity(),
         *_CHAINS[options.name](options),

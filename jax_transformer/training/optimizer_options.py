@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jax_transformer.config.option import Option, Rare
 from jax_transformer.errors import ConfigError
@@ -116,35 +116,26 @@ class OptimizerOptions:
         self._check_used()
 
     @property
-    def rate(self) -> LearningRate:
-        """The learning rate; of training from scratch for what is not given."""
-        return self.rate_over(FROM_SCRATCH)
+    def given_rate(self) -> dict[str, Any]:
+        """The options of the learning rate that are given."""
+        rate = (self.learning_rate, self.schedule, self.warmup_steps)
+        return {n: v for n, v in zip(LearningRate._fields, rate, strict=True) if v is not None}
 
     @property
-    def rate_left_out(self) -> frozenset[str]:
-        """The options of the learning rate that are not given."""
-        return frozenset(name for name in LearningRate._fields if getattr(self, name) is None)
-
-    def rate_over(self, default: LearningRate) -> LearningRate:
-        """The learning rate, with the defaults for what is not given."""
-        values = {name: getattr(self, name) for name in LearningRate._fields}
-        return default._replace(**{k: v for k, v in values.items() if v is not None})
+    def rate(self) -> LearningRate:
+        """The learning rate; of training from scratch for what is not given."""
+        return FROM_SCRATCH._replace(**self.given_rate)
 
     def _check_used(self) -> None:
         """Raise ConfigError if an option is set that the optimizer does not have."""
-        unused = [
-            f"optimizer.{field.name}={getattr(self, field.name)} (only for {_listed(field.name)})"
-            for field in dataclasses.fields(self)
-            if self.name not in USED_BY.get(field.name, (self.name,))
-            and getattr(self, field.name) != field.default
-        ]
+        unused = []
+        for field in dataclasses.fields(self):
+            owners, value = USED_BY.get(field.name, (self.name,)), getattr(self, field.name)
+            if self.name not in owners and value != field.default:
+                unused.append(f"optimizer.{field.name}={value} (only for {', '.join(owners)})")
         if unused:
             raise ConfigError(
                 f"{', '.join(unused)}: has no meaning with optimizer.name={self.name.value}"
             )
         if self.nesterov and not self.momentum:
             raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
-
-
-def _listed(option: str) -> str:
-    return ", ".join(name.value for name in USED_BY[option])

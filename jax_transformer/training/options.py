@@ -19,8 +19,6 @@ from jax_transformer.config.option import Option
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training.lora_options import LoraOptions
-from jax_transformer.training.mesh_options import MeshOptions
 from jax_transformer.training.optimizer_options import (
     ADAPTERS,
     FINE_TUNING,
@@ -124,14 +122,16 @@ class ModelOptions:
     """Compile one block a stack: less time, the same weights."""
 
     def executed(self, config: TransformerConfig) -> TransformerConfig:
-        """The configuration of weights that exist, computed as these options say."""
+        """Return the configuration of weights that exist, computed as these options say."""
         config.check_text("training")
         return dataclasses.replace(config, **{name: getattr(self, name) for name in EXECUTION})
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
     ) -> TransformerConfig:
-        """The preset with these sizes; ``ids`` replace its special ids, as ``source_pad_id``."""
+        """Return the preset with these sizes; ``ids`` replace its special ids, as
+        ``source_pad_id``.
+        """
         sizes = {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -148,6 +148,44 @@ class ModelOptions:
         )
         config.check_text("training")
         return config
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Low-rank adapters (LoRA, Hu et al. 2021): train these instead of the model's parameters."""
+
+    rank: int = 0
+    """Rank of low-rank adapters (0: off)."""
+    alpha: option.Rare[float] = 16.0
+    """Scale of the adapters, times 1 / rank."""
+    targets: Annotated[option.Rare[tuple[str, ...]], Option(metavar="PATTERN")] = (
+        "*_attention.query.kernel",
+        "*_attention.value.kernel",
+    )
+    """Names of the kernels to adapt."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ConfigError(f"lora.rank={self.rank} must be at least 0")
+        if self.alpha <= 0:
+            raise ConfigError(f"lora.alpha={self.alpha} must be above 0")
+        if self.rank and not self.targets:
+            raise ConfigError("lora.targets: names no kernel to adapt")
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """Axes that divide the weights over devices; the other devices divide the batch only."""
+
+    fsdp: int = 1
+    """Devices that share a copy of the weights and divide the batch."""
+    tensor: int = 1
+    """Devices that divide heads, feed-forward and vocabulary."""
+
+    def __post_init__(self) -> None:
+        for name in ("fsdp", "tensor"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"mesh.{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -223,7 +261,7 @@ class TrainOptions:
     mesh: Annotated[option.Rare[MeshOptions], Option(group=MEMORY)] = field(
         default_factory=MeshOptions
     )
-    # Not an option: those of the learning rate that took their defaults
+    # Not an option: the options of the learning rate that took their defaults
     rate_left_out = frozenset[str]()
 
     def __post_init__(self) -> None:
@@ -238,8 +276,9 @@ class TrainOptions:
                 f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
             )
         self._check_init()
-        object.__setattr__(self, "rate_left_out", self.optimizer.rate_left_out)
-        rate = self.optimizer.rate_over(self.default_rate)._asdict()
+        given = self.optimizer.given_rate
+        object.__setattr__(self, "rate_left_out", frozenset(LearningRate._fields) - given.keys())
+        rate = self.default_rate._replace(**given)._asdict()
         object.__setattr__(self, "optimizer", dataclasses.replace(self.optimizer, **rate))
 
     @property
@@ -252,12 +291,7 @@ class TrainOptions:
     def _check_init(self) -> None:
         """Raise ConfigError for options that contradict ``init``, or need it."""
         if self.init is None:
-            languages = [
-                f"data.{name}"
-                for name in ("source_lang", "target_lang")
-                if getattr(self.data, name) is not None
-            ]
-            if languages:
+            if languages := self.data.languages:
                 raise ConfigError(
                     f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
                 )
@@ -283,5 +317,5 @@ class TrainOptions:
 
 
 def read_options(folder: RunFolder) -> TrainOptions:
-    """The options of the run in ``folder``. Raises InputError naming the file."""
+    """Return the options of the run in ``folder``. Raises InputError naming the file."""
     return parsed(folder.train_config, lambda text: codec.from_json(TrainOptions, text))

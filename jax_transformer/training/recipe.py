@@ -1,21 +1,19 @@
 """The method of a training run, in order. ``train.py`` and ``jax-transformer train`` are this."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jax_transformer.architectures import registry
 from jax_transformer.config import codec
-from jax_transformer.errors import InputError, counted
-from jax_transformer.runtime import distributed
-from jax_transformer.storage import checkpoint, run_files, run_folder
+from jax_transformer.errors import counted
+from jax_transformer.runtime import distributed, program_cache
+from jax_transformer.storage import run_files
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, metrics_logger, run
+from jax_transformer.training import checkpoints, corpus, metrics_logger, resume
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.options import TrainOptions, read_options
-from jax_transformer.training.run import Stop
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.stop import Stop
 
 if TYPE_CHECKING:
     from jax_transformer.architectures.base import Architecture
@@ -40,20 +38,21 @@ def train(
         Refusal: options, text, folder or checkpoint cannot be used; or the loss is not finite.
     """
     if architecture is not None:
+        from jax_transformer.architectures import registry
+
         registry.register(architecture)
     stop = stop or Stop()
     metrics_logger.check_trackers(options)
-    with run.open_run(options) as folder:
-        options = _with_recorded_rate(options, folder)
+    with resume.open_run(options) as folder:
+        options = resume.recorded_options(options, folder)
         with stop.at_once("stopped before the first step; the same command begins again"):
             data = corpus.prepare(options, folder, lambda: _devices(options, stop).row_shards)
             corpus.check(data, folder)
-            _check_equal(data)
-            _check_trainable(options, data)
             devices = _devices(options, stop)
             _check_devices(options, data, devices)
-            saved = _newest_intact(folder)
-            _warn_of_changes(options, folder, saved)
+            saved = checkpoints.newest_intact(folder)
+            if saved is not None:
+                resume.warn_of_changes(options, folder, saved)
             distributed.barrier("ready")
         if distributed.first():
             run_files.replace(folder.path, run_files.TRAIN_CONFIG, codec.to_json(options))
@@ -61,107 +60,43 @@ def train(
             run_files.record(folder.path)
         distributed.barrier("folder written")
 
-        from jax_transformer.training import loop
+        from jax_transformer.training import run
 
-        state = loop.start(options, data, devices, saved)
+        state = run.start(options, data, devices, saved)
         trained = sum(array.size for array in state.params.values())
         for line in introduction(options, data, folder, trained, saved):
-            say(line)
-        loop.Run(options, data, folder, devices, stop, int(state.step)).train(state)
+            distributed.say(line)
+        run.Run(options, data, folder, devices, stop, int(state.step)).train(state)
     return folder
 
 
-def _with_recorded_rate(options: TrainOptions, folder: RunFolder) -> TrainOptions:
-    """The options with the learning rate that a run of version 0.1 began with, and say so."""
-    if not folder.train_config.exists():
-        return options
-    recorded = run.with_recorded_rate(options, read_options(folder))
-    if recorded.optimizer.rate != options.optimizer.rate:
-        say(f"{folder.path}: keeps the learning rate that it began with, version 0.1's default")
-    return recorded
-
-
 def _devices(options: TrainOptions, stop: Stop) -> "Devices":
-    """The devices to train on. Loads JAX, so it is called after the text was checked."""
-    from jax_transformer.training.devices import Devices, use_cache
+    """Return the devices to train on. Loads JAX, so it is called after the text was checked."""
+    from jax_transformer.training.devices import Devices
 
-    use_cache(options.compilation_cache)
+    program_cache.use(options.compilation_cache)
     # JAX waits for the devices of every process: none leaves meanwhile, and none is late
     with stop.put_off() if distributed.count() > 1 else contextlib.nullcontext():
         distributed.barrier("devices")
         return Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
 
 
-def _check_trainable(options: TrainOptions, data: Corpus) -> None:
-    """Raise ConfigError for a pattern of ``freeze`` or ``lora`` that fits no parameter."""
+def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> None:
+    """Raise ConfigError for parameters to train that do not exist, a mesh that cannot divide the
+    model, an attention backend that the devices do not have, or a state that does not fit their
+    memory.
+    """
+    from jax_transformer.nn import fused_attention
+    from jax_transformer.training import run
+    from jax_transformer.training.devices import check
+
     if options.freeze or options.lora.rank:
         from jax_transformer.training import trainable
 
         trainable.check(options, data.config)
-
-
-def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> None:
-    """Raise ConfigError for a mesh that cannot divide the model, an attention backend that the
-    devices do not have, or a state that does not fit their memory.
-    """
-    from jax_transformer.nn import fused_attention
-    from jax_transformer.training import loop, partitioning
-
-    partitioning.check(data.config, options.mesh)
+    check(data.config, options.mesh)
     fused_attention.check_device(data.config)
-    devices.check_memory(loop.abstract_state(options, data.config, devices))
-
-
-def _check_equal(data: Corpus) -> None:
-    """Raise InputError if this process has read another text than the first one."""
-    about = distributed.from_first("data", data.about)
-    changed = [name for name in data.about if data.about[name] != about.get(name)]
-    if changed:
-        raise InputError(
-            f"process {distributed.index()} reads other data than process 0: "
-            f"{', '.join(changed)} differ"
-        )
-    distributed.barrier("equal data")
-
-
-def _newest_intact(folder: RunFolder) -> Checkpoint | None:
-    """The checkpoint to continue from, None if there is none; the first process decides.
-
-    Newer checkpoints, which are damaged, are named and quarantined. Raises CheckpointError if there
-    are checkpoints and none is intact.
-    """
-    if distributed.first():
-        saved = _verified(folder)
-        distributed.from_first("checkpoint", None if saved is None else saved.step)
-        return saved
-    step = distributed.from_first("checkpoint", None)
-    return None if step is None else checkpoint.open(folder.checkpoints, step, verified=True)
-
-
-def _verified(folder: RunFolder) -> Checkpoint | None:
-    checkpoint.remove_unfinished(folder.checkpoints)
-    saved, errors = run_folder.newest_intact(folder.checkpoints)
-    step = 0 if saved is None else saved.step
-    newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
-    for each, error in zip(reversed(newer), errors, strict=True):
-        quarantined = run_folder.quarantine(folder.checkpoints, each)
-        say(f"warning: {error}; renamed to {quarantined.name}; continuing from step {step}")
-    return saved
-
-
-def _warn_of_changes(options: TrainOptions, folder: RunFolder, saved: Checkpoint | None) -> None:
-    """Name the options, versions and devices that changed since the run was stopped."""
-    if saved is None:
-        return
-    from jax_transformer.training.devices import environment, environment_changes
-
-    _, changed = run.option_changes(options, read_options(folder))
-    changed += environment_changes(environment(), dict(saved.about))
-    if changed:
-        say(
-            f"warning: changed since this run was stopped: {', '.join(changed)}; "
-            "the result will not be bit for bit that of an uninterrupted run"
-        )
+    devices.check_memory(run.abstract_state(options, data.config, devices))
 
 
 def introduction(
@@ -201,7 +136,7 @@ def introduction(
             f"{about['dropped_long']} too long{cut}"
         )
     yield from _rate_lines(options)
-    if saved is not None and run.finished(options, folder):
+    if saved is not None and checkpoints.finished(options, folder):
         yield f"finished at step {saved.step}: nothing is left to do (a higher --steps extends it)"
     elif saved is not None:
         yield f"continuing at step {saved.step}"
@@ -224,9 +159,3 @@ def _rate_lines(options: TrainOptions) -> Iterator[str]:
             f"warning: the learning rate never reaches {peak:g}: optimizer.warmup_steps={warmup} "
             f"are not fewer than steps={options.steps}"
         )
-
-
-def say(message: str) -> None:
-    """Print a line on stderr, in the first of several processes."""
-    if distributed.first():
-        print(message, file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.training import partitioning
+from jax_transformer.training import devices
 from jax_transformer.training.loss import LossSums, chunked_loss_sums, loss_sums
 from jax_transformer.transformer import Transformer
 from jax_transformer.weights import lora
@@ -55,7 +55,7 @@ def initial_state(
     ema: bool = False,
     divide: Callable[[Arrays], tuple[Arrays, Arrays]] | None = None,
 ) -> TrainState:
-    """The state before the first step.
+    """Return the state before the first step.
 
     ``divide`` returns what is trained of the parameters, and what is not; by default all are. The
     arrays are copies: a step takes over their memory (donation), the model keeps its own.
@@ -63,7 +63,10 @@ def initial_state(
     params, frozen = (
         jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
     )
-    return state_of(params, frozen, optimizer, ema=ema, divide=divide)
+    if divide is not None:
+        params, not_trained = divide(params)
+        frozen = frozen | not_trained
+    return state_of(params, frozen, optimizer, ema=ema)
 
 
 def state_of(
@@ -72,12 +75,8 @@ def state_of(
     optimizer: optax.GradientTransformation,
     *,
     ema: bool = False,
-    divide: Callable[[Arrays], tuple[Arrays, Arrays]] | None = None,
 ) -> TrainState:
-    """The state of :func:`initial_state`, from a model's parameters and its other arrays."""
-    if divide is not None:
-        params, not_trained = divide(params)
-        frozen = frozen | not_trained
+    """Return the state of :func:`initial_state`, from the trained arrays and the others."""
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
@@ -96,10 +95,10 @@ def loss_sum(
     dropout: Any = None,
     chunks: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """Summed loss and number of target tokens of a batch.
+    """Return the summed loss and number of target tokens of a batch.
 
     ``dropout`` is a key, another source of masks, or None for a deterministic model; ``chunks`` is
-    that of :func:`make_step`.
+    as for :func:`make_step`.
     """
     sums = _loss_sums(params | frozen, batch, config, label_smoothing, dropout, chunks)
     return sums.loss, sums.tokens
@@ -145,16 +144,16 @@ class TrainStep:
     It takes over the memory of its input state.
     """
 
-    one: Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, Metrics]]
+    one: Any
     """The update from a single batch."""
-    first: Callable[[TrainState, Batch, PRNGKeyArray], Sums]
-    further: Callable[[Sums, TrainState, Batch, PRNGKeyArray, Any], Sums]
-    finish: Callable[[TrainState, Sums], tuple[TrainState, Metrics]]
+    first: Any
+    further: Any
+    finish: Any
 
     def __call__(
         self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray
     ) -> tuple[TrainState, Metrics]:
-        """The next state, and its metrics.
+        """Return the next state, and its metrics.
 
         They are ``loss`` and, without label smoothing, ``nll_loss`` (nats per token), ``tokens``,
         and ``gradient_norm`` before clipping.
@@ -167,9 +166,8 @@ class TrainStep:
         return self.finish(state, sums)
 
     def programs(self) -> int:
-        """The number of compiled programs."""
-        programs: list[Any] = [self.one, self.first, self.further, self.finish]
-        return sum(program._cache_size() for program in programs)
+        """Return the number of compiled programs."""
+        return sum(each._cache_size() for each in vars(self).values())
 
 
 def make_step(
@@ -178,26 +176,37 @@ def make_step(
     label_smoothing: float,
     ema: float = 0.0,
     loss_chunks: int = 1,
+    shardings: TrainState | None = None,
 ) -> TrainStep:
-    """The jitted step; ``ema`` is the decay of the state's moving average, if it has one.
+    """Return the jitted step; ``ema`` is the decay of the state's moving average, if it has one.
 
-    With ``loss_chunks`` above 1 the loss is that of so many chunks of positions, one after another:
-    see :func:`jax_transformer.training.loss.chunked_loss_sums`.
+    With ``loss_chunks`` above 1 the loss is computed in so many chunks of positions, one by one:
+    see :func:`jax_transformer.training.loss.chunked_loss_sums`. ``shardings`` lay out the next
+    state; without them XLA chooses.
 
-    The dropout of step n is drawn from ``fold_in(key, n)``; that of its further batches i = 1, 2,
+    The dropout of step n is drawn from ``fold_in(key, n)``; for its further batches i = 1, 2,
     ... from ``fold_in(fold_in(key, n), i)``.
     """
 
-    def sums(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
+    def first(state: TrainState, batch: Batch, key: PRNGKeyArray, i: Any = None) -> Sums:
+        dropout = jax.random.fold_in(key, state.step)
+        if i is not None:
+            dropout = jax.random.fold_in(dropout, i)
+
         def loss(params: Arrays) -> tuple[jax.Array, LossSums]:
             weights = params | state.frozen
-            summed = _loss_sums(weights, batch, config, label_smoothing, key, loss_chunks)
+            summed = _loss_sums(weights, batch, config, label_smoothing, dropout, loss_chunks)
             return summed.loss, summed
 
         (_, losses), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return Sums(partitioning.constrain(gradients), losses)
+        return Sums(devices.constrain(gradients), losses)
 
-    def update(state: TrainState, summed: Sums) -> tuple[TrainState, Metrics]:
+    def further(
+        summed: Sums, state: TrainState, batch: Batch, key: PRNGKeyArray, i: Int[Array, ""]
+    ) -> Sums:
+        return jax.tree.map(jnp.add, summed, first(state, batch, key, i))
+
+    def finish(state: TrainState, summed: Sums) -> tuple[TrainState, Metrics]:
         losses = summed.losses
         count = jnp.maximum(losses.tokens, 1).astype(losses.loss.dtype)
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
@@ -213,32 +222,26 @@ def make_step(
             "tokens": losses.tokens,
             "gradient_norm": optax.tree.norm(gradients),
         }
-        new_state = TrainState(state.step + 1, params, state.frozen, opt_state, average)
-        return partitioning.constrain(new_state), metrics
+        return TrainState(state.step + 1, params, state.frozen, opt_state, average), metrics
 
-    @partial(jax.jit, donate_argnums=0)
     def one(state: TrainState, batch: Batch, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
-        return update(state, sums(state, batch, jax.random.fold_in(key, state.step)))
+        return finish(state, first(state, batch, key))
 
-    @jax.jit
-    def first(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
-        return sums(state, batch, jax.random.fold_in(key, state.step))
-
-    @partial(jax.jit, donate_argnums=0)
-    def further(
-        summed: Sums, state: TrainState, batch: Batch, key: PRNGKeyArray, i: Int[Array, ""]
-    ) -> Sums:
-        more = sums(state, batch, jax.random.fold_in(jax.random.fold_in(key, state.step), i))
-        return jax.tree.map(jnp.add, summed, more)
-
-    return TrainStep(one, first, further, jax.jit(update, donate_argnums=0))
+    # What comes in is laid out as its arguments are; a donated argument gives up its memory
+    updated = (shardings, None)
+    return TrainStep(
+        one=jax.jit(one, out_shardings=updated, donate_argnums=0),
+        first=jax.jit(first),
+        further=jax.jit(further, donate_argnums=0),
+        finish=jax.jit(finish, out_shardings=updated, donate_argnums=0),
+    )
 
 
 def make_evaluation(
     config: TransformerConfig, loss_chunks: int = 1
 ) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
-    """The jitted validation step: summed loss without smoothing or dropout, and target tokens.
+    """Return the jitted validation step: summed loss, not smoothed, and target tokens.
 
-    ``loss_chunks`` is that of :func:`make_step`.
+    ``loss_chunks`` is as for :func:`make_step`.
     """
     return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config, chunks=loss_chunks))

@@ -26,7 +26,7 @@ class ValidationReport:
     lines: list[tuple[str, str, str]]
 
     def describe(self, name: str, examples: list[int]) -> Iterator[str]:
-        """The figures in one line, then the examples with these indices."""
+        """Yield the figures in one line, then the examples with these indices."""
         figures = self.figures
         scores = (
             f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
@@ -50,7 +50,7 @@ class Validation:
         self.generation_config = source.generation_config if source is not None else None
 
     def __call__(self, weights: Arrays) -> ValidationReport:
-        """The report of a model with these arrays."""
+        """Return the report of a model with these arrays."""
         corpus = self.corpus
         groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
         sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
@@ -67,7 +67,7 @@ class Validation:
 
 
 def choose_examples(number: int, pairs: int, count: int) -> list[int]:
-    """Indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
+    """Return indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
 
     Successive validations walk through the set and start again at its end. They depend on the
     number only, so a resumed run shows the same. All indices, if there are fewer than ``count``.

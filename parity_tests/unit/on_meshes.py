@@ -31,7 +31,7 @@ from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.runtime import distributed
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import init_source, loop, optimizer, step
+from jax_transformer.training import init_source, optimizer, run, step
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import TrainOptions, read_options
@@ -98,7 +98,9 @@ def updates(preset: str, mesh: Mesh, vocabulary: int = 24) -> dict[str, Any]:
     model = helpers.random_model(config)
     weights = [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
     state = devices.place(step.state_of(*weights, tx, ema=True))
-    train, key, losses = step.make_step(config, tx, 0.1, 0.9), devices.key(0), []
+    laid = jax.tree.map(lambda x: x.sharding, state)
+    train = step.make_step(config, tx, 0.1, 0.9, shardings=laid)
+    key, losses = devices.key(0), []
     with devices.context():
         for i in range(5):
             batch = devices.divide(batch_of(config, 8, seed=i))
@@ -117,7 +119,7 @@ def updates(preset: str, mesh: Mesh, vocabulary: int = 24) -> dict[str, Any]:
 def beginning(preset: str, mesh: Mesh) -> str:
     """The digest of a new run's state."""
     config = helpers.tiny(preset, **SIZES)
-    return digest(loop.start(OPTIONS, corpus_of(config), devices_of(mesh), None))
+    return digest(run.start(OPTIONS, corpus_of(config), devices_of(mesh), None))
 
 
 def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:
@@ -133,11 +135,11 @@ def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:
             return train(state, [devices.divide(batch_of(config, 8, seed=seed))], key)[0]
 
     with tempfile.TemporaryDirectory() as folder:
-        state = update(loop.start(OPTIONS, corpus_of(config), devices, None), 0)
+        state = update(run.start(OPTIONS, corpus_of(config), devices, None), 0)
         checkpoint.save(Path(folder), 1, state, about={})
         saved = checkpoint.open(Path(folder), 1)
         loaded = {
-            each: loop.start(OPTIONS, corpus_of(config), devices_of(each), saved)
+            each: run.start(OPTIONS, corpus_of(config), devices_of(each), saved)
             for each in (mesh, *others)
         }
         return {
@@ -155,7 +157,7 @@ def saved(folder: str, mesh: Mesh, began: int) -> dict[str, Any]:
     train = step.make_step(config, optimizer.make(OPTIONS.optimizer, OPTIONS.steps), 0.1, 0.9)
 
     def opened(number: int) -> step.TrainState:
-        return loop.start(
+        return run.start(
             OPTIONS,
             corpus_of(config),
             devices,
@@ -177,7 +179,7 @@ def opened(path: str, mesh: Mesh) -> str:
     folder = RunFolder(Path(path))
     config = TransformerConfig.from_json(folder.config.read_text())
     saved, _ = run_folder.newest_intact(folder.checkpoints)
-    return digest(loop.start(read_options(folder), corpus_of(config), devices_of(mesh), saved))
+    return digest(run.start(read_options(folder), corpus_of(config), devices_of(mesh), saved))
 
 
 def loading(mesh: Mesh) -> float:
@@ -188,14 +190,12 @@ def loading(mesh: Mesh) -> float:
     devices, options = devices_of(mesh), TrainOptions(steps=10)
     device = devices.mesh.devices.flat[-1]
     with tempfile.TemporaryDirectory() as folder:
-        state = loop.start(options, corpus_of(config), devices, None)
+        state = run.start(options, corpus_of(config), devices, None)
         size = bytes_on(device, list(state.params.values()))
         checkpoint.save(Path(folder), 0, state, about={})
         saved = checkpoint.open(Path(folder), 0)
         del state
-        return (
-            sampled(device, lambda: loop.start(options, corpus_of(config), devices, saved)) / size
-        )
+        return sampled(device, lambda: run.start(options, corpus_of(config), devices, saved)) / size
 
 
 def initialized(path: str, mesh: Mesh) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def initialized(path: str, mesh: Mesh) -> dict[str, Any]:
         assert source is not None
         corpus, states = SimpleNamespace(config=source.config, init_source=source), []
         before = bytes_on(device, jax.live_arrays())
-        most = sampled(device, lambda: states.append(loop.start(options, corpus, devices, None)))
+        most = sampled(device, lambda: states.append(run.start(options, corpus, devices, None)))
     size = bytes_on(device, list(states[0].params.values()))
     return {
         "digest": digest(states[0]),

@@ -24,7 +24,8 @@ from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import cli
 from jax_transformer.storage import checkpoint
-from jax_transformer.training import loop, step
+from jax_transformer.training import run as training_run
+from jax_transformer.training import step
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 200  # the same everywhere: it is a constant of the compiled step
@@ -154,7 +155,7 @@ def train(*arguments: str | Path, curves: bool = False) -> CommandResult:
     ):
         patch.setattr(step, "make_step", record)
         if not curves:
-            patch.setattr(loop.curves, "draw", _no_curves)
+            patch.setattr(training_run.curves, "draw", _no_curves)
         code = main("train", *arguments)
     return CommandResult(
         code,

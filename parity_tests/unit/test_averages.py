@@ -10,8 +10,8 @@ import pytest
 from jax_transformer.errors import NonFiniteLossError
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import loop
-from jax_transformer.training.loop import mean_weights
+from jax_transformer.training import run as training_run
+from jax_transformer.training.checkpoints import mean_weights
 from jax_transformer.training.metrics_logger import MetricsLogger, scalars
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.step import TrainState
@@ -40,12 +40,12 @@ def saved(request, tmp_path_factory) -> tuple[RunFolder, TrainState]:
 def test_the_line_of_an_average_is_synced_before_the_average_is_saved(saved, monkeypatch):
     """A saved average is not validated again, so its line must survive a loss of power."""
     calls: list[str] = []
-    run = loop.Run.__new__(loop.Run)
+    run = training_run.Run.__new__(training_run.Run)
     run.options, run.folder = TrainOptions(average=3), saved[0]
     run.devices = SimpleNamespace(place=lambda tree: tree)
     run.logger = SimpleNamespace(sync=lambda: calls.append("sync"))
-    monkeypatch.setattr(loop.run, "to_average", lambda *_: list(SAVED))
-    monkeypatch.setattr(loop.Run, "_validate", lambda *_: calls.append("line"))
+    monkeypatch.setattr(training_run.checkpoints, "to_average", lambda *_: list(SAVED))
+    monkeypatch.setattr(training_run.Run, "_validate", lambda *_: calls.append("line"))
     monkeypatch.setattr(checkpoint, "save", lambda *_, **__: calls.append("save"))
     run._average(saved[1])
     assert calls == ["line", "sync", "save"]

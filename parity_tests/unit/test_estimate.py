@@ -16,7 +16,7 @@ from jax_transformer.extras.estimate import (
     report,
 )
 from jax_transformer.extras.estimate.topologies import Topology
-from jax_transformer.training import loop
+from jax_transformer.training import run
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit import helpers
 
@@ -33,7 +33,7 @@ def _as_the_command_runs():
 def lowered(options, length):
     devices, config = estimate.take(CPU, options), estimate.config_of(options)
     shape = estimate.largest_batch(options, config, length, 1)
-    state = loop.abstract_state(options, config, devices)
+    state = run.abstract_state(options, config, devices)
     return config, shape, estimate.lower(options, config, state, shape, devices)
 
 

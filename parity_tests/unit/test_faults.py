@@ -9,7 +9,7 @@ import pytest
 from benchmarks import faults
 from jax_transformer.architectures import registry
 from jax_transformer.cli import arguments
-from jax_transformer.training import run
+from jax_transformer.training import resume
 from jax_transformer.training.options import TrainOptions
 
 NAMES = [preset + suffix for preset in faults.FAULTS for suffix in ("", faults.REPAIRED)]
@@ -40,7 +40,7 @@ def test_all_runs_have_the_same_settings(tmp_path, preset):
         train_options(faults.command(tmp_path, name, seed, 20))
         for name, seed in ((preset, 1), ("lesson10", 0))
     ]
-    assert set(run.differences(*options)) <= {"run", "seed", "model.preset"}
+    assert set(resume.differences(*options)) <= {"run", "seed", "model.preset"}
     config = options[0].model.config(1000, 1000)
     assert (
         config.d_model,

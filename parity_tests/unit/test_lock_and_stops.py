@@ -14,9 +14,11 @@ import pytest
 from jax_transformer import cli
 from jax_transformer.cli import streams
 from jax_transformer.errors import LockedError, Preempted
+from jax_transformer.runtime import program_cache
 from jax_transformer.storage import run_folder
-from jax_transformer.training import devices, recipe, run
+from jax_transformer.training import devices, recipe
 from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.stop import Stop, stop_requests
 from parity_tests.unit import runs
 
 # The lock
@@ -43,6 +45,7 @@ def test_the_lock_is_released_after_an_error(tmp_path):
 LOCK = """
 import sys, time
 from pathlib import Path
+from jax_transformer.runtime import program_cache
 from jax_transformer.storage import run_folder
 with run_folder.lock(Path(sys.argv[1])):
     print("held", flush=True)
@@ -96,7 +99,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
     seen = []
     before = signal.signal(number, lambda *_: seen.append("before us"))
     try:
-        with run.stop_requests() as stop:
+        with stop_requests() as stop:
             assert not stop.asked
             signal.raise_signal(number)
             assert stop.asked and seen == []
@@ -109,7 +112,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
 
 
 def test_a_stop_request_ends_work_that_has_nothing_to_save():
-    with run.stop_requests() as stop:
+    with stop_requests() as stop:
         with pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
             signal.raise_signal(signal.SIGTERM)
             raise AssertionError("reached")
@@ -119,7 +122,7 @@ def test_a_stop_request_ends_work_that_has_nothing_to_save():
 
 
 def test_otherwise_a_stop_request_waits():
-    stop = run.Stop()
+    stop = Stop()
     with stop.at_once("now"):
         pass
     stop.request()
@@ -137,7 +140,7 @@ def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
 
     went_on = False
     with (
-        run.stop_requests() as stop,
+        stop_requests() as stop,
         pytest.raises(Preempted, match="nothing yet"),
         stop.at_once("nothing yet"),
     ):
@@ -170,7 +173,7 @@ def compare_static_arguments(number):
 
 def test_a_stop_request_that_jaxlib_turns_into_another_error_still_ends_the_work():
     with (
-        run.stop_requests() as stop,
+        stop_requests() as stop,
         pytest.raises((Preempted, ValueError)) as ended,
         stop.at_once("nothing yet"),
     ):
@@ -186,13 +189,13 @@ def test_a_request_is_put_off_while_processes_take_their_devices_together(monkey
         signal.raise_signal(signal.SIGTERM)
         done.append("taken")
 
-    monkeypatch.setattr(recipe.processes, "count", lambda: 2)
-    monkeypatch.setattr(recipe.processes, "barrier", done.append)
-    monkeypatch.setattr(devices, "use_cache", lambda _: None)
+    monkeypatch.setattr(recipe.distributed, "count", lambda: 2)
+    monkeypatch.setattr(recipe.distributed, "barrier", done.append)
+    monkeypatch.setattr(program_cache, "use", lambda _: None)
     monkeypatch.setattr(devices.Devices, "take", take)
     with (
         pytest.raises(Preempted, match="nothing yet"),
-        run.stop_requests() as stop,
+        stop_requests() as stop,
         stop.at_once("nothing yet"),
     ):
         recipe._devices(TrainOptions(), stop)
@@ -221,7 +224,7 @@ def test_a_second_ctrl_c_swallowed_by_a_finalizer_still_interrupts(capsys):
             signal.raise_signal(signal.SIGINT)
 
     went_on = False
-    with pytest.raises(KeyboardInterrupt), run.stop_requests() as stop:
+    with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.asked
         Finalized()

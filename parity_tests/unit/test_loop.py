@@ -13,13 +13,13 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import NonFiniteLossError, Preempted
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import loop
+from jax_transformer.training import run as training_run
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import Criterion, TrainOptions
-from jax_transformer.training.run import Stop
 from jax_transformer.training.step import TrainState
+from jax_transformer.training.stop import Stop
 from jax_transformer.training.validation import ValidationReport
 from parity_tests.unit import runs
 
@@ -42,10 +42,10 @@ class Loop:
         self.stop_at: int | None = None
         self.while_validating: Callable[[], None] = lambda: None
         self.valid_loss = lambda weight: weight
-        patch.setattr(loop, "make_step", lambda *_: self.step)
-        patch.setattr(loop, "Validation", lambda *_: self.validate)
-        patch.setattr(loop.batches, "train_stream", numbered_batches)
-        patch.setattr(loop.curves, "draw", lambda *_, **__: None)
+        patch.setattr(training_run, "make_step", lambda *_: self.step)
+        patch.setattr(training_run, "Validation", lambda *_: self.validate)
+        patch.setattr(training_run.batches, "train_stream", numbered_batches)
+        patch.setattr(training_run.curves, "draw", lambda *_, **__: None)
 
     def train(self, **options) -> None:
         """Train from the newest checkpoint on."""
@@ -54,7 +54,7 @@ class Loop:
         state = TrainState(jnp.int32(0), {"weight": jnp.zeros(1, jnp.float32)}, {}, (), {})
         if began:
             state = checkpoint.load(self.folder.checkpoints, began, state)
-        run = loop.Run(
+        run = training_run.Run(
             TrainOptions(**options), self.corpus, self.folder, Devices.take(1), self.stop, began
         )
         run.train(state)
@@ -188,8 +188,8 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run
 def test_no_process_validates_after_another_one_was_asked_to_stop(monkeypatch):
     """Several validate together; a request that came during the last validation ends the run before
     its average is validated."""
-    monkeypatch.setattr(loop.processes, "count", lambda: 2)
-    training = object.__new__(loop.Run)
+    monkeypatch.setattr(training_run.distributed, "count", lambda: 2)
+    training = object.__new__(training_run.Run)
     training.stop, training.votes = Stop(), StopVotesOf(True)
     training.validation = None
     with pytest.raises(Preempted, match=r"^stopped after step 3; the same command continues"):

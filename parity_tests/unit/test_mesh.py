@@ -22,10 +22,10 @@ from jax_transformer import transformer
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
-from jax_transformer.training import optimizer, partitioning, step
+from jax_transformer.training import devices, optimizer, step
 from jax_transformer.training.devices import Devices
-from jax_transformer.training.mesh_options import MeshOptions
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
+from jax_transformer.training.options import MeshOptions
 from parity_tests import preset_names
 from parity_tests.unit import helpers, on_meshes, runs
 from parity_tests.unit.on_meshes import ONE
@@ -101,7 +101,7 @@ def check_same(results: dict[tuple, Any], case: tuple) -> None:
     sizes = dict(zip(sharding.MESH_AXES, mesh, strict=True))
     for name, spec in several["specs"].items():
         shape = one["arrays"][name].shape
-        planned = partitioning.partition_spec(name.split("/")[-1], shape, sizes)
+        planned = devices.partition_spec(name.split("/")[-1], shape, sizes)
         assert PartitionSpec(*spec) == planned, name
     if mesh[1] * mesh[2] == 4:
         assert max(several["bytes"]) <= 0.3 * one["bytes"][0]
@@ -163,7 +163,7 @@ def test_translations_divide_their_rows(quick):
 
 def specs(tree, *mesh: int) -> dict[str, PartitionSpec]:
     """The spec of every array of a tree by its path."""
-    shardings = partitioning.shardings(tree, abstract_mesh(*mesh))
+    shardings = devices.shardings(tree, abstract_mesh(*mesh))
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec
         for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
@@ -262,7 +262,7 @@ def test_adapters_lie_where_their_kernel_does():
         name = f"encoder.blocks.0.self_attention.{kernel}.kernel"
         adapters = {f"{name}.lora_a": (32, 4), f"{name}.lora_b": (4, 32), f"{name}.lora_scale": ()}
         sizes = abstract_mesh(1, 2, 2).shape
-        lie = [tuple(partitioning.partition_spec(*each, sizes)) for each in adapters.items()]
+        lie = [tuple(devices.partition_spec(*each, sizes)) for each in adapters.items()]
         assert lie == [(rows,), (None, columns), ()]
 
 
@@ -280,7 +280,7 @@ def test_adapters_lie_where_their_kernel_does():
 )
 def test_an_axis_that_does_not_divide_goes_to_the_other_dimension(shape, mesh, expected):
     sizes = abstract_mesh(*mesh).shape
-    spec = partitioning.partition_spec("target_embedding.embedding", shape, sizes)
+    spec = devices.partition_spec("target_embedding.embedding", shape, sizes)
     assert tuple(spec) == expected
 
 
@@ -293,11 +293,11 @@ def test_an_axis_that_does_not_divide_goes_to_the_other_dimension(shape, mesh, e
 )
 def test_a_mesh_that_cannot_divide_the_model_is_refused(mesh, message):
     config = helpers.tiny("small", **on_meshes.SIZES)
-    partitioning.check(config, MeshOptions(fsdp=2, tensor=4))
+    devices.check(config, MeshOptions(fsdp=2, tensor=4))
     with pytest.raises(ConfigError, match=message):
-        partitioning.check(config, mesh)
+        devices.check(config, mesh)
     with pytest.raises(ConfigError, match=r"mesh.tensor=4 does not divide the decoder's d_ff=66"):
-        partitioning.check(config.with_sizes(**{"decoder.d_ff": 66}), MeshOptions(tensor=4))
+        devices.check(config.with_sizes(**{"decoder.d_ff": 66}), MeshOptions(tensor=4))
 
 
 def test_axes_that_do_not_divide_the_devices_are_refused():
@@ -316,7 +316,9 @@ def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
     model = transformer.abstract(config)
     params = transformer.flatten(model)
     tx = optimizer.make(OptimizerOptions(), 10)
-    train = step.make_step(config, tx, 0.1)
+    state = jax.eval_shape(lambda params: step.state_of(params, {}, tx), params)
+    laid = None if mesh is None else devices.shardings(state, mesh)
+    train = step.make_step(config, tx, 0.1, shardings=laid)
     counts: collections.Counter = collections.Counter()
 
     def visit(jaxpr) -> None:
@@ -324,6 +326,10 @@ def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
             if equation.primitive.name == "sharding_constraint":
                 spec = tuple(equation.params["sharding"].spec)
                 counts[equation.outvars[0].aval.ndim, spec] += 1
+            laid_out = equation.params.get("out_shardings", ())
+            for laid, out in zip(laid_out, equation.outvars, strict=False):
+                if isinstance(laid, jax.sharding.NamedSharding):
+                    counts[out.aval.ndim, tuple(laid.spec)] += 1
             for value in equation.params.values():
                 for each in value if isinstance(value, (tuple, list)) else (value,):
                     inner = getattr(each, "jaxpr", each)
@@ -331,9 +337,8 @@ def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
                         visit(inner)
 
     def trace():
-        state = jax.eval_shape(lambda params: step.state_of(params, {}, tx), params)
         batch = batch_of(config, 8)
-        return strict_off(train.one.trace)(state, batch, jax.random.key(0)).jaxpr
+        return strict_off(jax.make_jaxpr(train.one))(state, batch, jax.random.key(0)).jaxpr
 
     if mesh is None:
         visit(trace())

@@ -18,8 +18,7 @@ from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import devices
-from jax_transformer.training import run as run_module
+from jax_transformer.training import resume, stop
 from jax_transformer.training.optimizer_options import OptimizerName
 from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
@@ -110,7 +109,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(finished, text, tmp_path)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
 
 
-class Scripted(run_module.Stop):
+class Scripted(stop.Stop):
     """Request a stop at the ``when``-th check for one."""
 
     def __init__(self, when: int):
@@ -129,7 +128,7 @@ class Scripted(run_module.Stop):
 
 def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.CommandResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
+        patch.setattr(stop, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
         return train(*(["--run", run] if run else []), *text)
 
 
@@ -259,9 +258,9 @@ def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
 def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    now = devices.environment()
+    now = resume.environment()
     monkeypatch.setattr(
-        devices, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
+        resume, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
     )
     result = train("--run", run, *text)
     assert result.code == 0 and f"jax {now['versions']['jax']} -> 99" in result.err
@@ -311,7 +310,7 @@ TEXT = TrainOptions(
 
 
 def chosen(options: TrainOptions = PHRASES, **changes: Any) -> str:
-    with run_module.open_run(dataclasses.replace(options, **changes)) as folder:
+    with resume.open_run(dataclasses.replace(options, **changes)) as folder:
         return str(folder.path)
 
 

@@ -21,8 +21,7 @@ from jax_transformer.storage import (
     run_folder,
 )
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import init_source
-from jax_transformer.training import run as training_run
+from jax_transformer.training import init_source, resume
 from jax_transformer.training.options import ModelOptions, read_options
 from parity_tests.unit import runs
 
@@ -363,10 +362,10 @@ def test_a_damaged_run_is_not_continued_by_number(trained, tmp_path, monkeypatch
     shutil.copytree(trained.path, run)
     options = dataclasses.replace(read_options(RunFolder(run)), run=None, steps=300)
     run_files.replace(run, "train_config.json", codec.to_json(options))
-    with training_run.open_run(options) as folder:
+    with resume.open_run(options) as folder:
         assert folder.path == run
     (run / "tokenizer.json").write_text("{}")
-    with training_run.open_run(options) as folder:
+    with resume.open_run(options) as folder:
         assert folder.path == Path("runs/text-002")
     err = capsys.readouterr().err
     assert err.startswith("warning: runs/text-001/tokenizer.json: damaged")

@@ -9,8 +9,8 @@ import pytest
 
 from jax_transformer.config import codec
 from jax_transformer.storage import checkpoint, run_folder
-from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import devices, run
+from jax_transformer.storage.run_folder import RunFolder, best_first
+from jax_transformer.training import checkpoints, resume
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import (
     AverageOf,
@@ -39,46 +39,48 @@ FIGURES = {
     ],
 )
 def test_best_steps_come_first_and_ties_go_to_the_lower_loss(criterion, order):
-    assert run.ranked(FIGURES, criterion) == order
+    assert best_first(FIGURES, criterion.value) == order
 
 
 @pytest.mark.parametrize(("criterion", "count"), [(Criterion.BLEU, 2), (Criterion.LOSS, 1)])
 def test_patience_counts_validations_since_the_best(criterion, count):
-    assert run.since_best(FIGURES, criterion) == count
-    assert run.since_best({}, criterion) == 0
+    assert checkpoints.since_best(FIGURES, criterion) == count
+    assert checkpoints.since_best({}, criterion) == 0
     for patience in range(4):
         options = TrainOptions(patience=patience, best_by=criterion)
-        assert run.stops_early(options, FIGURES) == (0 < patience <= count)
+        assert checkpoints.stops_early(options, FIGURES) == (0 < patience <= count)
 
 
 def test_the_best_checkpoints_are_averaged():
-    assert run.to_average(TrainOptions(), FIGURES) == []
-    assert run.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
-    assert run.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
+    assert checkpoints.to_average(TrainOptions(), FIGURES) == []
+    assert checkpoints.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
+    assert checkpoints.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
         200,
         300,
         400,
     ]
-    assert run.to_average(
+    assert checkpoints.to_average(
         TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES
     ) == [200, 300]
-    assert run.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
+    assert checkpoints.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
 
 
 def test_the_best_and_newest_checkpoints_are_kept():
     steps = [100, 200, 300, 400, 450]
-    assert run.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
-    assert run.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
-    assert run.to_keep(
+    assert checkpoints.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
+    assert checkpoints.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
+    assert checkpoints.to_keep(
         TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps
     ) == {300, 400, 450}
-    assert run.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
+    assert checkpoints.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
         200,
         300,
         400,
         450,
     }
-    assert run.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
+    assert checkpoints.to_keep(TrainOptions(), {}, [7]) == {7}, (
+        "stopped before the first validation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,16 +124,16 @@ BEFORE = TrainOptions(run="a", steps=100)
     ],
 )
 def test_harmless_changes_of_options_are_silent(changed):
-    assert run.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
+    assert resume.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
 
 
 def test_changed_options_are_named():
-    assert run.option_changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
+    assert resume.option_changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
         [],
         ["steps (100 -> 200)"],
     )
     two = dataclasses.replace(BEFORE, devices=2)
-    assert run.option_changes(BEFORE, two) == ([], ["devices (2 -> all)"])
+    assert resume.option_changes(BEFORE, two) == ([], ["devices (2 -> all)"])
 
 
 @pytest.mark.parametrize(
@@ -145,12 +147,12 @@ def test_changed_options_are_named():
     ],
 )
 def test_changes_that_break_a_resumed_run_are_refused(changed, message):
-    assert run.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([message], [])
+    assert resume.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([message], [])
 
 
 def test_every_rule_names_an_option():
-    assert set(codec.names(TrainOptions)) >= run.FREE | run.WARNED
-    assert not run.FREE & run.WARNED
+    assert set(codec.names(TrainOptions)) >= resume.FREE | resume.WARNED
+    assert not resume.FREE & resume.WARNED
 
 
 def test_the_documented_table_of_options_is_complete():
@@ -160,23 +162,23 @@ def test_the_documented_table_of_options_is_complete():
         for line in text.splitlines()
         if line.startswith("| `")
     ]
-    assert run.FREE in rows and run.WARNED in rows
+    assert resume.FREE in rows and resume.WARNED in rows
 
 
 def test_versions_and_machines_are_compared():
-    now = devices.environment()
+    now = resume.environment()
     now["machine"]["XLA_FLAGS"] = ""
-    assert devices.environment_changes(now, now) == []
+    assert resume.environment_changes(now, now) == []
     before = {
         **now,
         "versions": {**now["versions"], "jax": "0.1"},
         "machine": {**now["machine"], "cores": 96, "XLA_FLAGS": "--xla_a=1"},
     }
-    assert devices.environment_changes(now, before) == [
+    assert resume.environment_changes(now, before) == [
         f"jax 0.1 -> {now['versions']['jax']}",
         f"cores 96 -> {now['machine']['cores']}",
         "XLA_FLAGS --xla_a=1 -> unset",
     ]
-    assert len(devices.environment_changes(now, {})) == len(now["versions"]) + len(
-        now["machine"]
-    ), "a checkpoint that does not say"
+    assert len(resume.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), (
+        "a checkpoint that does not say"
+    )

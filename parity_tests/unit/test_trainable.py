@@ -15,8 +15,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.formats import pretrained
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, trainable
-from jax_transformer.training.lora_options import LoraOptions
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import LoraOptions, TrainOptions
 from jax_transformer.weights import lora
 from parity_tests.unit import helpers, runs
 from parity_tests.unit.test_step import KEY, NO_DROPOUT, batch_of, furthest, strict_off

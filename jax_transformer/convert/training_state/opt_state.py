@@ -22,7 +22,9 @@ _KINDS: dict[str, type] = {
 
 
 def torch_kind(options: OptimizerOptions) -> str:
-    """The torch.optim optimizer with the same arithmetic. Raises ConfigError if there is none."""
+    """Return the torch.optim optimizer with the same arithmetic. Raises ConfigError if there is
+    none.
+    """
     kinds = {OptimizerName.ADAMW: ADAMW, OptimizerName.ADAM: ADAM, OptimizerName.SGD: SGD}
     if options.name in kinds:
         return kinds[options.name]
@@ -36,7 +38,9 @@ def torch_kind(options: OptimizerOptions) -> str:
 
 
 def hyperparameters(options: OptimizerOptions) -> dict[str, Any]:
-    """The settings that torch.optim's optimizer has besides learning rate and weight decay."""
+    """Return the settings that torch.optim's optimizer has besides learning rate and weight
+    decay.
+    """
     if torch_kind(options) == SGD:
         return {"momentum": options.momentum, "nesterov": options.nesterov}
     return {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
@@ -48,7 +52,8 @@ def from_optax(
     hyperparameters: Mapping[str, Any],
     weight_decay: Mapping[str, float],
 ) -> Moments:
-    """The moments in an Optax state over ``{Flax name: array}``, with the settings that it lacks.
+    """Return the moments in an Optax state over ``{Flax name: array}``, with the settings that it
+    lacks.
 
     Raises ConfigError if the state holds anything that torch.optim's optimizer of that ``kind``
     does not.
@@ -60,7 +65,7 @@ def from_optax(
     without_momentum = kind == SGD and not hyperparameters.get("momentum")
     if others or (ours is None and not without_momentum):
         raise ConfigError(
-            f"this Optax state is not that of {kind}: "
+            f"this Optax state is not {kind}'s: "
             f"{', '.join(type(leaf).__name__ for leaf in others) or 'no moments'}"
         )
     settings, decay = dict(hyperparameters), dict(weight_decay)
@@ -76,14 +81,14 @@ def from_optax(
 def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.OptState:
     """``state``, as ``init`` made it, with these moments, and with its schedule at ``position``.
 
-    Raises InputError if the moments are of other arrays or counts, ConfigError if the state is not
-    that of such an optimizer.
+    Raises InputError if the moments are of other arrays or counts, ConfigError if another optimizer
+    has such a state.
     """
     kind = _KINDS[moments.kind]
     fresh = _only(state, kind)
     if fresh is None and (moments.kind != SGD or moments.first):
         nodes = ", ".join(type(node).__name__ for node in _nodes(state))
-        raise ConfigError(f"this Optax state is not that of {moments.kind}: it holds {nodes}")
+        raise ConfigError(f"this Optax state is not {moments.kind}'s: it holds {nodes}")
     filled = (
         _adam(fresh, moments)
         if isinstance(fresh, optax.ScaleByAdamState)
@@ -99,7 +104,7 @@ def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.
 
 
 def position(state: optax.OptState) -> int:
-    """The position in its one schedule. Raises ConfigError if it has none or several."""
+    """Return the position in its one schedule. Raises ConfigError if it has none or several."""
     counts = [
         int(node.count) for node in _nodes(state) if isinstance(node, optax.ScaleByScheduleState)
     ]
@@ -131,7 +136,7 @@ def _is_node(node: Any) -> bool:
 
 
 def _nodes(state: optax.OptState) -> list[Any]:
-    """The states of transformations that this file knows, and any other array."""
+    """Return the states of transformations that this file knows, and any other array."""
     return jax.tree.leaves(state, is_leaf=_is_node)
 
 
@@ -145,7 +150,9 @@ def _host(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
 
 
 def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Copies of ``arrays``, which must have the shapes and dtypes of ``fresh``; zeros if empty."""
+    """Return copies of ``arrays``, which must have the shapes and dtypes of ``fresh``; zeros if
+    empty.
+    """
     if not arrays:
         return {name: jnp.zeros_like(array) for name, array in fresh.items()}
     if fresh.keys() != arrays.keys():

@@ -49,7 +49,7 @@ def parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str
             type(number) is int for number in numbers
         ):
             raise InputError(
-                f"param_groups[{i}] of the optimizer is no dict with a list of numbers 'params'"
+                f"param_groups[{i}] of the optimizer is not a dict with a list of numbers 'params'"
             )
     for number, entries in states.items():
         if not isinstance(entries, Mapping):

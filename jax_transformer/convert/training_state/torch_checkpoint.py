@@ -27,8 +27,8 @@ from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint, run_files
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import (
-    devices,
     optimizer,
+    resume,
     step,
     trainable,
 )
@@ -102,7 +102,7 @@ def from_checkpoint(
 ) -> TrainState:
     """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint.
 
-    Without ``parameter_names``, their order is that of the checkpoint's ``model``, the
+    Without ``parameter_names``, their order is the checkpoint's ``model``'s, the
     ``state_dict()`` of a module.
 
     Raises:
@@ -257,5 +257,5 @@ def save(folder: RunFolder, state: TrainState) -> Path:
     Raises CheckpointError if it cannot be written.
     """
     run = run_files.about_run(folder.checkpoints / str(int(state.step)))
-    about = {**devices.environment(), "unrecorded": [], **run}
+    about = {**resume.environment(), "unrecorded": [], **run}
     return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

@@ -69,8 +69,8 @@ def from_torch(
 
     Raises:
         InputError: one line with everything that has no exact equal: amsgrad, maximize, groups that
-            differ in more than their weight decay, another optimizer; states that are missing, too
-            many or mis-shaped; parameters that do not fit the table.
+            differ in more than their weight decay, another optimizer; missing, surplus or
+            mis-shaped states; parameters that do not fit the table.
     """
     groups, states = parameter_groups.parts(state)
     kind = parameter_groups.kind(groups, kind)
@@ -191,7 +191,9 @@ def _check_names(
         for rule in rules.restrict(table, shapes)
         if isinstance(rule, Rule) and rule.torch not in set(names)
     ]
-    yield from (f"{name} is trained here and is no parameter of the optimizer" for name in absent)
+    yield from (
+        f"{name} is trained here and is not a parameter of the optimizer" for name in absent
+    )
     recorded = [name for group in groups for name in group.get("param_names", ())]
     for ours, theirs in zip(parameter_names, recorded, strict=False):
         if ours != theirs:

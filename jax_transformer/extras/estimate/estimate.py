@@ -26,11 +26,10 @@ from jax_transformer.nn import fused_attention
 from jax_transformer.training import (
     corpus,
     init_source,
-    loop,
-    partitioning,
+    run,
     trainable,
 )
-from jax_transformer.training.devices import Devices, bytes_of_a_device
+from jax_transformer.training.devices import Devices, bytes_of_a_device, check
 from jax_transformer.training.options import Precision, TrainOptions
 from jax_transformer.training.step import TrainState
 
@@ -151,12 +150,12 @@ def estimate(
     """
     devices = take(topology, options)
     config = config_of(options)
-    partitioning.check(config, options.mesh)
+    check(config, options.mesh)
     fused_attention.check_device(config)
     if options.freeze or options.lora.rank:
         trainable.check(options, config)
     shape = largest_batch(options, config, length, devices.row_shards)
-    state = loop.abstract_state(options, config, devices)
+    state = run.abstract_state(options, config, devices)
     available = memory or topology.usable
     began = time.perf_counter()
     compiled, refused = None, bytes_of_a_device(state)
@@ -185,7 +184,7 @@ def config_of(options: TrainOptions) -> TransformerConfig:
     if options.init is not None:
         source = init_source.read_config(options.init, options.model)
         return options.model.executed(source)
-    return corpus.model_config(options, init_source.named_tokenizer(options.data))
+    return corpus.model_config(options, corpus.named_tokenizer(options.data))
 
 
 def take(topology: Topology, options: TrainOptions) -> Devices:
@@ -219,7 +218,7 @@ def lower(
 
     With several batches an update, it is the program that adds a batch to the sums of those before.
     """
-    train_step: Any = loop.make_step(options, config)
+    train_step: Any = run.make_step(options, config, state)
     ids: Any = jax.ShapeDtypeStruct((shape.rows, shape.length), jnp.int32, sharding=devices.rows)
     batch = Batch(ids, ids, ids)
     key = jax.eval_shape(lambda: jax.random.key(0))

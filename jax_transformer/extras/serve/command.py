@@ -54,10 +54,10 @@ def run(options: ServeOptions) -> int:
         ) from None
     from jax_transformer.formats import pretrained
     from jax_transformer.inference import translation
-    from jax_transformer.training import devices
+    from jax_transformer.runtime import program_cache
 
     bound = server.bind(options.host, options.port)
-    devices.use_cache()
+    program_cache.use()
     opened = pretrained.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
         opened,

@@ -53,9 +53,9 @@ class TranscribeOptions:
 def run(options: TranscribeOptions) -> int:
     """Write the transcript and return the exit code."""
     from jax_transformer.extras.speech import transcription
-    from jax_transformer.training import devices
+    from jax_transformer.runtime import program_cache
 
-    devices.use_cache()
+    program_cache.use()
     streams.check_output(options.output)
     transcriber = transcription.Transcriber.load(
         options.run, options.weights, precision=options.precision, beam=options.num_beams

@@ -1,0 +1,273 @@
+"""A run that is opened: its folder, created or continued and locked, and what changed since the run
+was stopped: options, versions and devices."""
+
+import contextlib
+import dataclasses
+import enum
+import itertools
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
+from jax_transformer.runtime import distributed
+from jax_transformer.storage import integrity, run_folder
+from jax_transformer.storage.checkpoint import Checkpoint
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import checkpoints
+from jax_transformer.training.optimizer_options import FROM_SCRATCH
+from jax_transformer.training.options import Resume, TrainOptions, read_options
+
+RUNS = Path("runs")
+
+# These do not affect the result, or it is content that counts, which its hash checks
+FREE = frozenset(
+    "run resume log_every samples tensorboard wandb compilation_cache keep "
+    "data.train_source data.train_target data.valid_source data.valid_target "
+    "data.train data.valid data.dataset data.dataset_config data.train_split data.valid_split "
+    "data.source_field data.target_field data.tokenizer data.target_tokenizer".split()
+)
+# The run continues with a warning: it may not end where the uninterrupted one would
+WARNED = frozenset(
+    "steps eval_every eval_pairs keep_best best_by patience average average_of devices "
+    "mesh.fsdp mesh.tensor loss_chunks model.attention_backend model.remat "
+    "model.scan_layers".split()
+)
+
+
+# The folder
+
+
+@contextmanager
+def open_run(options: TrainOptions) -> Iterator[RunFolder]:
+    """Open the folder to train in, locked; several processes share the one of the first.
+
+    It is the named one, or the newest unfinished one of the same options, or a new number under
+    runs/.
+
+    Raises:
+        ConfigError: the named folder holds a run of other options, or something else, or
+            ``options.resume`` forbids to continue it.
+        CheckpointError: ``options.resume`` demands a run to continue, and there is none.
+        LockedError: another process is training the named run.
+    """
+    with ExitStack() as stack:
+        path = None
+        if distributed.first():
+            choose = _numbered if options.run is None else _named
+            folder = choose(options, stack)
+            folder.remove_unfinished()
+            integrity.verify_metrics(folder.path)
+            if options.resume is Resume.MUST and folder.last_step() is None:
+                raise CheckpointError(
+                    f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
+                )
+            path = str(folder.path)
+        folder = RunFolder(Path(distributed.from_first("run folder", path)))
+        if not folder.path.is_dir():
+            raise ConfigError(
+                f"{folder.path.absolute()}: process {distributed.index()} does not see the folder "
+                "that process 0 has opened; give a --run that all processes share"
+            )
+        yield folder
+
+
+def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
+    folder = RunFolder(Path(options.run or ""))
+    integrity.verify(folder.path)
+    missing = _missing(folder.path)
+    if folder.train_config.exists():
+        if options.resume is Resume.NEVER:
+            raise ConfigError(
+                f"{folder.path} holds a run already, and --resume never forbids to continue it; "
+                "give another --run"
+            )
+        refused, _ = option_changes(options, read_options(folder))
+        if refused:
+            raise ConfigError(
+                f"{folder.path} is a run of other options: {', '.join(refused)}; give another --run"
+            )
+    elif folder.path.exists() and (not folder.path.is_dir() or _visible(folder.path)):
+        raise ConfigError(f"{folder.path} exists and is not a run folder; give another --run")
+    elif not (parent := (folder.path, *missing)[-1].absolute().parent).is_dir():
+        raise ConfigError(f"cannot create {folder.path}: {parent} is a file")
+    elif options.resume is Resume.MUST:
+        raise CheckpointError(f"{folder.path}: no such run to continue, as --resume must demands")
+    stack.callback(_remove_empty, folder.path, missing)
+    stack.enter_context(run_folder.lock(folder.path))
+    return folder
+
+
+def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
+    name = "phrases" if options.data.builtin else "text"
+    earlier = sorted(RUNS.glob(f"{name}-[0-9][0-9][0-9]"))
+    if options.resume is not Resume.NEVER:
+        for path in reversed(earlier):
+            if _can_continue(options, RunFolder(path)):
+                with contextlib.suppress(LockedError):  # another process is training it
+                    stack.enter_context(run_folder.lock(path))
+                    return RunFolder(path)
+    if options.resume is Resume.MUST:
+        raise CheckpointError(
+            f"{RUNS}: no unfinished run of these options to continue, as --resume must demands"
+        )
+    for number in itertools.count(int(earlier[-1].name.rsplit("-", 1)[1]) + 1 if earlier else 1):
+        path = RUNS / f"{name}-{number:03d}"
+        missing = _missing(path)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # created by another run in the meantime
+            continue
+        stack.callback(_remove_empty, path, missing)
+        stack.enter_context(run_folder.lock(path))
+        return RunFolder(path)
+    raise AssertionError("unreachable")
+
+
+def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
+    """Return True if the folder holds an unfinished run of the same options that can be read.
+
+    Warns of a folder that holds a checkpoint and cannot be read, with the file that is damaged.
+    """
+    try:
+        integrity.verify(folder.path)
+        refused, warned = option_changes(options, read_options(folder))
+        return not refused and not warned and not checkpoints.finished(options, folder)
+    except InputError as error:
+        if folder.last_step() is not None:
+            print(f"warning: {error}; this run is not continued", file=sys.stderr)
+        return False
+
+
+def _visible(path: Path) -> list[str]:
+    """Return the files of a folder except locks and temporary files of a killed process."""
+    return [name for name in os.listdir(path) if not name.startswith(".")]
+
+
+def _missing(path: Path) -> list[Path]:
+    """Return the folders that do not exist yet, innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _remove_empty(path: Path, created: list[Path]) -> None:
+    """Remove the folders that were created for a run that was then refused."""
+    if path.is_dir() and not _visible(path):
+        for name in run_folder.LOCK_FILES:
+            (path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty after all
+            for folder in created:
+                folder.rmdir()
+
+
+# Options of a resumed run
+
+
+def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], list[str]]:
+    """Return the changed options that are refused, and those that get a warning.
+
+    Each is ``name (before -> now)``.
+    """
+    changed = differences(with_recorded_rate(now, before), before)
+    refused = [text for name, text in changed.items() if name not in FREE | WARNED]
+    return refused, [text for name, text in changed.items() if name in WARNED]
+
+
+def with_recorded_rate(now: TrainOptions, before: TrainOptions) -> TrainOptions:
+    """Return the options with what they leave out of the learning rate as the run began with it.
+
+    Version 0.1 had the defaults of random weights with ``init`` too; such a run keeps them.
+    """
+    old, new = before.optimizer.rate._asdict(), now.optimizer.rate._asdict()
+    recorded = {
+        name: old[name]
+        for name in now.rate_left_out
+        if now.init is not None and new[name] != old[name] == FROM_SCRATCH._asdict()[name]
+    }
+    if not recorded:
+        return now
+    return dataclasses.replace(now, optimizer=dataclasses.replace(now.optimizer, **recorded))
+
+
+def differences(now: TrainOptions, before: TrainOptions) -> dict[str, str]:
+    """Return the options that differ by dotted name, each as ``name (before -> now)``."""
+    new, old = _flat(dataclasses.asdict(now)), _flat(dataclasses.asdict(before))
+    return {
+        name: f"{name} ({_shown(name, old[name])} -> {_shown(name, new[name])})"
+        for name in new
+        if new[name] != old[name]
+    }
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "devices" and value == 0:
+        return "all"
+    return repr(value.value if isinstance(value, enum.Enum) else value)
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
+    return flat
+
+
+def recorded_options(options: TrainOptions, folder: RunFolder) -> TrainOptions:
+    """Return the options with the learning rate that a run of version 0.1 began with; say so."""
+    if not folder.train_config.exists():
+        return options
+    recorded = with_recorded_rate(options, read_options(folder))
+    if recorded.optimizer.rate != options.optimizer.rate:
+        distributed.say(
+            f"{folder.path}: keeps the learning rate that it began with, version 0.1's default"
+        )
+    return recorded
+
+
+def warn_of_changes(options: TrainOptions, folder: RunFolder, saved: Checkpoint) -> None:
+    """Name the options, versions and devices that changed since the run was stopped."""
+    _, changed = option_changes(options, read_options(folder))
+    changed += environment_changes(environment(), dict(saved.about))
+    if changed:
+        distributed.say(
+            f"warning: changed since this run was stopped: {', '.join(changed)}; "
+            "the result will not be bit for bit that of an uninterrupted run"
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Return everything outside the run folder that a bit-exact continuation depends on.
+
+    Versions, device, number of cores, and XLA's flags.
+    """
+    import jax
+
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
+    machine = {
+        "device": jax.devices()[0].device_kind,
+        "cores": distributed.cores(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
+    return {"versions": versions, "machine": machine}
+
+
+def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Return the differences between two :func:`environment`, each as ``name before -> now``."""
+    changed = []
+    for group in ("versions", "machine"):
+        old = before.get(group, {})
+        changed += [
+            f"{name} {'unset' if old.get(name) == '' else old.get(name)} -> {value or 'unset'}"
+            for name, value in now[group].items()
+            if old.get(name) != value
+        ]
+    return changed
