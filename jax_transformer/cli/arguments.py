@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from itertools import pairwise
@@ -149,9 +149,7 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
     known = list(listed(kind))
     used, texts, unknown = split(known, words)
     if unknown:
-        from jax_transformer.cli import suggestion
-
-        raise suggestion.unknown_options(command, unknown, known)
+        raise _unknown_options(command, unknown, known)
     values: dict[str, Any] = {}
     missing: list[str] = []
     for argument in known:
@@ -281,3 +279,41 @@ def docstrings(kind: type) -> dict[str, str]:
             assert isinstance(field.target, ast.Name)
             texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return texts
+
+
+# Suggestions
+
+
+def _unknown_options(command: str, flags: Sequence[str], known: Sequence[Argument]) -> ConfigError:
+    """Return the error that names every unknown flag, each with a suggestion."""
+    typed = [argument for argument in known if argument.flags]
+    names = [f"{flag}{did_you_mean(flag[2:], typed, flags=True)}" for flag in flags]
+    return ConfigError(
+        f"unknown option{'s' if len(names) > 1 else ''} {', '.join(names)}; "
+        f"jax-transformer {command} --help lists them"
+    )
+
+
+def did_you_mean(name: str, known: Sequence[Argument], *, flags: bool = False) -> str:
+    """Return `` (did you mean 'steps'?)`` for what ``name`` most probably means, or nothing.
+
+    A section before the last dot of ``name`` is only looked at last.
+    """
+    name = name.replace("-", "_")
+    word = name.rpartition(".")[2]
+    by_word: dict[str, Argument] = {}
+    for each in known:
+        by_word.setdefault(each.name.rpartition(".")[2], each)
+    others = {synonym: each for each in reversed(known) for synonym in each.option.synonyms.split()}
+    by_name = {each.name: each for each in known}
+    meant = by_word.get(word) or others.get(word)
+    meant = meant or by_name.get(_close(name, by_name)) or by_word.get(_close(word, by_word))
+    if meant is None:
+        return ""
+    return f" (did you mean {meant.flags[0] if flags else meant.name!r}?)"
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-from jax_transformer.cli import arguments, suggestion
+from jax_transformer.cli import arguments
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -83,7 +83,7 @@ def _checked(data: Any, cls: type, unknown: list[str], root: type, section: str 
             hint = (
                 nearest(name, sections)
                 if isinstance(value, dict)
-                else suggestion.did_you_mean(name, list(arguments.listed(root)))
+                else arguments.did_you_mean(name, list(arguments.listed(root)))
             )
             unknown.append(f"{name!r}{hint}")
             continue

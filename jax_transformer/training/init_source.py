@@ -19,7 +19,6 @@ from jax_transformer.data import encoding
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.run_tokenizer import load_tokenizer
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import base as formats_base
 from jax_transformer.formats import pretrained
