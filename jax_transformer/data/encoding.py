@@ -18,6 +18,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 
+Vocabulary = Tokenizer | TokenizerPair
 # Pairs encoded at a time: bounds the memory of ids as Python integers.
 CHUNK = 10_000
 
@@ -73,6 +74,18 @@ class EncodedPairs:
         sides, (source, target) = (self.sources, self.targets), self.special_tokens
         lengths = np.array([list(map(len, side)) for side in sides]).T
         return lengths + np.array([source.size, target.size])
+
+
+def named_tokenizer(options: DataOptions) -> Vocabulary | None:
+    """Load the tokenizer that the options name, or the two; None if they name none."""
+    if options.tokenizer is None:
+        return None
+    first = Tokenizer.load(options.tokenizer)
+    return (
+        first
+        if options.target_tokenizer is None
+        else TokenizerPair(first, Tokenizer.load(options.target_tokenizer))
+    )
 
 
 def limits(options: DataOptions, config: TransformerConfig) -> tuple[int, int]:
@@ -169,7 +182,7 @@ def encode_pairs(
 
 def encode_sources(
     lines: Sequence[str],
-    tokenizer: Tokenizer | TokenizerPair,
+    tokenizer: Vocabulary,
     max_length: int,
     where: str = "",
     *,
@@ -199,7 +212,7 @@ def encode_sources(
 
 
 def cut_sources(
-    lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int
+    lines: Sequence[str], tokenizer: Vocabulary, max_length: int
 ) -> tuple[list[list[int]], list[bool]]:
     """Return the ids of lines to be translated, cut at ``max_length`` with the special tokens, and
     True for each that was cut; a huge line is not encoded whole.
@@ -209,6 +222,6 @@ def cut_sources(
     return [ids[:room] for ids in encoded], [len(ids) > room for ids in encoded]
 
 
-def special_tokens(tokenizer: Tokenizer | TokenizerPair) -> SpecialTokens:
+def special_tokens(tokenizer: Vocabulary) -> SpecialTokens:
     """Return the special tokens around a line of a tokenizer, or of its source side."""
     return SpecialTokens(tokenizer.prefix, tokenizer.suffix)

@@ -12,7 +12,7 @@ import numpy as np
 from jax_transformer.config import Mask, TransformerConfig, Tying
 from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.batches import BatchPlan
-from jax_transformer.data.encoding import EncodedPairs
+from jax_transformer.data.encoding import EncodedPairs, Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.run_tokenizer import has_tokenizer, load_tokenizer, save_tokenizer
@@ -26,8 +26,6 @@ from jax_transformer.training.options import MeshOptions, TrainOptions
 if TYPE_CHECKING:
     from jax_transformer.data.bpe_dropout import DroppedPairs
     from jax_transformer.training.init_source import InitSource
-
-Vocabulary = Tokenizer | TokenizerPair
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
     without data.json, which is written last, is unfinished: its tokenizer is not used.
     """
     data = options.data
-    if (named := named_tokenizer(data)) is not None:
+    if (named := encoding.named_tokenizer(data)) is not None:
         return named
     if not (folder / "data.json").exists() or not has_tokenizer(folder):
         return None
@@ -189,18 +187,6 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
             f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
         )
     return loaded
-
-
-def named_tokenizer(data: DataOptions) -> Vocabulary | None:
-    """Load the tokenizer that the options name, or the two; None if they name none."""
-    if data.tokenizer is None:
-        return None
-    first = Tokenizer.load(data.tokenizer)
-    return (
-        first
-        if data.target_tokenizer is None
-        else TokenizerPair(first, Tokenizer.load(data.target_tokenizer))
-    )
 
 
 def _train_tokenizer(

@@ -16,6 +16,7 @@ import numpy as np
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.data import encoding
+from jax_transformer.data.encoding import Vocabulary
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.run_tokenizer import load_tokenizer
@@ -29,8 +30,6 @@ from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage import integrity
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import is_float
-from jax_transformer.training import corpus
-from jax_transformer.training.corpus import Vocabulary
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
 
 
@@ -106,7 +105,7 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
 
 def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
     sha256 = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
-    tokenizer = corpus.named_tokenizer(options.data) or load_tokenizer(folder.path)
+    tokenizer = encoding.named_tokenizer(options.data) or load_tokenizer(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
     greedy = _greedy(folder.path / folders.IN_RUN, config, tokenizer)
     return InitSource(Path(options.init or ""), config, tokenizer, sha256, frozenset(), {}, greedy)
@@ -165,7 +164,7 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
 
 def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
     """Return the model's own tokenizer, or the one in the options if it has none."""
-    data, separate = options.data, corpus.named_tokenizer(options.data)
+    data, separate = options.data, encoding.named_tokenizer(options.data)
     if own is not None and separate is not None:
         raise ConfigError(
             f"data.tokenizer={data.tokenizer}: {path} has the tokenizer that its model was trained "

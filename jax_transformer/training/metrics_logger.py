@@ -151,8 +151,8 @@ class Progress:
         """Print a line."""
         if self.bar is not None:
             self.bar.write(message, file=sys.stderr)
-        elif distributed.first():
-            print(message, file=sys.stderr, flush=True)
+        else:
+            distributed.say(message)
 
     def close(self) -> None:
         """End the bar."""

@@ -184,7 +184,7 @@ def config_of(options: TrainOptions) -> TransformerConfig:
     if options.init is not None:
         source = init_source.read_config(options.init, options.model)
         return options.model.executed(source)
-    return corpus.model_config(options, corpus.named_tokenizer(options.data))
+    return corpus.model_config(options, encoding.named_tokenizer(options.data))
 
 
 def take(topology: Topology, options: TrainOptions) -> Devices:
