@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
@@ -28,6 +27,8 @@ class TrainCommand:
     @classmethod
     def from_file(cls, path: str) -> "TrainCommand":
         """Return the options of a file. Checks across several options run after the flags."""
+        from jax_transformer.cli import config_file
+
         return cls(path, options=config_file.read(TrainOptions, path))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Int
@@ -18,12 +18,13 @@ from jax_transformer.data import batches, encoding
 from jax_transformer.data.options import LongLine
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
-from jax_transformer.formats import pretrained
-from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.nn import sharding
 from jax_transformer.transformer import Transformer
+
+if TYPE_CHECKING:
+    from jax_transformer.formats.base import Pretrained
 
 TOKENS_PER_BATCH = 4096
 """Positions of the source in a batch, by default."""
@@ -121,6 +122,8 @@ class Translator:
         and errors are as in :func:`jax_transformer.load`, and a folder without a tokenizer raises
         InputError. ``options``, named as in a call, change the generation config.
         """
+        from jax_transformer.formats import pretrained
+
         paths = [path] if isinstance(path, str | Path) else path
         return cls.from_opened(
             *(pretrained.open(each, weights) for each in paths),
@@ -134,8 +137,8 @@ class Translator:
     @classmethod
     def from_opened(
         cls,
-        opened: Pretrained,
-        *others: Pretrained,
+        opened: "Pretrained",
+        *others: "Pretrained",
         source_lang: str | None = None,
         target_lang: str | None = None,
         precision: str | None = None,
@@ -330,7 +333,7 @@ def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
     return Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
 
 
-def load_model(opened: Pretrained, precision: str | None) -> Transformer:
+def load_model(opened: "Pretrained", precision: str | None) -> Transformer:
     """Return the model with weights and arithmetic in ``precision``; None is as in its files."""
     if precision is None or opened.config is None:
         return opened.model()

@@ -10,12 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import atomic, safetensors, untrusted
-from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage import atomic, untrusted
 from jax_transformer.storage.untrusted import shown
+
+if TYPE_CHECKING:
+    from jax_transformer.storage.lazy import LazyState
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 IN_RUN = "huggingface"
@@ -154,7 +156,7 @@ def _why(path: Path, chosen: str) -> str:
 
 def write(
     path: Path,
-    state: LazyState,
+    state: "LazyState",
     extra_files: Mapping[str, bytes],
     *,
     shard_size: int = SHARD_SIZE,
@@ -164,6 +166,8 @@ def write(
 
     Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
+    from jax_transformer.storage import safetensors
+
     path.mkdir()
     parts = split({name: tensor.nbytes for name, tensor in state.items()}, shard_size)
     names = (
