@@ -30,7 +30,7 @@ class Refusal(Exception):
 
 
 def _printable(character: str) -> str:
-    """A character, escaped if it cannot be printed on one line."""
+    """Return a character, escaped if it cannot be printed on one line."""
     return character if character.isprintable() else ascii(character)[1:-1]
 
 
@@ -102,7 +102,9 @@ class ReportedError(Refusal):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """True for an error of Python, NumPy or JAX that says that there is not enough memory."""
+    """Return True for an error of Python, NumPy or JAX that says that there is not enough
+    memory.
+    """
     of_jax = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     return of_jax or isinstance(error, MemoryError)
 

@@ -146,7 +146,7 @@ class Transformer(nnx.Module):
         return *self._decode(memory, valid, target, dropout, attention), encoded
 
     def encode(self, source: Source, *, rngs: Randomness = None) -> Memory:
-        """The encoder's output (b, s, d)."""
+        """Return the encoder's output (b, s, d)."""
         source = check_source(source, self.config)
         return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def render(page: str, data: dict[str, Any]) -> str:
-    """The template ``page`` with ``data`` in it.
+    """Return the template ``page`` with ``data`` in it.
 
     The data is JSON in which nothing can end its element, and the page's content security policy
     lets only its own script run. The template has one ``<script>``, and ``SCRIPT-HASH`` and
@@ -25,13 +25,13 @@ def render(page: str, data: dict[str, Any]) -> str:
 
 
 def content_policy(page: str) -> str:
-    """The content security policy in a page's ``<meta>``, for a server's header."""
+    """Return the content security policy in a page's ``<meta>``, for a server's header."""
     return page.partition('<meta http-equiv="Content-Security-Policy" content="')[2].partition(
         '">'
     )[0]
 
 
 def _digest(page: str, element: str) -> str:
-    """The hash of the text of a page's element, as a content security policy names it."""
+    """Return the hash of the text of a page's element, as a content security policy names it."""
     content = page.partition(f"<{element}>")[2].partition(f"</{element}>")[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

@@ -195,7 +195,7 @@ def test_a_run_of_joeynmt_translates_tokens_between_spaces(tmp_path):
                 (joey_options({"activation": "tanh"}), "encoder.activation='tanh'"),
                 (joey_options(decoder={"heads": 4}), "unknown option 'model.decoder.heads'"),
                 (joey_options({"num_layers": 10**8}), "encoder.num_layers=100,000,000"),
-                (joey_options({"dropout": "."}), "encoder.dropout='.' is no number"),
+                (joey_options({"dropout": "."}), "encoder.dropout='.' is not a number"),
                 (joey_options({"num_heads": 0}), "num_heads"),
             )
         ),

@@ -54,7 +54,9 @@ def check(
 
 
 def _comes_back(rule: rules.Rule | Alias, torch_state: LazyState, flax_state: LazyState) -> bool:
-    """True if the rule gives the PyTorch tensor back; at most this one is in memory twice."""
+    """Return True if the rule gives the PyTorch tensor back; at most this one is in memory
+    twice.
+    """
     if rule.torch not in torch_state:
         return False
     tensor = torch_state[rule.torch]

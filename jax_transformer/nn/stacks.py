@@ -283,7 +283,7 @@ def check_ids(
 
 
 def check_source(source: Source, config: TransformerConfig) -> Array:
-    """The ids (b, s) as int32. Raises InputError for a source that the model cannot read."""
+    """Return the ids (b, s) as int32. Raises InputError for a source that the model cannot read."""
     if config.input_layer is not None:
         return input_layer.of(config).check(source, config)
     return check_ids(source, config, config.source_vocab_size, "source")

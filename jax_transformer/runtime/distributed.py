@@ -85,7 +85,7 @@ _ADDRESS = ("coordinator_address", "num_processes", "process_id")
 
 @contextlib.contextmanager
 def joined(options: DistributedOptions) -> Iterator[None]:
-    """A block in which this process is one of several, if the options say so.
+    """Yield a block in which this process is one of several, if the options say so.
 
     The first error of a process ends the block in all processes that wait for it, with its exit
     code; only that process reports it. Raises ConfigError if the processes do not meet.

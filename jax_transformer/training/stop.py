@@ -68,7 +68,7 @@ class Stop:
 
 @contextmanager
 def stop_requests() -> Iterator[Stop]:
-    """A Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
+    """Yield a Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
     stop = Stop()
     with signals.handled(stop.request, raising=Preempted, once=True):  # `at_once` raises it again
         yield stop

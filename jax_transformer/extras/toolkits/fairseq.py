@@ -93,7 +93,7 @@ def _recognises(content: Mapping[str, Any]) -> bool:
 
 
 def _sections(content: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """The options of model and task: of ``cfg``, or before fairseq 0.10 of ``args``."""
+    """Return the options of model and task: of ``cfg``, or before fairseq 0.10 of ``args``."""
     cfg = content.get("cfg")
     if isinstance(cfg, dict) and isinstance(cfg.get("model"), dict):
         return cfg["model"], cfg.get("task") or {}
@@ -119,7 +119,7 @@ def _describe(path: Path, content: Mapping[str, Any]) -> Description:
         path.parent / f"dict.{task.values.get(f'{side}_lang')}.txt" for side in ("source", "target")
     ]
     if not all(re.fullmatch(r"dict\.[\w-]{1,40}\.txt", file.name, re.ASCII) for file in files):
-        raise InputError(f"{path}: source_lang and target_lang are no names of languages")
+        raise InputError(f"{path}: source_lang and target_lang are not names of languages")
     words = None
     if all(file.is_file() for file in files):
         source, target = (_dictionary(file, size) for file, size in zip(files, sizes, strict=True))
@@ -131,7 +131,7 @@ def _describe(path: Path, content: Mapping[str, Any]) -> Description:
 def _rows(state: Mapping[str, Any], name: str) -> int:
     shape: tuple[int, ...] = getattr(state.get(name), "shape", ())
     if len(shape) != 2 or shape[0] <= len(_SPECIALS):
-        raise InputError(f"{name} is no embedding")
+        raise InputError(f"{name} is not an embedding")
     return shape[0]
 
 
@@ -204,12 +204,12 @@ def configuration(model: Options, source_size: int, target_size: int) -> Transfo
 
 
 def _dictionary(path: Path, size: int) -> tuple[str, ...]:
-    """The tokens of a dictionary: four special ones, and those of lines ``token count``."""
+    """Return the tokens of a dictionary: four special ones, and those of lines ``token count``."""
     words = []
     for number, line in enumerate(untrusted.read_lines(path), 1):
         word, _, count = line.rstrip().rpartition(" ")
         if line.strip() and (not word or not count.isdecimal()):
-            raise InputError(f"{path}: line {number}: {shown(line)} is no token count")
+            raise InputError(f"{path}: line {number}: {shown(line)} is not a token and its count")
         words += [word] if word else []
     tokens = (*_SPECIALS, *words)
     if len(set(tokens)) != len(tokens):

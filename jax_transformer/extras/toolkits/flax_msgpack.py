@@ -90,7 +90,7 @@ def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str
         *above, last = keys
         name = ".".join(keys if keys == _TOP_LEVEL else (*above, _LAST.get(last, "")))
         if keys != _TOP_LEVEL and (not above or last not in _LAST):
-            wrong.append(f"{shown('/'.join(keys))} is no parameter of a Dense, Embed or norm")
+            wrong.append(f"{shown('/'.join(keys))} is not a parameter of a Dense, Embed or norm")
         elif last == "kernel" and len(shape) != 2:
             wrong.append(
                 f"{shown('/'.join(keys))} has the shape {shape}, and a kernel has two dimensions"

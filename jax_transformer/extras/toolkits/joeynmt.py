@@ -154,7 +154,7 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
 
 
 def _equal(name: str, values: Sequence[T]) -> T:
-    """The value of encoder and decoder. Raises InputError if they differ."""
+    """Return the value of encoder and decoder. Raises InputError if they differ."""
     if len(set(values)) > 1:
         raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
     return values[0]
@@ -175,14 +175,14 @@ def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:
 
 
 def _vocabularies(lines: Sequence[Sequence[str]], symbols: Options) -> Vocabularies:
-    """Both vocabularies: the special tokens, language tags, and the lines of the files."""
+    """Return both vocabularies: the special tokens, language tags, and the lines of the files."""
     roles = {
         role: symbols.values.get(f"{role}_token", text) for role, (_, text) in _SPECIALS.items()
     }
     others = [symbols.values.get("sep_token"), *(symbols.values.get("lang_tags") or [])]
     first = [*roles.values(), *(token for token in others if token is not None)]
     if not all(isinstance(token, str) for token in first):
-        raise InputError("special_symbols are no text")
+        raise InputError("special_symbols are not text")
     sides = [tuple(dict.fromkeys([*first, *tokens])) for tokens in lines]
     for role, (number, _) in _SPECIALS.items():
         if any(side.index(roles[role]) != symbols.number(f"{role}_id", number) for side in sides):

@@ -150,8 +150,8 @@ def _describe(path: Path, content: Mapping[str, Any]) -> Description:
 
 
 def _weights(path: Path) -> tuple[Path, ...]:
-    """The files of weights next to a checkpoint without any: OpenNMT-py saves one, of the same
-    name, and loads parts that are numbered.
+    """Return the files of weights next to a checkpoint without any: OpenNMT-py saves one, of the
+    same name, and loads parts that are numbered.
     """
     name = path.name.removesuffix(".pt")
     one = path.with_name(f"{name}.safetensors")
@@ -217,7 +217,7 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
 
 
 def _vocabularies(vocab: Mapping[str, Any]) -> Vocabularies:
-    """The two lists of tokens. Raises InputError if they are no text, or lack a token."""
+    """Return the two lists of tokens. Raises InputError if they are not text, or lack a token."""
     if vocab.get("src_feats") or vocab.get("data_task", "seq2seq") != "seq2seq":
         raise InputError("vocab: features of the source, or a language model, are not supported")
     begin = vocab.get("decoder_start_token") or "<s>"
@@ -227,7 +227,7 @@ def _vocabularies(vocab: Mapping[str, Any]) -> Vocabularies:
     for side in ("src", "tgt"):
         tokens = vocab.get(side)
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-            raise InputError(f"vocab: {side} is no list of tokens")
+            raise InputError(f"vocab: {side} is not a list of tokens")
         missing = [token for token in (*_ROLES.values(), begin) if token not in tokens]
         if missing or len(set(tokens)) != len(tokens):
             raise InputError(f"vocab: {side} has a token twice, or has no {', '.join(missing)}")

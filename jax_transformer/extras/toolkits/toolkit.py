@@ -33,7 +33,7 @@ class Description:
     states: Mapping[str, tuple[str, ...]]
     """The keys that lead to each state_dict, by the prefix that its names get."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Reasons for tensors that are no weights, by name."""
+    """Reasons for tensors that are not weights, by name."""
     vocabularies: Vocabularies | None = None
     files: tuple[Path, ...] = ()
     """Other files next to the checkpoint that were read."""
@@ -125,14 +125,14 @@ class Options:
 
     def __init__(self, values: Any, title: str = ""):
         if not isinstance(values, Mapping):
-            raise InputError(f"{title or 'the options'}: is no map of options")
+            raise InputError(f"{title or 'the options'}: is not a map of options")
         self.values, self.title = values, title
 
     def named(self, name: str) -> str:
         return f"{self.title}.{name}" if self.title else name
 
     def section(self, name: str) -> "Options":
-        """The options under a name; none without it."""
+        """Return the options under a name; none without it."""
         return Options(self.values.get(name, {}), self.named(name))
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -141,10 +141,10 @@ class Options:
             return int(value)
         if type(value) is int and 0 <= value < 10**9:
             return value
-        raise InputError(f"{self.named(name)}={shown(value)} is no whole number")
+        raise InputError(f"{self.named(name)}={shown(value)} is not a whole number")
 
     def layers(self, name: str, default: int | None = None) -> int:
-        """A number of layers, of which each is described before a tensor is looked at."""
+        """Return a number of layers, of which each is described before a tensor is looked at."""
         value = self.number(name, default)
         if not 0 < value <= checks.MOST_LAYERS:
             raise InputError(
@@ -153,13 +153,13 @@ class Options:
         return value
 
     def real(self, name: str, default: float) -> float:
-        """A number of 0 or more; of a list, its first."""
+        """Return a number of 0 or more; of a list, its first."""
         value = self._value(name, default)
         value = value[0] if isinstance(value, list) and value else value
         if isinstance(value, str) and value and _REAL.fullmatch(value):
             value = float(value)
         if type(value) not in (int, float) or not 0 <= value < 1e9:
-            raise InputError(f"{self.named(name)}={shown(value)} is no number")
+            raise InputError(f"{self.named(name)}={shown(value)} is not a number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -206,13 +206,15 @@ class Options:
 
 
 def _among(value: Any, accepted: Collection[Any]) -> bool:
-    """True if a value is one of these, also as text: ``false`` is False."""
+    """Return True if a value is one of these, also as text: ``false`` is False."""
     texts = [str(one).lower() for one in accepted]
     return value in accepted or (isinstance(value, str) and value.lower() in texts)
 
 
 def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
-    """The rules for both embeddings of a state_dict, of which one may be a copy of the other."""
+    """Return the rules for both embeddings of a state_dict, of which one may be a copy of the
+    other.
+    """
     written = embedding(target, "target_embedding")
     if config.tying.one_embedding:
         return [*written, Alias(f"{source}.weight", f"{target}.weight")]
@@ -220,7 +222,9 @@ def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
 
 
 def output(config: TransformerConfig, name: str, target: str) -> Table:
-    """The rules for an output layer without a bias, which may be a copy of the target embedding."""
+    """Return the rules for an output layer without a bias, which may be a copy of the target
+    embedding.
+    """
     if config.tying.tied_output:
         return [Alias(f"{name}.weight", f"{target}.weight")]
     return linear(name, "output", bias=False)

@@ -24,7 +24,7 @@ class Vocabularies:
     """A source ends with ``eos``."""
 
     def config_fields(self) -> dict[str, Any]:
-        """The sizes and ids of a configuration with these vocabularies."""
+        """Return the sizes and ids of a configuration with these vocabularies."""
         return {
             "source_vocab_size": len(self.source),
             "target_vocab_size": len(self.target),

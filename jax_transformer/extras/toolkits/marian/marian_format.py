@@ -149,7 +149,7 @@ def _opened(format: Format, model: Model, *, for_transformers: bool = False) -> 
 
 
 def _decoding(model: Model, pad_id: int) -> dict[str, Any]:
-    """The settings of ``decoder.yml`` as transformers has them.
+    """Return the settings of ``decoder.yml`` as transformers has them.
 
     Marian has no token for padding, and writes none for unknown words unless ``allow-unk`` is set.
     """
@@ -169,7 +169,7 @@ def _decoding(model: Model, pad_id: int) -> dict[str, Any]:
 
 
 def _number(model: Model, name: str, default: str, pattern: str) -> float:
-    """A setting of ``decoder.yml`` below 1000; ``default`` is Marian's."""
+    """Return a setting of ``decoder.yml`` below 1000; ``default`` is Marian's."""
     value = model.decoder.get(name, default)
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
         raise InputError(f"{model.decoder_file}: {name}={shown(value)} is not supported")
@@ -206,7 +206,7 @@ def _tokenizer(model: Model, pad_id: int) -> dict[str, bytes]:
 
 
 def _ids(model: Model, side: int) -> dict[str, int]:
-    """The ids of a side's vocabulary; of a SentencePiece model, its pieces in order."""
+    """Return the ids of a side's vocabulary; of a SentencePiece model, its pieces in order."""
     from jax_transformer.data import sentencepiece_vocabulary
 
     path = model.vocabularies[side]

@@ -183,7 +183,7 @@ class _Values:
     def text(self, name: str, default: str = "") -> str:
         value = self.options.get(name, default)
         if not isinstance(value, str):
-            raise InputError(f"{name}={shown(value)} is no single value")
+            raise InputError(f"{name}={shown(value)} is not a single value")
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -194,7 +194,7 @@ class _Values:
     def _whole(self, name: str, text: Any) -> int:
         plain = isinstance(text, str) and text.isascii() and text.isdecimal()
         if not plain or len(text) > 9:
-            raise InputError(f"{name}={shown(text)} is no whole number")
+            raise InputError(f"{name}={shown(text)} is not a whole number")
         return int(text)
 
     def sizes(self, name: str) -> tuple[int, int]:
@@ -214,7 +214,7 @@ class _Values:
         return known[value]
 
     def operations(self, name: str, known: tuple[str, ...]) -> str:
-        """The operations without dropout: n is a norm, a the residual connection."""
+        """Return the operations without dropout: n is a norm, a the residual connection."""
         value = self.text(name)
         if value.replace("d", "") not in known:
             operations = " or ".join(repr(one) for one in known)

@@ -64,11 +64,11 @@ class Layout:
         return self.encoder_layers if stack == "encoder" else self.decoder_layers
 
     def shapes(self) -> dict[str, Shape]:
-        """The shape of every stored array, without ``target.``."""
+        """Return the shape of every stored array, without ``target.``."""
         return {rule.stored: rule.stored_shape for rule in table(self)}
 
     def sizes(self) -> dict[str, Any]:
-        """The fields of the configuration that the shapes show."""
+        """Return the fields of the configuration that the shapes show."""
         return {
             "vocab_size": self.vocabulary,
             "d_model": self.d_model,
@@ -220,7 +220,7 @@ def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
     """Read the sizes from a few arrays. Raises InputError if one is missing or has other axes."""
 
     def layer(stack: str, name: str) -> Shape:
-        """The stored shape of the first layer's array, without the axis of the layers."""
+        """Return the stored shape of the first layer's array, without the axis of the layers."""
         if axis is None:
             return _shape(shapes, f"{stack}.layers_0.{name}")
         full = _shape(shapes, f"{stack}.{stack}.{name}")
@@ -315,7 +315,7 @@ def layout_of(
     """
     if config.architecture not in FAMILIES:
         raise ConfigError(
-            f"architecture {config.architecture!r} is no network of T5X: only models of "
+            f"architecture {config.architecture!r} is not a network of T5X: only models of "
             f"{', '.join(FAMILIES)} can be written as its checkpoints"
         )
     if scan_axis is not None and not scan_layers:
@@ -371,5 +371,5 @@ def _not_written(config: TransformerConfig) -> list[str]:
 
 
 def scale_differs(config: TransformerConfig) -> bool:
-    """True if transformers multiplies the logits by a factor that T5X does not have."""
+    """Return True if transformers multiplies the logits by a factor that T5X does not have."""
     return config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL and config.tying is not Tying.ALL
