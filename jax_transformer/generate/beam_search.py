@@ -33,6 +33,11 @@ def beam(
     model: Models,
     source: Source,
     *,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    max_length: int | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
     prompt: Int[AnyArray, "b p"] | None = None,
     **options: Any,
@@ -49,6 +54,8 @@ def beam(
     search is as in transformers' ``generate``, with its ``early_stopping``. Other arguments, ids
     and errors as in :func:`jax_transformer.generate.greedy`.
     """
+    options |= {"num_beams": num_beams, "length_penalty": length_penalty}
+    options |= {"max_length": max_length, "bos_id": bos_id, "eos_id": eos_id}
     tokens, scores = n_best(
         model, source, 1, forced_bos_token_id=forced_bos_token_id, prompt=prompt, **options
     )

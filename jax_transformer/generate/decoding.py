@@ -65,6 +65,9 @@ def greedy(
     model: Models,
     source: Source,
     *,
+    max_length: int | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
     prompt: Int[AnyArray, "b p"] | None = None,
     **options: Any,
@@ -83,10 +86,12 @@ def greedy(
         prompt: the decoder's inputs (b, p) before the generated tokens, instead of the start token:
             Whisper's start, language and task. Other tokens compile nothing. After more than one
             token, forced_bos_token_id has no effect, as in transformers.
-        options: fields of :class:`GenerationConfig` and of its constraints: ``max_new_tokens``, the
-            number n of generated tokens (None: the model's maximum), also as ``max_length``;
-            ``decoder_start_token_id`` and ``eos_token_id`` (None: the model's), also as ``bos_id``
-            and ``eos_id``; ``constraints`` or any of them by its name.
+        max_length: most generated tokens n, also as ``max_new_tokens``; None is the model's
+            maximum.
+        bos_id: the start token, also as ``decoder_start_token_id``; None is the model's.
+        eos_id: the end token, also as ``eos_token_id``; None is the model's.
+        options: other fields of :class:`GenerationConfig`: ``constraints``, or any of them by its
+            name.
 
     Returns:
         ids (b, n) int32 without the start token or prompt, with ``eos_token_id``, padded after it
@@ -97,6 +102,7 @@ def greedy(
         ConfigError: the model does not have such a length or token, or an option is unknown.
     """
     model = split(model)
+    options |= {"max_length": max_length, "bos_id": bos_id, "eos_id": eos_id}
     config = keyword_config(model, GenerationConfig(), options, prompt)
     return _token_by_token(model, source, config, forced_bos_token_id, prompt)
 
@@ -106,6 +112,9 @@ def sample(
     source: Source,
     key: PRNGKeyArray,
     *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
     rows: Int[AnyArray, " b"] | None = None,
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
     prompt: Int[AnyArray, "b p"] | None = None,
@@ -120,11 +129,13 @@ def sample(
         rows: a number for each row, by which its draws differ from other rows' draws; None is 0,
             1, 2, ... A row's tokens depend only on its number and its source, not on the rest of
             the batch (as far as rounding in matrix products does not).
-        options: also ``temperature``, above 0 (near 0 is greedy decoding); ``top_k``, to draw from
-            this many most likely tokens (0: all); ``top_p``, to draw from the fewest of these that
-            together reach this probability (Holtzman et al. 2020; 1: all).
+        temperature: above 0 (1); near 0 is greedy decoding.
+        top_k: draw from this many most likely tokens (0: all).
+        top_p: draw from the fewest of these that together reach this probability (Holtzman et al.
+            2020; 1: all).
     """
     model = split(model)
+    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     config = keyword_config(model, GenerationConfig(do_sample=True), options, prompt)
     return _token_by_token(model, source, config, forced_bos_token_id, prompt, key, rows)
 
