@@ -97,3 +97,54 @@ def pytest_collection_modifyitems(items):
             item.user_properties.extend(
                 ("of", value) for value in [*mark.args[1:], *values] if isinstance(value, str)
             )
+
+
+# Imported by the fixtures, as jaxtyping instruments the package after this file is read
+
+
+@pytest.fixture(scope="module")
+def as_a_user():
+    """Configure JAX as the command line does: for ``pytest.mark.usefixtures``."""
+    from parity_tests.unit import runs
+
+    with runs.as_a_user():
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained run, to read."""
+    from parity_tests.unit import runs
+
+    with runs.as_a_user():
+        return runs.trained(tmp_path_factory.getbasetemp()).path
+
+
+@pytest.fixture
+def console(capsys, monkeypatch):
+    from parity_tests.unit import runs
+
+    return runs.Console(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A lesson10 of odd sizes to convert: its configuration, weights file and config.json."""
+    from parity_tests.unit import conversions
+
+    return conversions.small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def config(small):
+    return small[0]
+
+
+@pytest.fixture(scope="module")
+def weights(small):
+    return small[1]
+
+
+@pytest.fixture(scope="module")
+def config_file(small):
+    return small[2]

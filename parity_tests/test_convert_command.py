@@ -120,11 +120,6 @@ def run(tmp_path_factory):
         yield runs.trained(tmp_path_factory.getbasetemp()).path
 
 
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
 def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path):
     step = runs.STEPS
     code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")

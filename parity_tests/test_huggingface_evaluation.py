@@ -16,11 +16,7 @@ from parity_tests.huggingface_folders import (
 )
 from parity_tests.unit import runs
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.mark.parametrize(

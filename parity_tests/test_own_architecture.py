@@ -34,10 +34,7 @@ ENGLISH = "the cat dog sees a red house small bird and".split()
 GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(autouse=True)

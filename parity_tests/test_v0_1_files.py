@@ -12,16 +12,12 @@ import torch
 import transformers
 
 import jax_transformer as jt
-from parity_tests.unit import runs
 from parity_tests.unit import v0_1_files as v0_1
 
 MODELS = v0_1.expected()["models"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 def loaded(path: Path) -> Any:

@@ -135,10 +135,7 @@ FLAGS_0_1 = {
 """Flags of version 0.1, by command."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +146,6 @@ def weights(tmp_path_factory) -> Path:
         {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
     )
     return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 # Help, version and imports

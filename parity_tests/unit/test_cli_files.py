@@ -16,16 +16,7 @@ TINY = "d_model=16 num_heads=2 d_ff=32 num_layers=1 max_length=40 vocab_size=300
 SMALL = ["--preset", "small", "--set", *TINY]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
-
-
-@pytest.fixture(scope="module")
-def run(_as_a_user, tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    return runs.trained(tmp_path_factory.getbasetemp()).path
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +25,6 @@ def weights(run, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     assert runs.main("convert", run, path) == 0
     return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:

@@ -33,16 +33,7 @@ LINES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
-
-
-@pytest.fixture(scope="module")
-def run(_as_a_user, tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    return runs.trained(tmp_path_factory.getbasetemp()).path
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +44,6 @@ def weights(tmp_path_factory) -> Path:
         {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
     )
     return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 # translate

@@ -5,7 +5,6 @@ functions.
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import safetensors.numpy
 import jax_transformer as jt
 from jax_transformer import state_dict
 from jax_transformer.architectures import registry
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import checking, infer
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
@@ -22,34 +20,8 @@ from jax_transformer.storage import lazy, pt
 from jax_transformer.storage.pt import writer
 from jax_transformer.weights import rules
 from parity_tests import preset_names
-from parity_tests.unit import conversions, helpers, runs
+from parity_tests.unit import helpers, runs
 from parity_tests.unit.conversions import config_of, convert, state_of, write
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def config(small) -> TransformerConfig:
-    return small[0]
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
-
-
-@pytest.fixture(scope="module")
-def config_file(small) -> Path:
-    return small[2]
-
 
 # Sizes
 

@@ -9,34 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import checking
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import atomic, checkpoint, pt
-from parity_tests.unit import conversions, runs
+from parity_tests.unit import runs
 from parity_tests.unit.conversions import convert
 
 MANIFEST = "checkpoints/0/manifest.json"
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
-
-
-@pytest.fixture(scope="module")
-def config_file(small) -> Path:
-    return small[2]
 
 
 def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_path):

@@ -142,13 +142,6 @@ def test_a_distance_that_rounds_to_another_bucket_is_refused(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    with runs.as_a_user():
-        return runs.trained(tmp_path_factory.getbasetemp()).path
-
-
-@pytest.fixture(scope="module")
 def exported(run, tmp_path_factory) -> Path:
     """The run as CTranslate2's folder in float32."""
     path = tmp_path_factory.mktemp("exported") / "ct2"
@@ -367,11 +360,6 @@ def test_evaluate_gives_the_scores_of_the_engine(console, copy, tmp_path):
     }
     assert theirs["engine"] == "ctranslate2" and theirs["quantization"] == "float32"
     assert "loss" in ours and "loss" not in theirs
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 # More models, and a longer run

@@ -15,10 +15,7 @@ LINES = ["the cat", "a red dog sees the small bird", "", "house"]
 FEW = ["--steps", "6", "--eval-every", "6", "--data.buckets", "1", "--optimizer.warmup-steps", "1"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 # The others train as lesson10 does, which test_training.py trains

@@ -16,7 +16,6 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import pretrained
 from jax_transformer.inference import translation
 from jax_transformer.training import evaluation
-from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny
 
 PAD, BOS, EOS = 1, 2, 3
@@ -35,10 +34,7 @@ def translator() -> translation.Translator:
     return translation.Translator(random_model(config, dtype="float32"), tokenizer, widths=(16,))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from jax_transformer.storage import (
     safetensors,
 )
 from jax_transformer.weights import rules
-from parity_tests.unit import helpers, runs
+from parity_tests.unit import helpers
 
 T5 = {
     "model_type": "t5",
@@ -74,11 +74,6 @@ def theirs(tmp_path_factory) -> Path:
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
     return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 def prepare(source: Path | str, destination: Path | str, **more) -> preparation.Prepared:

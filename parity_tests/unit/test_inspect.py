@@ -12,25 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.storage.pt import writer
-from parity_tests.unit import conversions, runs
+from parity_tests.unit import runs
 from parity_tests.unit.conversions import write
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
 
 
 def test_inspect_json_is_complete(console, weights, tmp_path):

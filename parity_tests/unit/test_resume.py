@@ -25,11 +25,7 @@ from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +40,7 @@ def text(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(text, _as_a_user, tmp_path_factory) -> Path:
+def finished(text, as_a_user, tmp_path_factory) -> Path:
     """An uninterrupted run."""
     run = tmp_path_factory.mktemp("finished") / "run"
     assert train("--run", run, *text).code == 0

@@ -300,11 +300,6 @@ def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):
 # The commands
 
 
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> runs.Trained:
     with runs.as_a_user():

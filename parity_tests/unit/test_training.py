@@ -27,14 +27,11 @@ QUICK = [
 ]  # these compile in half the time
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
-def finished(_as_a_user, tmp_path_factory) -> runs.Trained:
+def finished(as_a_user, tmp_path_factory) -> runs.Trained:
     """An uninterrupted run."""
     return runs.trained(tmp_path_factory.getbasetemp())
 

@@ -11,7 +11,6 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
-from parity_tests.unit import runs
 from parity_tests.unit import v0_1_files as v0_1
 
 RECORDED = v0_1.expected()
@@ -20,10 +19,7 @@ TRANSLATE = [name for name, model in MODELS.items() if model["lines"]]
 FAMILIES = ["marian", "t5"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 def test_files_are_those_that_v0_1_wrote():
