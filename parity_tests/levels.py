@@ -31,10 +31,8 @@ class Inputs:
         self.x = _drawn(random, (*pair.target.shape, config.d_model)).astype(dtype)
         self.memory = _drawn(random, (*pair.source.shape, config.d_model)).astype(dtype)
         length = pair.target.shape[1]
-        padding, source_padding = (
-            pair.target == config.target_pad_id,
-            pair.source == config.source_pad_id,
-        )
+        padding = pair.target == config.target_pad_id
+        source_padding = pair.source == config.source_pad_id
         self.padding = padding if Mask.TARGET_PADDING in config.decoder.self_mask else None
         self.future = (
             np.triu(np.ones((length, length), bool), 1)

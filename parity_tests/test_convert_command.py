@@ -49,9 +49,8 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
     assert "next to the PyTorch twin" in outcome.checked.method
     blocks = case.config.encoder.layers + case.config.decoder.layers
-    assert (
-        len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
-    )
+    assert len(outcome.checked.errors) == 1 + blocks
+    assert max(outcome.checked.errors.values()) < 1e-12
     convert(tmp_path / "run", tmp_path / "b.pt", check=False)
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert sorted(again) == sorted(state)
@@ -125,10 +124,8 @@ def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path)
     code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
     assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
     saved = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert (
-        saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
-        and saved["step"] == step
-    )
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
+    assert saved["step"] == step
     module = torch_bridge.twin(TransformerConfig.from_json(saved["config"]))
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())

@@ -66,10 +66,8 @@ SLOW = (
     ids=str,
 )
 def test_greedy_token_for_token(case):
-    lengths, ids = (
-        set(),
-        {"bos": case.config.bos_id, "eos": case.config.eos_id, "pad": case.config.target_pad_id},
-    )
+    lengths = set()
+    ids = {"bos": case.config.bos_id, "eos": case.config.eos_id, "pad": case.config.target_pad_id}
     for seed in range(3):
         both = pair(case.config, seed=seed, batch=4, source=9)
         ours = np.asarray(jt.generate.greedy(both.flax, both.source, max_length=12))

@@ -239,18 +239,15 @@ def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[s
         for row in (0, 1, rows - 1, rows, 59):
             changed = {other: tensor.clone() for other, tensor in state.items()}
             changed[name][row] += 1
-            model, module = (
-                jt.convert.from_torch(changed, both.config),
-                jt.convert.into_torch(both.flax, torch_bridge.twin(both.config)).eval(),
-            )
+            model = jt.convert.from_torch(changed, both.config)
+            module = jt.convert.into_torch(both.flax, torch_bridge.twin(both.config)).eval()
             module.load_state_dict(changed)
             after = outputs(
                 Pair(both.config, model, module, both.source, both.target), both.source, both.target
             )
             for one, other in zip(before, after, strict=True):
-                assert (np.abs(one - other).max() > 1e-6) == (row < rows) and (
-                    row < rows or np.array_equal(one, other)
-                ), (name, row)
+                assert (np.abs(one - other).max() > 1e-6) == (row < rows), (name, row)
+                assert row < rows or np.array_equal(one, other), (name, row)
     batch = batch_of(both)
     _, gradients = flax_gradients(both, batch)
     torch_loss(both, batch).backward()

@@ -29,10 +29,8 @@ def run(
     both: Pair, source: np.ndarray | None = None, target: np.ndarray | None = None
 ) -> tuple[Any, torch.Tensor]:
     """Return the logits of both models, for the pair's batch unless another is passed."""
-    source, target = (
-        both.source if source is None else source,
-        both.target if target is None else target,
-    )
+    source = both.source if source is None else source
+    target = both.target if target is None else target
     with torch.no_grad():
         return both.flax(source, target), both.torch(as_torch(source), as_torch(target))
 

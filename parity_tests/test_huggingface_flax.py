@@ -98,10 +98,8 @@ def saved_and_opened(name: str, folder: Path, **options: Any) -> tuple[Any, pret
 @pytest.mark.parametrize("name", NAMES)
 def test_flax_state_equals_that_of_the_pytorch_class(tmp_path, name):
     module, opened = saved_and_opened(name, tmp_path, shards=1 + NAMES.index(name) % 2)
-    state, theirs = (
-        opened.read(),
-        {key: value.numpy() for key, value in module.state_dict().items()},
-    )
+    state = opened.read()
+    theirs = {key: value.numpy() for key, value in module.state_dict().items()}
     assert state.keys() == theirs.keys()
     assert [key for key, value in theirs.items() if not np.array_equal(state[key], value)] == []
 

@@ -82,10 +82,8 @@ def test_a_folder_round_trips_byte_for_byte(name, saved, tmp_path):
 def test_a_conversion_is_checked_against_transformers(name, saved, tmp_path):
     """The self-check's twin is transformers' own class."""
     outcome = convert(saved(name)[1], tmp_path / "run", check=True)
-    assert (
-        "next to the PyTorch twin" in outcome.checked.method
-        and max(outcome.checked.errors.values()) < 1e-12
-    )
+    assert "next to the PyTorch twin" in outcome.checked.method
+    assert max(outcome.checked.errors.values()) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["marian two vocabularies", "t5"])
@@ -198,11 +196,9 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
     tokens = np.asarray(jt.generate.greedy(ours, inputs["input_ids"].numpy(), max_length=9))[0]
     assert theirs.tolist() == tokens[: len(theirs)].tolist()
     card = (tmp_path / "out/README.md").read_text()
-    assert (
-        card.startswith("---\n")
-        and '["translation", "t5"]' in card
-        and "license:" not in card.split("---")[1]
-    )
+    assert card.startswith("---\n")
+    assert '["translation", "t5"]' in card
+    assert "license:" not in card.split("---")[1]
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")

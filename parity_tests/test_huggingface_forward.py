@@ -142,10 +142,8 @@ def test_every_hidden_state_attention_and_logit(name: str, dtype: str, request):
     source, target = batch(both.config)
     reference, actual = theirs(both, source, target), ours(both, source, target)
     layers = both.config.encoder.layers, both.config.decoder.layers
-    assert (
-        actual.keys() == reference.keys()
-        and len(actual) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
-    )
+    assert actual.keys() == reference.keys()
+    assert len(actual) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
     for key, value in reference.items():
         assert actual[key].dtype == value.dtype == np.dtype(dtype), key
         assert_close((actual[key], value), BOUNDS[dtype], key)

@@ -475,12 +475,10 @@ def test_a_written_configuration_has_the_same_settings_in_transformers():
     )
     written = generation.to_generation_config(config, model_config)
     read = transformers.GenerationConfig.from_dict(written)
-    assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (
-        3,
-        2.0,
-        9,
-        2,
-    )
+    assert read.num_beams == 3
+    assert read.length_penalty == 2.0
+    assert read.max_length == 9
+    assert read.forced_eos_token_id == 2
     assert generation.from_generation_config(read.to_dict(), model_config) == config
 
 

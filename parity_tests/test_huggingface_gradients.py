@@ -157,9 +157,8 @@ class GivenDropout(nn.Module):
         if not training or p == 0:
             return x
         mask = torch.from_numpy(self.masks.pop(0))
-        assert mask.shape == x.shape and p == self.rate, (
-            f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
-        )
+        assert mask.shape == x.shape, f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
+        assert p == self.rate, f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
         return x * mask / (1 - p)
 
 

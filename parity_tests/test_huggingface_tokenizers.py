@@ -371,10 +371,8 @@ def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
 @pytest.mark.proves("tokenizer")
 def test_ids_and_text_are_those_of_transformers(folder):
     path, name, languages = folder
-    theirs, ours = (
-        _theirs(name, path, languages),
-        huggingface_tokenizer.load_huggingface(path, **languages),
-    )
+    theirs = _theirs(name, path, languages)
+    ours = huggingface_tokenizer.load_huggingface(path, **languages)
     assert _differing(theirs, ours) == []
     end = theirs.sep_token_id if theirs.eos_token_id is None else theirs.eos_token_id
     assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, end)
@@ -407,10 +405,8 @@ def test_languages_are_forced_as_in_transformers(tmp_path):
     for name in ("m2m_100", "mbart50", "nllb"):
         files, of, languages = CASES[name]
         path = tokenizer_models.write(tmp_path / name, files())
-        theirs, ours = (
-            _theirs(of, path, languages),
-            huggingface_tokenizer.load_huggingface(path, **languages),
-        )
+        theirs = _theirs(of, path, languages)
+        ours = huggingface_tokenizer.load_huggingface(path, **languages)
         options = {"return_tensors": None} if name == "mbart50" or name == "nllb" else {}
         for code in (languages["target_lang"], languages["source_lang"]):
             inputs = theirs._build_translation_inputs(

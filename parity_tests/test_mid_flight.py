@@ -348,9 +348,8 @@ def test_the_loop_by_its_command(
     lines += run(2, "four.pt", "--from", str(tmp_path / "two.pt"))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     saved = torch.load(tmp_path / "four.pt", weights_only=True)
-    assert (
-        saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == 4
-    )
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
+    assert saved["step"] == 4
     torch.manual_seed(0)
     loop = training.Loop(training.read(flight.folder.path), torch_bridge.twin(flight.corpus.config))
     assert list(loop.losses(4)) == [line["loss"] for line in lines]
@@ -472,10 +471,8 @@ def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
     np.testing.assert_allclose([losses[step] for step in sorted(losses)], rest, rtol=1e-4)
     assert abs(before[0] - rest[0]) > 0.01
     end = torch.load(tmp_path / "end.pt", weights_only=True)
-    assert (
-        end["step"] == flight.options.steps
-        and end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
-    )
+    assert end["step"] == flight.options.steps
+    assert end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
     loop.load(end)
     assert next(loop.losses(1)) < before[0]
 

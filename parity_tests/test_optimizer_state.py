@@ -138,10 +138,8 @@ def differing(setting: Setting, rule: optax.GradientTransformation) -> list[str]
         }
         updates, state = rule.update(ours, state, params)
         params = optax.apply_updates(params, updates)
-    mine, theirs = (
-        opt_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay),
-        setting.moments(),
-    )
+    mine = opt_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay)
+    theirs = setting.moments()
     return [
         *far("weight", params, setting.params(), atol=1e-14),
         *far("first moment", mine.first, theirs.first, rtol=1e-13, atol=1e-15),

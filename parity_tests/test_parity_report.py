@@ -73,24 +73,19 @@ def test_a_correct_model_agrees_in_outputs_and_gradients(both):
     assert report.summary().startswith("the models agree: largest difference ")
     assert max(entry.output.times for entry in report.entries) < 30
     gradients = [entry.gradients for entry in report.entries if entry.gradients is not None]
-    assert max(gradient.times for gradient in gradients) < 30 and len(gradients) == len(
-        report.entries
-    )
+    assert max(gradient.times for gradient in gradients) < 30
+    assert len(gradients) == len(report.entries)
     named = {entry.ours: entry.theirs for entry in report.entries}
-    assert (
-        named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
-        and named["output"] == "linear"
-    )
+    assert named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
+    assert named["output"] == "linear"
     assert set(report.entries[1].parameters) == {
         "encoder.layers.0.self_attn.out_proj.weight",
         "encoder.layers.0.self_attn.out_proj.bias",
     }
     data = json.loads(report.to_json())
-    assert (
-        data["agrees"]
-        and data["first_fault"] is None
-        and len(data["modules"]) == len(report.entries)
-    )
+    assert data["agrees"]
+    assert data["first_fault"] is None
+    assert len(data["modules"]) == len(report.entries)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +119,8 @@ def test_another_epsilon_is_named_at_the_first_norm(both):
     assert report.summary().startswith(
         "encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: "
     )
-    assert (
-        1e6 < report.first_fault.output.times < 1e13
-        and report.first_fault.output.wide.max_abs < 1e-3
-    )
+    assert 1e6 < report.first_fault.output.times < 1e13
+    assert report.first_fault.output.wide.max_abs < 1e-3
 
 
 def test_another_gelu_is_named_between_two_linear_layers(both):
@@ -180,9 +173,8 @@ def test_documents_agree_if_the_batch_is_as_long_as_the_sequence(name):
     both = pair(jt.preset(name, **sizes), source=3, target=3)
     report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), gradients=False)
     report.check()
-    assert len(report.entries) > 15 and all(
-        entry.output is not None or entry.note for entry in report.entries
-    )
+    assert len(report.entries) > 15
+    assert all(entry.output is not None or entry.note for entry in report.entries)
 
 
 def test_inputs_of_another_kind_and_calls_in_another_order_are_not_differences():
@@ -291,9 +283,8 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     )
     assert output.err.startswith(f"jax-transformer: {line}") and output.err.count("\n") == 1
     assert output.err.endswith("; the results agree on this batch\n")
-    assert max(
-        map(len, output.out.splitlines()[:-1])
-    ) <= 100 and "feed_forward.up" in page.read_text(encoding="utf-8")
+    assert max(map(len, output.out.splitlines()[:-1])) <= 100
+    assert "feed_forward.up" in page.read_text(encoding="utf-8")
 
 
 def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
@@ -335,10 +326,8 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
         "decoder.blocks.0.self_attention | decoder.layers.0.self_attn:"
         " its input agrees and its output differs"
     )
-    assert (
-        "queries.pt, length 1: the models agree" in output.out
-        and f"queries.pt, length 7: {fault}" in output.out
-    )
+    assert "queries.pt, length 1: the models agree" in output.out
+    assert f"queries.pt, length 7: {fault}" in output.out
     assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
 
 

@@ -300,11 +300,9 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 def lies() -> Iterator[tuple[str, bytes]]:
     """Yield storages and tensors with false sizes, types or names; the storage has 16 bytes."""
-    double, untyped, uint16 = (
-        name("torch", "DoubleStorage"),
-        name("torch.storage", "UntypedStorage"),
-        name("torch", "uint16"),
-    )
+    double = name("torch", "DoubleStorage")
+    untyped = name("torch.storage", "UntypedStorage")
+    uint16 = name("torch", "uint16")
     for size in (2**60, 2**40, 5, 3, 0, -1, -(2**62), 2**63, 2**100):
         yield f"a storage of {size}", file(tensor(storage(size=number(size)), shape=numbers(1)))
     for what, stored in {

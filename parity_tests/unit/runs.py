@@ -29,10 +29,8 @@ from jax_transformer.training import loop, step
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 200  # the same everywhere: it is a constant of the compiled step
 CHECKPOINTS = (100, 200)
-ENGLISH, GERMAN = (
-    "the cat dog sees a red house small bird and",
-    "die Katze Hund sieht eine rote Haus kleine Vogel und",
-)
+ENGLISH = "the cat dog sees a red house small bird and"
+GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und"
 WORDS = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
 OPTIONS = [
     *"--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1".split(),
@@ -225,10 +223,8 @@ def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
     """Return every array of a checkpoint by its path: parameters, frozen arrays, both moments,
     counts.
     """
-    path, here = (
-        run / "checkpoints" / str(step),
-        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-    )
+    path = run / "checkpoints" / str(step)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
         ocp.metadata(path).metadata,

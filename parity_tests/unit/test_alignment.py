@@ -117,10 +117,8 @@ def test_the_decoder_begins_as_in_the_translation(tokenizer):
 
 def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
     maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["hypotheses"][0]["attention"]
-    source, target = (
-        [*tokenizer.encode(LINE), tokenizer.eos_id],
-        [tokenizer.bos_id, *translated(tokenizer).ids[:-1]],
-    )
+    source = [*tokenizer.encode(LINE), tokenizer.eos_id]
+    target = [tokenizer.bos_id, *translated(tokenizer).ids[:-1]]
     ids = jnp.array([source]), jnp.array([target])
     _, attention = nnx.jit(lambda model: model(*ids, return_attention=True))(model())
     for name in ("cross", "encoder", "decoder"):
@@ -140,10 +138,8 @@ def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
     assert "".join(source[:-1]) == LINE
     assert (maps["cross"]["rows"], maps["cross"]["columns"]) == (target, source)
     assert (maps["encoder"]["rows"], maps["encoder"]["columns"]) == (source, source)
-    assert (maps["decoder"]["rows"], maps["decoder"]["columns"]) == (
-        target,
-        ["<bos>", *target[:-1]],
-    )
+    assert maps["decoder"]["rows"] == target
+    assert maps["decoder"]["columns"] == ["<bos>", *target[:-1]]
 
 
 @pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
@@ -225,11 +221,9 @@ def test_text_is_escaped(tmp_path, tokenizer):
     assert not set("<>&\u2028") & set(
         hostile.raw
     )  # stricter than this parser: browsers end a script in more cases
-    assert (
-        hostile.data["title"],
-        hostile.sentences[0]["source"],
-        hostile.sentences[0]["hypotheses"][0]["text"],
-    ) == (HOSTILE, HOSTILE, HOSTILE)
+    assert hostile.data["title"] == HOSTILE
+    assert hostile.sentences[0]["source"] == HOSTILE
+    assert hostile.sentences[0]["hypotheses"][0]["text"] == HOSTILE
 
 
 def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer):

@@ -218,9 +218,8 @@ def test_a_wrong_diagram_is_detected():
         ("words", "(b, s, d)", "sum"),
         ("sum", None, "rest"),
     ]
-    assert (
-        diagram.modules() == {"words": "source_embedding"} and diagram.texts["rest"] == "the rest"
-    )
+    assert diagram.modules() == {"words": "source_embedding"}
+    assert diagram.texts["rest"] == "the rest"
     for line in (
         "words --> nowhere",
         'a["x"] ==> b["y"]',
@@ -237,9 +236,8 @@ def test_the_recorded_shapes_are_the_model_s():
     assert shapes["decoder.blocks.0.cross_attention"] == {"": (b, t, d), "weights": (b, h, t, s)}
     assert shapes["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
     assert shapes["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
-    assert shapes["output"] == {"": (b, t, letters["v"])} and not any(
-        ".unused." in path for path in shapes
-    )
+    assert shapes["output"] == {"": (b, t, letters["v"])}
+    assert not any(".unused." in path for path in shapes)
 
 
 # Tables of fields

@@ -303,11 +303,9 @@ def test_underscores_in_flags_are_dashes():
         options.TrainOptions,
         [*words, "--data.valid_source", "c", "--data.valid-target", "d"],
     )
-    assert (parsed.eval_every, parsed.optimizer.learning_rate, parsed.data.train_source) == (
-        7,
-        0.5,
-        ("a_b",),
-    )
+    assert parsed.eval_every == 7
+    assert parsed.optimizer.learning_rate == 0.5
+    assert parsed.data.train_source == ("a_b",)
 
 
 def test_debug_shows_the_traceback():
@@ -404,10 +402,8 @@ def test_help_and_inspect_do_not_wait_for_jax(weights):
 
 def test_the_module_and_train_py_run_the_command(tmp_path):
     assert finished("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
-    module, script = (
-        finished("train", "--help"),
-        finished("--help", program=(str(runs.ROOT / "train.py"),), cwd=tmp_path),
-    )
+    module = finished("train", "--help")
+    script = finished("--help", program=(str(runs.ROOT / "train.py"),), cwd=tmp_path)
     assert module == script and module[0] == 0 and "--optimizer.learning-rate" in module[1]
     assert finished("--steps", "0", program=(str(runs.ROOT / "train.py"),))[0] == 2
 

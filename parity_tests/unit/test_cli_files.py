@@ -36,11 +36,9 @@ def test_weights_round_trip_byte_for_byte(console, run, weights, tmp_path):
     assert console.say("convert", weights, folder, *SMALL)[0] == 0
     code, out, err = console.say("convert", folder, again)
     assert (code, err) == (0, "")
-    assert (
-        out.startswith(f"{folder} (last, step 0) -> {again}: ")
-        and "float32" in out
-        and str(len(tensors(weights))) in out
-    )
+    assert out.startswith(f"{folder} (last, step 0) -> {again}: ")
+    assert "float32" in out
+    assert str(len(tensors(weights))) in out
     assert again.read_bytes() == weights.read_bytes()
     assert (folder / "config.json").read_bytes() == (run / "config.json").read_bytes()
     assert (
@@ -70,11 +68,9 @@ def test_weights_are_under_the_names_of_pytorch(weights):
 
 
 def test_dtype_casts_the_file_and_is_kept_on_the_way_back(console, weights, tmp_path):
-    half, folder, again = (
-        tmp_path / "half.safetensors",
-        tmp_path / "half",
-        tmp_path / "again.safetensors",
-    )
+    half = tmp_path / "half.safetensors"
+    folder = tmp_path / "half"
+    again = tmp_path / "again.safetensors"
     assert console.say("convert", weights, tmp_path / "folder", *SMALL)[0] == 0
     assert console.say("convert", tmp_path / "folder", half, "--dtype", "bfloat16")[0] == 0
     original = tensors(weights)

@@ -156,11 +156,9 @@ def test_any_configuration_round_trips_through_json(data):
 def test_json_is_plain_and_complete():
     data = json.loads(LESSON10.to_json())
     assert list(data) == [field.name for field in dataclasses.fields(LESSON10)]
-    assert (
-        data["decoder"]["self_mask"] == ["target_padding", "causal"]
-        and data["norm_placement"] == "post"
-        and data["head_dim"] is None
-    )
+    assert data["decoder"]["self_mask"] == ["target_padding", "causal"]
+    assert data["norm_placement"] == "post"
+    assert data["head_dim"] is None
     assert (
         type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
     )  # other JSON writers write 0.0 as 0

@@ -41,9 +41,8 @@ def test_with_sizes_knows_its_shorthands():
     both = LESSON10.with_sizes(num_layers=3)
     assert (both.encoder.layers, both.decoder.layers) == (3, 3)
     one = LESSON10.with_sizes(encoder_layers=2)
-    assert (one.encoder.layers, one.decoder.layers) == (2, 6) and one == LESSON10.with_sizes(
-        **{"encoder.layers": 2}
-    )
+    assert (one.encoder.layers, one.decoder.layers) == (2, 6)
+    assert one == LESSON10.with_sizes(**{"encoder.layers": 2})
     two = LESSON10.with_sizes(decoder_layers=2)
     assert (two.encoder.layers, two.decoder.layers) == (6, 2)
     vocab = LESSON10.with_sizes(vocab_size=77)
@@ -51,10 +50,8 @@ def test_with_sizes_knows_its_shorthands():
     pads = LESSON10.with_sizes(pad_id=0)
     assert (pads.source_pad_id, pads.target_pad_id, LESSON10.source_pad_id) == (0, 0, 1)
     gelu = LESSON10.with_sizes(**{"encoder.activation": "gelu"}, norm_placement="pre", dropout=0)
-    assert (
-        typed(gelu.encoder.activation) == (Activation, Activation.GELU)
-        and gelu.decoder.activation is Activation.RELU
-    )
+    assert typed(gelu.encoder.activation) == (Activation, Activation.GELU)
+    assert gelu.decoder.activation is Activation.RELU
     assert gelu.norm_placement is NormPlacement.PRE and gelu.with_sizes() == gelu
     assert (
         dataclasses.replace(
@@ -145,16 +142,12 @@ def test_every_preset_takes_the_same_field_names(name):
         vocab_size=97,
         **{"decoder.attention_dropout": 0.25, "encoder.activation": "gelu_tanh"},
     )
-    assert (
-        changed.encoder.layers,
-        changed.decoder.layers,
-        changed.source_vocab_size,
-        changed.target_vocab_size,
-    ) == (1, 1, 97, 97)
-    assert (
-        changed.decoder.attention_dropout == 0.25
-        and changed.encoder.activation is Activation.GELU_TANH
-    )
+    assert changed.encoder.layers == 1
+    assert changed.decoder.layers == 1
+    assert changed.source_vocab_size == 97
+    assert changed.target_vocab_size == 97
+    assert changed.decoder.attention_dropout == 0.25
+    assert changed.encoder.activation is Activation.GELU_TANH
     with pytest.raises(
         ConfigError, match=r"^unknown configuration field 'd_modle' \(did you mean 'd_model'\?\)$"
     ):
@@ -294,14 +287,11 @@ def test_lesson10_has_the_document_s_numbers():
     assert numbers == (10_000, 10_000, 512, 8, 2048)
     assert (LESSON10.encoder.layers, LESSON10.decoder.layers, LESSON10.max_length) == (6, 6, 100)
     assert (LESSON10.source_pad_id, LESSON10.target_pad_id, LESSON10.dropout) == (1, 1, 0.1)
-    assert (LESSON10.architecture, LESSON10.init, LESSON10.norm_placement) == (
-        "lesson10",
-        Init.TORCH_TRANSFORMER,
-        NormPlacement.POST,
-    )
-    assert LESSON10.decoder.cross_mask == () and jt.preset(
-        "lesson10_repaired"
-    ).decoder.cross_mask == (Mask.SOURCE_PADDING,)
+    assert LESSON10.architecture == "lesson10"
+    assert LESSON10.init == Init.TORCH_TRANSFORMER
+    assert LESSON10.norm_placement == NormPlacement.POST
+    assert LESSON10.decoder.cross_mask == ()
+    assert jt.preset("lesson10_repaired").decoder.cross_mask == (Mask.SOURCE_PADDING,)
     assert dataclasses.replace(
         LESSON10, decoder=jt.preset("lesson10_repaired").decoder
     ) == jt.preset("lesson10_repaired")
@@ -321,7 +311,5 @@ def test_a_repair_changes_no_size(document):
         "max_length",
     )
     assert all(getattr(faithful, size) == getattr(repaired, size) for size in sizes)
-    assert (faithful.encoder.layers, faithful.decoder.layers) == (
-        repaired.encoder.layers,
-        repaired.decoder.layers,
-    )
+    assert faithful.encoder.layers == repaired.encoder.layers
+    assert faithful.decoder.layers == repaired.decoder.layers

@@ -125,9 +125,8 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
         for move in plan["moves"]
         if move["source"] == ["encoder.layers.0.self_attn.in_proj_weight"]
     )
-    assert packed["operation"] == "split, transpose, cast" and packed["before"] == [
-        {"shape": [36, 12], "dtype": "float32"}
-    ]
+    assert packed["operation"] == "split, transpose, cast"
+    assert packed["before"] == [{"shape": [36, 12], "dtype": "float32"}]
     assert packed["after"] == [{"shape": [12, 12], "dtype": "float16"}] * 3
     assert plan["bytes"] == 2 * sum(int(np.prod(shape)) for shape in model.shapes["flax"].values())
     text = console.say("convert", weights, tmp_path / "new", *options, "--dry-run")[1]
@@ -220,12 +219,10 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
     code, out, _ = console.say(
         "convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check"
     )
-    assert (
-        code == 0
-        and "training.pt (model)" in out
-        and "not converted: optimizer" in out
-        and "not converted: epoch" in out
-    )
+    assert code == 0
+    assert "training.pt (model)" in out
+    assert "not converted: optimizer" in out
+    assert "not converted: epoch" in out
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
     writer.write(path, {"first": state, "second": state})
     console.refused(3, ["--key", "first, second"], "convert", path, tmp_path / "two.safetensors")

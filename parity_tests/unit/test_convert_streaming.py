@@ -247,9 +247,8 @@ def test_a_terminal_shows_the_bytes_that_were_converted(stderr, tmp_path, monkey
     monkeypatch.setattr(sys, "stderr", stderr)
     assert cli.main(["convert", str(source), str(tmp_path / "b.pt")]) == 0
     shown = stderr.getvalue()
-    assert ("b.pt" in shown and "0.00/800k" in shown) == stderr.isatty() and bool(
-        shown
-    ) == stderr.isatty()
+    assert ("b.pt" in shown and "0.00/800k" in shown) == stderr.isatty()
+    assert bool(shown) == stderr.isatty()
 
 
 SIZES = {"d_model": 1024, "d_kv": 64, "num_heads": 16, "d_ff": 2048, "vocab_size": 20_000}

@@ -350,11 +350,9 @@ def test_hostile_files_are_refused_in_little_memory(tmp_path, monkeypatch, name)
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert (
-        words in str(error.value)
-        and str(error.value).startswith(str(path))
-        and str(error.value).isprintable()
-    )
+    assert words in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert str(error.value).isprintable()
     assert peak < 1_000_000
 
 

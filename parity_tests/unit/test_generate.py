@@ -98,10 +98,8 @@ def test_greedy_is_the_plain_loop_without_a_cache(config):
     for seed in range(8):
         model, source = loud(config, seed), sources(config, seed)
         tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
-        assert (
-            tokens.dtype == np.int32
-            and (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
-        )
+        assert tokens.dtype == np.int32
+        assert (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
         seen.append(tokens)
     seen = np.concatenate(seen)
     ended = (seen == config.eos_id).any(axis=1)
@@ -128,10 +126,8 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
     logits, length, valid = run(state, jnp.asarray(target.T, jnp.int32))
     full = forward(model)(source, target)
     assert furthest(logits, full) <= 1e-12 * np.abs(full).max()
-    assert (
-        int(length) == target.shape[1]
-        and (np.asarray(valid) == (target != model.config.target_pad_id)).all()
-    )
+    assert int(length) == target.shape[1]
+    assert (np.asarray(valid) == (target != model.config.target_pad_id)).all()
 
 
 @pytest.mark.parametrize(
@@ -184,9 +180,8 @@ def test_every_position_rule_decodes_from_a_cache(config):
     )
     for row in range(ROWS):
         expected, score = plain_beam(model, source[row], 3, 0.6)
-        assert np.asarray(tokens)[row].tolist() == expected and abs(
-            float(scores[row]) - score
-        ) <= 1e-12 * abs(score)
+        assert np.asarray(tokens)[row].tolist() == expected
+        assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
 
 
 def test_a_cache_of_invalid_length_is_refused():
@@ -350,11 +345,9 @@ def test_an_n_best_list_begins_with_the_best():
         np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=LENGTH)
     )
     best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=LENGTH))
-    assert (
-        tokens.shape == (ROWS, 3, LENGTH)
-        and (tokens[:, 0] == best).all()
-        and (scores[:, 0] == score).all()
-    )
+    assert tokens.shape == (ROWS, 3, LENGTH)
+    assert (tokens[:, 0] == best).all()
+    assert (scores[:, 0] == score).all()
     assert all(len(np.unique(row, axis=0)) == 3 for row in tokens)
     for count in (0, 5):
         with pytest.raises(
@@ -467,9 +460,8 @@ def test_a_row_s_beam_does_not_depend_on_other_rows():
     model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
     tokens, scores = generate.beam(model, source, beam_size=2, max_length=LENGTH)
     again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=LENGTH)
-    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(
-        others[::-1], scores
-    ) < 1e-12
+    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all()
+    assert furthest(others[::-1], scores) < 1e-12
 
 
 # Ensembles

@@ -74,11 +74,9 @@ def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
         memory = tracemalloc.get_traced_memory()[1]
         message = str(error)
         assert error.exit_code in (3, 4)
-        assert (
-            message.startswith(str(path.parent))
-            and message.isprintable()
-            and len(message) < 500 + len(str(path))
-        ), message
+        assert message.startswith(str(path.parent)), message
+        assert message.isprintable(), message
+        assert len(message) < 500 + len(str(path)), message
         assert (error.__cause__ is None and error.__suppress_context__) or error.__context__ is None
         assert memory < MOST_MEMORY + 100 * size, f"{memory:,} bytes"
         return error

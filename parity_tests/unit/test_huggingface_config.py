@@ -113,23 +113,13 @@ def test_an_opus_mt_model():
         Tying.ALL,
         True,
     )
-    assert (
-        config.source_vocab_size,
-        config.target_vocab_size,
-        config.source_pad_id,
-        config.bos_id,
-        config.eos_id,
-    ) == (
-        58101,
-        58101,
-        58100,
-        58100,
-        0,
-    )
-    assert (
-        config.encoder.activation is Activation.SILU
-        and config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
-    )
+    assert config.source_vocab_size == 58101
+    assert config.target_vocab_size == 58101
+    assert config.source_pad_id == 58100
+    assert config.bos_id == 58100
+    assert config.eos_id == 0
+    assert config.encoder.activation is Activation.SILU
+    assert config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
     assert config.longest == 512 and config.encoder.positions is Positions.SINUSOIDAL_STORED
 
 
@@ -424,11 +414,9 @@ REFUSED = [
 def test_refused_attributes_are_named(data, message):
     with pytest.raises(InputError) as error:
         from_config(data)
-    assert (
-        str(error.value).startswith("config.json: ")
-        and message in str(error.value)
-        and "\n" not in str(error.value)
-    )
+    assert str(error.value).startswith("config.json: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_all_problems_are_one_error():

@@ -223,11 +223,10 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
         "total_size": sum(a.nbytes for a in tensors.values()),
     }
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert (
-        shards
-        == [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-        and len(shards) > 2
-    )
+    assert shards == [
+        f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
+    ]
+    assert len(shards) > 2
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
@@ -391,9 +390,8 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     description = json.loads(done.stdout)
-    assert (
-        description["kind"] == "Hugging Face folder" and description["values"]["model_type"] == "t5"
-    )
+    assert description["kind"] == "Hugging Face folder"
+    assert description["values"]["model_type"] == "t5"
     assert description["tensors"].keys() == weights().keys()
     assert set(description["sha256"]) == {
         "model.safetensors",

@@ -109,18 +109,15 @@ def test_another_init_is_refused_on_resume(tuned, before, tmp_path):
 
 def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
     run, arguments = tuned
-    again, other = (
-        shutil.copytree(run, tmp_path / "run"),
-        shutil.copytree(before.path, tmp_path / "before"),
-    )
+    again = shutil.copytree(run, tmp_path / "run")
+    other = shutil.copytree(before.path, tmp_path / "before")
     shutil.rmtree(again / "checkpoints")
     shutil.rmtree(other / "checkpoints" / "200")
     told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
     run_files.replace(again, "train_config.json", json.dumps(told_config))
     result = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
-    assert (
-        result.code == 2 and "the data changed since this run began (init_sha256 (" in result.err
-    ), result.err
+    assert result.code == 2, result.err
+    assert "the data changed since this run began (init_sha256 (" in result.err, result.err
 
 
 @pytest.mark.parametrize(

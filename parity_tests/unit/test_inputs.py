@@ -242,10 +242,8 @@ def test_a_mask_given_with_embeddings_hides_its_positions():
     """Without a mask in the encoder, as in one document, every position is visible."""
     for name in ("part2_encoder", "part2_encoder_repaired"):
         model = random_model(small(name))
-        x, valid = (
-            np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH)),
-            np.ones((ROWS, LENGTH), bool),
-        )
+        x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH))
+        valid = np.ones((ROWS, LENGTH), bool)
         valid[1, 3:] = False
         other = np.where(valid[..., None], x, 7.0)
         before, after = (

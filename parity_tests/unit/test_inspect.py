@@ -25,9 +25,8 @@ def test_inspect_json_is_complete(console, weights, tmp_path):
         {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7},
     )
     report = json.loads(console.say("inspect", weights, "--json")[1])
-    assert report["tensors"].keys() == state.keys() and list(report["sha256"]) == [
-        "model.safetensors"
-    ]
+    assert report["tensors"].keys() == state.keys()
+    assert list(report["sha256"]) == ["model.safetensors"]
     report = json.loads(console.say("inspect", tmp_path / "a.pt", "--json")[1])
     assert report["ties"] == [["model.x", "model.y"]] and report["values"] == {"step": 7}
     assert report["tensors"]["model.z"] == {"shape": [2], "dtype": "bfloat16", "bytes": 4}

@@ -152,10 +152,8 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
     ids = jnp.asarray([[3, old.target_pad_id, 5]])
 
     def gradient(config: TransformerConfig) -> np.ndarray:
-        table, weights = (
-            Embedding(config, config.target_vocab_size, config.target_pad_id, rngs=nnx.Rngs(0)),
-            jnp.ones((1, 3, config.d_model), jnp.float32),
-        )
+        table = Embedding(config, config.target_vocab_size, config.target_pad_id, rngs=nnx.Rngs(0))
+        weights = jnp.ones((1, 3, config.d_model), jnp.float32)
         definition, params = nnx.split(table)
         summed = jax.grad(
             lambda p: (nnx.merge(definition, p)(ids, ids != config.target_pad_id) * weights).sum()
@@ -192,11 +190,9 @@ def keeps_the_embedding_of_padding(old: TransformerConfig, new: TransformerConfi
 
 def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: TransformerConfig):
     added = shapes(new).keys() - shapes(old).keys()
-    assert (
-        added
-        and shapes(old).keys() < shapes(new).keys()
-        and all(".unused." in name for name in added)
-    )
+    assert added
+    assert shapes(old).keys() < shapes(new).keys()
+    assert all(".unused." in name for name in added)
     assert {type(skeleton(new)[1][name][1]) for name in added} == {Frozen}
     assert furthest(logits(old), logits(new)) == 0
     assert furthest(logits(old, seed=0), logits(new, seed=0)) == 0
@@ -562,9 +558,8 @@ def test_a_query_without_visible_keys_follows_the_fill(fill):
         MaskFill.MINUS_1E20: mean,
     }[fill]
     np.testing.assert_allclose(mixed[1, 2], expected, rtol=1e-13, atol=0)
-    assert (weights[~np.isnan(weights)] >= 0).all() and np.isnan(weights).any() == (
-        fill is MaskFill.MINUS_INFINITY
-    )
+    assert (weights[~np.isnan(weights)] >= 0).all()
+    assert np.isnan(weights).any() == (fill is MaskFill.MINUS_INFINITY)
 
 
 def test_an_encoder_has_no_cross_mask():
@@ -613,25 +608,20 @@ def test_new_parameters_follow_the_named_distributions(init):
     arrays = {name: np.asarray(a) for name, a in new_arrays(config).items()}
     assert all(array.dtype == np.float32 for array in arrays.values())
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
-    assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len(
-        {arrays[name].tobytes() for name in matrices}
-    ) == len(matrices)
+    assert len(matrices) == 4 * 3 + 2 * 2 + 5
+    assert len({arrays[name].tobytes() for name in matrices}) == len(matrices)
     for name, array in arrays.items():
         *_, owner, kind = name.split(".")
         if kind in ("embedding", "table"):
             deviation, sigma = D**-0.5 if init is Init.XAVIER else 1.0, array.size**-0.5
-            assert (
-                abs(array.std() / deviation - 1) < 4 * sigma
-                and abs(array.mean() / deviation) < 4 * sigma
-            ), name
+            assert abs(array.std() / deviation - 1) < 4 * sigma, name
+            assert abs(array.mean() / deviation) < 4 * sigma, name
             assert np.abs(array).max() > 3 * deviation, f"{name}: normal, not uniform"
         elif kind == "kernel":
             limit = KERNELS[owner][init]
             assert 0.99 * limit < np.abs(array).max() <= limit, name
-            assert (
-                abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5
-                and abs(array.mean()) < 4 * limit * array.size**-0.5
-            )
+            assert abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5
+            assert abs(array.mean()) < 4 * limit * array.size**-0.5
         elif kind == "scale":
             assert (array == 1).all(), name
         elif owner in ("norm", "final_norm") or init is Init.XAVIER:
@@ -642,10 +632,8 @@ def test_new_parameters_follow_the_named_distributions(init):
             assert (array == 0).all(), name  # in_proj_bias and out_proj.bias
         else:
             limit = (F if owner == "down" else D) ** -0.5
-            assert (
-                0.9 * limit < np.abs(array).max() <= limit
-                and abs(array.mean()) < 4 * limit * array.size**-0.5
-            ), name
+            assert 0.9 * limit < np.abs(array).max() <= limit, name
+            assert abs(array.mean()) < 4 * limit * array.size**-0.5, name
 
 
 def test_stored_tables_start_as_sinusoids_and_seeds_differ():

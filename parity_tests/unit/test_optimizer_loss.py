@@ -142,10 +142,8 @@ def adamw(
             g = gradient[name] * factor
             m[name] = options.beta1 * m[name] + (1 - options.beta1) * g
             v[name] = options.beta2 * v[name] + (1 - options.beta2) * g**2
-            m_hat, v_hat = (
-                m[name] / (1 - options.beta1 ** (t + 1)),
-                v[name] / (1 - options.beta2 ** (t + 1)),
-            )
+            m_hat = m[name] / (1 - options.beta1 ** (t + 1))
+            v_hat = v[name] / (1 - options.beta2 ** (t + 1))
             p[name] = (
                 p[name]
                 - rate * options.weight_decay * p[name]
@@ -196,10 +194,8 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-    actual, expected = (
-        ours(parameters, gradients, options, 5),
-        adamw(parameters, gradients, options, 5),
-    )
+    actual = ours(parameters, gradients, options, 5)
+    expected = adamw(parameters, gradients, options, 5)
     for i, (have, want) in enumerate(zip(actual, expected, strict=True)):
         for name in parameters:
             np.testing.assert_allclose(

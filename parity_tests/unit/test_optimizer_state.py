@@ -113,11 +113,9 @@ def assert_same(ours: Any, theirs: Any, where: str = "state_dict") -> None:
         for key in ours:
             assert_same(ours[key], theirs[key], f"{where}.{key}")
     elif isinstance(ours, np.ndarray):
-        assert (ours.dtype, ours.shape, ours.tobytes()) == (
-            theirs.dtype,
-            theirs.shape,
-            theirs.tobytes(),
-        ), where
+        assert ours.dtype == theirs.dtype, where
+        assert ours.shape == theirs.shape, where
+        assert ours.tobytes() == theirs.tobytes(), where
     elif isinstance(ours, list):
         assert len(ours) == len(theirs), where
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -193,10 +191,8 @@ def test_missing_momentum_is_zero():
 
 @pytest.mark.parametrize("fields", ["step", "group"])
 def test_forms_of_older_and_capturable_optimizers(fields: str):
-    state, expected = (
-        saved("adamw"),
-        torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES),
-    )
+    state = saved("adamw")
+    expected = torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     if fields == "step":  # a number, before 1.12
         for each in state["state"].values():
             each["step"] = 3
@@ -208,10 +204,8 @@ def test_forms_of_older_and_capturable_optimizers(fields: str):
             "param_names": NAMES,
         }
     converted = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
-    assert (
-        converted.counts == expected.counts
-        and converted.hyperparameters == expected.hyperparameters
-    )
+    assert converted.counts == expected.counts
+    assert converted.hyperparameters == expected.hyperparameters
 
 
 def test_the_order_of_parameters_is_that_of_the_state_dict():
@@ -318,9 +312,8 @@ def test_state_without_an_exact_counterpart_is_refused_in_one_line(name: str):
     spoil(state)
     with pytest.raises(InputError) as refusal:
         torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
-    assert "\n" not in str(refusal.value) and not [
-        word for word in words if word not in str(refusal.value)
-    ], refusal.value
+    assert "\n" not in str(refusal.value), refusal.value
+    assert not [word for word in words if word not in str(refusal.value)], refusal.value
 
 
 def test_all_problems_of_an_optimizer_state_are_one_error():
@@ -418,7 +411,5 @@ def test_counts_that_differ_and_other_dtypes_are_refused():
 
 
 def test_the_package_exports_the_optimizer_converters():
-    assert (convert.optimizer_from_torch, convert.optimizer_to_torch) == (
-        torch_optimizer.from_torch,
-        torch_optimizer.to_torch,
-    )
+    assert convert.optimizer_from_torch == torch_optimizer.from_torch
+    assert convert.optimizer_to_torch == torch_optimizer.to_torch

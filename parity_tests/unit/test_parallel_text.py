@@ -159,11 +159,9 @@ def test_every_unreadable_file_is_named_at_once(tmp_path, monkeypatch):
         parallel_text.check_readable,
         [good, tmp_path / "absent", tmp_path, tmp_path / "absent", tmp_path / "gone"],
     )
-    assert (
-        message.count("absent") == 1
-        and "No such file" in message
-        and f"{tmp_path}: cannot be read: Is a directory" in message
-    )
+    assert message.count("absent") == 1
+    assert "No such file" in message
+    assert f"{tmp_path}: cannot be read: Is a directory" in message
     assert "gone" in message and "good" not in message
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert "Permission denied" in refusal(parallel_text.check_readable, [good])

@@ -157,11 +157,9 @@ def test_sigterm_saves_the_reported_step(finished, text, tmp_path, when, step, v
 )
 def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, when, message):
     result = stopped_at_question(when, tmp_path / "run", text)
-    assert (result.code, result.out, result.err) == (
-        75,
-        "",
-        f"jax-transformer: stopped {message}\n",
-    )
+    assert result.code == 75
+    assert result.out == ""
+    assert result.err == f"jax-transformer: stopped {message}\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -214,10 +212,8 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(finished, text,
     file = damage(run / "checkpoints" / "200")
     result = train("--run", run, *text)
     assert result.code == 0, result.err
-    assert (
-        f"warning: {file}: damaged" in result.err
-        and "renamed to damaged-200; continuing from step 100" in result.err
-    )
+    assert f"warning: {file}: damaged" in result.err
+    assert "renamed to damaged-200; continuing from step 100" in result.err
     assert (run / "checkpoints" / "damaged-200" / "manifest.json").exists()
     shutil.rmtree(run / "checkpoints" / "damaged-200")
     assert_same_end(run, finished)
@@ -229,10 +225,8 @@ def test_without_an_intact_checkpoint_training_does_not_restart(finished, text, 
     file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
     result = train("--run", run, *text)
     assert (result.code, result.out) == (5, "")
-    assert (
-        result.err.startswith(f"jax-transformer: {file}: damaged")
-        and "nor is any of the 1 before it intact" in result.err
-    )
+    assert result.err.startswith(f"jax-transformer: {file}: damaged")
+    assert "nor is any of the 1 before it intact" in result.err
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
@@ -245,10 +239,8 @@ def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
     assert train("--run", run, *short).code == 0
     result = train("--run", run, *text)
     assert result.code == 0, result.err
-    assert (
-        "warning: changed since this run was stopped: steps (100 -> 200); " in result.err
-        and "continuing at step 100" in result.err
-    )
+    assert "warning: changed since this run was stopped: steps (100 -> 200); " in result.err
+    assert "continuing at step 100" in result.err
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
@@ -357,12 +349,10 @@ def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
     with run_folder.lock(tmp_path / "run"):
         result = train("--run", tmp_path / "run", *text)
     assert (result.code, result.out) == (7, "")
-    assert (
-        result.err.startswith(
-            f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on "
-        )
-        and result.err.count("\n") == 1
+    assert result.err.startswith(
+        f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on "
     )
+    assert result.err.count("\n") == 1
 
 
 def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):

@@ -128,10 +128,8 @@ def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
     state |= {alias.torch: state[alias.of] for alias in table if isinstance(alias, Alias)}
     arrays = rules.to_flax(table, state, shapes(config))
     for i in range(2):
-        packed, biases = (
-            state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"],
-            state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"],
-        )
+        packed = state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"]
+        biases = state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"]
         for k, part in enumerate(("query", "key", "value")):
             where = f"decoder.blocks.{i}.cross_attention.{part}"
             assert (arrays[f"{where}.kernel"] == packed[k * d : (k + 1) * d].T).all()
@@ -386,11 +384,9 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
     assert part.shape == flax
     again = rule.to_torch([part])
     for converted, origin in ((part, tensor), (again, part)):
-        assert (
-            converted.flags.c_contiguous
-            and converted.flags.owndata
-            and not np.shares_memory(converted, origin)
-        )
+        assert converted.flags.c_contiguous
+        assert converted.flags.owndata
+        assert not np.shares_memory(converted, origin)
     assert (again == tensor).all()
     # A writer takes the array as it is, which may share memory and must be in order
     for one in (rule.part(0, tensor, [flax]), rule.joined([part])):
@@ -414,11 +410,9 @@ def test_a_layer_fused_per_head_is_cut_within_each_head():
             assert (part == tensor[own].T).all(), name
         assert own_and_contiguous(dict(zip(rule.flax, parts, strict=True)), {"tensor": tensor})
         back = rule.to_torch(parts)
-        assert (
-            (back == tensor).all()
-            and back.flags.owndata
-            and rule.torch_shape([shape] * 3) == tensor.shape
-        )
+        assert (back == tensor).all()
+        assert back.flags.owndata
+        assert rule.torch_shape([shape] * 3) == tensor.shape
     packed = rules.packed_attention("a", "b")[0]
     assert not (
         packed.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]
@@ -440,11 +434,9 @@ def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: t
 
 def test_a_numbered_rule_keeps_its_heads():
     (weight, *_) = rules.repeat(3, rules.fused_attention("layers.{i}", "blocks.{i}", 4))[-4:]
-    assert (
-        weight.torch == "layers.2.qkv.weight"
-        and weight.heads == 4
-        and weight.several is Several.PER_HEAD
-    )
+    assert weight.torch == "layers.2.qkv.weight"
+    assert weight.heads == 4
+    assert weight.several is Several.PER_HEAD
 
 
 def test_norms_under_other_names():

@@ -243,10 +243,8 @@ def test_a_file_s_truncation_and_special_tokens_are_ignored(tmp_path):
 
 # Two vocabularies, and folders
 
-SOURCE, TARGET = (
-    TOKENIZER,
-    train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5),
-)
+SOURCE = TOKENIZER
+TARGET = train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5)
 
 
 def test_a_pair_reads_sources_and_writes_targets():
@@ -272,9 +270,8 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: missing \(a run converted"):
         run_tokenizer.load_folder(tmp_path)
     run_tokenizer.save_folder(SOURCE, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == [
-        "tokenizer.json"
-    ] and run_tokenizer.in_folder(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert run_tokenizer.in_folder(tmp_path)
     loaded = run_tokenizer.load_folder(tmp_path)
     assert isinstance(loaded, tokenizer.Tokenizer) and loaded.hash == SOURCE.hash
     two = tmp_path / "two"
@@ -287,11 +284,9 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     ] and run_tokenizer.in_folder(two)
     loaded = run_tokenizer.load_folder(two)
     assert isinstance(loaded, tokenizer.TokenizerPair)
-    assert (loaded.hash, loaded.source.hash, loaded.target.hash) == (
-        pair.hash,
-        SOURCE.hash,
-        TARGET.hash,
-    )
+    assert loaded.hash == pair.hash
+    assert loaded.source.hash == SOURCE.hash
+    assert loaded.target.hash == TARGET.hash
 
 
 @pytest.mark.parametrize("missing", run_files.SIDE_FILES)

@@ -126,10 +126,8 @@ def test_the_manifest_records_the_inputs_of_a_run(finished):
     manifest = checkpoint.read_manifest(finished.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
-    assert (
-        manifest["machine"]["device"] == jax.devices()[0].device_kind
-        and manifest["machine"]["cores"] >= 1
-    )
+    assert manifest["machine"]["device"] == jax.devices()[0].device_kind
+    assert manifest["machine"]["cores"] >= 1
     (line,) = [
         line
         for line in runs.metrics(finished.path)
@@ -187,10 +185,8 @@ def test_changed_text_is_refused(own, flag, named):
     path.write_text(path.read_text().replace(*changed, 1))
     result = runs.train("--run", own.path, *own.arguments)
     assert (result.code, result.out) == (2, "")
-    assert (
-        result.err.startswith(f"jax-transformer: {own.path}: the data changed")
-        and named in result.err
-    )
+    assert result.err.startswith(f"jax-transformer: {own.path}: the data changed")
+    assert named in result.err
 
 
 # Best, averaged, early

@@ -87,11 +87,9 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
     assert {shape for _, shape, *_ in echo} == {(2, 16)}  # a beam of two takes twice the memory
     echo.clear()
-    assert (
-        Translator(model, TOKENIZER)(["", ""]) == ["", ""]
-        and Translator(model, TOKENIZER)([]) == []
-        and not echo
-    )
+    assert Translator(model, TOKENIZER)(["", ""]) == ["", ""]
+    assert Translator(model, TOKENIZER)([]) == []
+    assert not echo
 
 
 def test_a_blank_line_is_not_translated(echo):
@@ -232,11 +230,9 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
     source[0, : len(ids) + 1] = [*ids, EOS]
     tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
     hypotheses = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two"])
-    assert (
-        TOKENIZER.decode(tokens)
-        and [h.text for h in hypotheses[0]] == [TOKENIZER.decode(tokens)]
-        and hypotheses[0][0].score is None
-    )
+    assert TOKENIZER.decode(tokens)
+    assert [h.text for h in hypotheses[0]] == [TOKENIZER.decode(tokens)]
+    assert hypotheses[0][0].score is None
     length = tokens.tolist().index(EOS) + 1 if EOS in tokens else len(tokens)
     assert hypotheses[0][0].ids.tolist() == tokens[:length].tolist()
     assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size

@@ -191,10 +191,8 @@ def test_a_changed_bit_is_detected(tmp_path):
     name = min(state)
     state[name].view("uint32")[(0,) * state[name].ndim] ^= 1
     safetensors.numpy.save_file(state, tmp_path / "changed.safetensors")
-    changed, recorded = (
-        v0_1.in_file(tmp_path / "changed.safetensors"),
-        MODELS["deep_dive_run"]["tensors"],
-    )
+    changed = v0_1.in_file(tmp_path / "changed.safetensors")
+    recorded = MODELS["deep_dive_run"]["tensors"]
     assert {key for key in recorded if changed[key] != recorded[key]} == {name}
 
 
