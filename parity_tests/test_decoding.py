@@ -20,9 +20,8 @@ SEARCHES = [(1, 0.6), (2, 0.0), (4, 1.0), (5, 2.5)]  # beam size and length pena
 NEAR = 1e-10
 
 
-SEARCHED = [
-    case for case in CASES if not case.name.endswith("square")
-]  # square sizes add nothing to a search
+# square sizes add nothing to a search
+SEARCHED = [case for case in CASES if not case.name.endswith("square")]
 
 
 def reader(both: Pair) -> decoding.Model:

@@ -226,9 +226,8 @@ def stock(both: Pair, factor: float) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_stock_transformer_except_for_the_scale(name: str):
     both = pair(jt.preset(name, **SMALL))
-    factor = (
-        both.config.num_heads**-0.5 if name == "from_scratch" else 1.0
-    )  # sqrt(d_k) / sqrt(d_model)
+    # sqrt(d_k) / sqrt(d_model)
+    factor = both.config.num_heads**-0.5 if name == "from_scratch" else 1.0
     expected = stock(both, factor)
     ours, twin = run(both)
     assert_close((twin, expected), 1e-12, "twin")

@@ -181,9 +181,8 @@ def test_ten_steps(name: str, schedule: Schedule):
     trained.
     """
     (case,) = (case for case in CASES if case.name == name)
-    shallow = case.config.with_sizes(
-        num_layers=1
-    )  # half the time to compile; every gradient of two layers is compared above
+    # half the time to compile; every gradient of two layers is compared above
+    shallow = case.config.with_sizes(num_layers=1)
     both, config = pair(shallow), without_dropout(shallow)
     options = dataclasses.replace(OPTIMIZER, schedule=schedule)
     rule = optimizer.make(options, 10)

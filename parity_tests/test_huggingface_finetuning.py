@@ -185,9 +185,8 @@ def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
 def test_a_step_equals_adamw_of_torch_on_the_loss(in_float64, monkeypatch, name):  # noqa: F811
     """Weights after a step in float64; what transformers does not train is unchanged."""
     case = huggingface.CASES[name]
-    shallow = dict.fromkeys(
-        (key for key in case.values if key.endswith("_layers")), 1
-    )  # this halves the compile time
+    # this halves the compile time
+    shallow = dict.fromkeys((key for key in case.values if key.endswith("_layers")), 1)
     monkeypatch.setitem(
         huggingface.CASES, name, dataclasses.replace(case, values=case.values | shallow)
     )
@@ -261,9 +260,8 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
     """
     folder = tmp_path_factory.mktemp("tuned")
     module = save_model("marian", folder / "model", torch.bfloat16)
-    module.generation_config.update(
-        min_length=8, no_repeat_ngram_size=1
-    )  # after little training it would end at once, or repeat one token
+    # after little training it would end at once, or repeat one token
+    module.generation_config.update(min_length=8, no_repeat_ngram_size=1)
     module.save_pretrained(folder / "model")
     (folder / "model" / "LICENSE").write_text("as the model's\n")
     arguments = ["--init", str(folder / "model"), *runs.write_text(folder), *ARGUMENTS]

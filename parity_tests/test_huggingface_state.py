@@ -71,9 +71,8 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
             input_ids=torch.from_numpy(source), decoder_input_ids=torch.from_numpy(target)
         ).logits.numpy()
     assert np.abs(logits - np.asarray(ours(source, target))).max() < 1e-5 * np.abs(logits).max()
-    through = jt.convert.into_torch(
-        ours, torch_bridge.twin(config)
-    )  # otherwise transformers' class ties it
+    # otherwise transformers' class ties it
+    through = jt.convert.into_torch(ours, torch_bridge.twin(config))
     assert equal(
         {key: value.numpy() for key, value in through.state_dict().items()},
         states.complete(file, config),
@@ -137,9 +136,8 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
         ):
             states.saved(other, config)
     else:
-        assert (
-            states.saved(other, config).keys() == states.saved(state, config).keys()
-        )  # Pegasus saves it
+        # Pegasus saves it
+        assert states.saved(other, config).keys() == states.saved(state, config).keys()
 
 
 def test_copies_that_differ_are_refused_by_name(tmp_path: Path):

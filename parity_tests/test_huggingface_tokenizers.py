@@ -346,9 +346,8 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
                 differences.append(f"{name}: ids of a {side}")
         expected = sides["target"][0]
         size = ours.target.vocab_size
-        everything = range(
-            size if size < 500 else 100
-        )  # a case has a gap in its ids, at which Marian's class raises
+        # a case has a gap in its ids, at which Marian's class raises
+        everything = range(size if size < 500 else 100)
         if name == "plain" and ours.decode(everything) != theirs.decode(
             list(everything), skip_special_tokens=True
         ):

@@ -358,15 +358,13 @@ def _conjugated() -> torch.Tensor:
         "scalar": lambda: np.float64(1.0),
         "_reconstruct": lambda: np.ones(2),
     }.items(),
-    ids=lambda part: (
-        part if isinstance(part, str) else ""
-    ),  # a function's repr has its address, which differs between processes
+    # a function's repr has its address, which differs between processes
+    ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_values_that_are_no_plain_arrays_are_refused_by_name(name: str, value: Any, tmp_path):
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of quantised tensors and of complex32, which PyTorch itself discourages
+        # of quantised tensors and of complex32, which PyTorch itself discourages
+        warnings.simplefilter("ignore")
         torch.save({"a": value()}, tmp_path / "a.pt")
     with pytest.raises(UnsafeFileError, match=name):
         pt.read(tmp_path / "a.pt")

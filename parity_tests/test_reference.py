@@ -55,9 +55,8 @@ class Document(nn.Module):
             for name, value in twin.state_dict().items()
             if name.startswith(("encoder.", "decoder."))
         }
-        self.stock.load_state_dict(
-            own, strict=True
-        )  # the document's key set is stock's, plus four modules around it
+        # the document's key set is stock's, plus four modules around it
+        self.stock.load_state_dict(own, strict=True)
         self.twin = twin
 
     def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:

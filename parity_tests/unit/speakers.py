@@ -17,9 +17,8 @@ def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transf
     arrays = random_arrays(config, seed=seed)
     for name, array in arrays.items():
         if name.endswith(("bias", "scale")):
-            array[...] = 0.2 * array + (
-                0.8 if name.endswith("scale") else 0
-            )  # unscaled, they dominate the rest
+            # unscaled, they dominate the rest
+            array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)
         if name.endswith(
             (
                 "positions.table",

@@ -123,9 +123,8 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
     _, attention = nnx.jit(lambda model: model(*ids, return_attention=True))(model())
     for name in ("cross", "encoder", "decoder"):
         expected = np.stack([np.asarray(layer[0]) for layer in getattr(attention, name)])
-        assert (
-            expected.std() > 0.05
-        )  # far from uniform, so that swapped rows, columns or heads show
+        # far from uniform, so that swapped rows, columns or heads show
+        assert expected.std() > 0.05
         assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
 
 
@@ -178,9 +177,8 @@ def test_pieces_are_readable(tokenizer):
     assert attention_page.pieces(
         tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
     ) == ["<bos>", " ", "<pad>", "<eos>"]
-    broken = attention_page.pieces(
-        tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids]
-    )  # a character that starts four times and never ends
+    # a character that starts four times and never ends
+    broken = attention_page.pieces(tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids])
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
 
 
@@ -218,9 +216,8 @@ def test_text_is_escaped(tmp_path, tokenizer):
     )
     assert hostile.tags == innocent.tags
     assert hostile.script == innocent.script
-    assert not set("<>&\u2028") & set(
-        hostile.raw
-    )  # stricter than this parser: browsers end a script in more cases
+    # stricter than this parser: browsers end a script in more cases
+    assert not set("<>&\u2028") & set(hostile.raw)
     assert hostile.data["title"] == HOSTILE
     assert hostile.sentences[0]["source"] == HOSTILE
     assert hostile.sentences[0]["hypotheses"][0]["text"] == HOSTILE

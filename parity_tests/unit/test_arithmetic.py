@@ -28,9 +28,8 @@ def test_a_norm_of_large_numbers_keeps_its_digits():
     expected = (wide - wide.mean(axis=-1, keepdims=True)) / np.sqrt(
         wide.var(axis=-1, keepdims=True) + 1e-12
     )
-    assert (
-        np.abs(np.asarray(norm.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
-    )  # the precision of 0.01 next to 1000 in float32
+    # the precision of 0.01 next to 1000 in float32
+    assert np.abs(np.asarray(norm.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
 
 
 @pytest.mark.parametrize("kind", [Norm.LAYER, Norm.RMS])

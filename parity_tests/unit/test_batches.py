@@ -233,9 +233,8 @@ def test_steps_count_on_across_epochs():
             assert np.array_equal(PLAN.batch_indices(epoch * count + position)[1], indices)
     far = PLAN.batch_indices(10**9)[1]
     assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
-    assert np.array_equal(
-        PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1]
-    )  # an earlier step again, after its epoch left the cache
+    # an earlier step again, after its epoch left the cache
+    assert np.array_equal(PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1])
     with pytest.raises(errors.ConfigError, match="step=-1"):
         PLAN.batch_indices(-1)
 
@@ -423,9 +422,8 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     for indices, batch in evaluated:
         assert batch.source.shape[::-1] in set(zip(widths, rows, strict=True))
         assert pairs_in(batch) == indices.tolist()
-        assert (
-            pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()
-        )  # filler comes last
+        # filler comes last
+        assert pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()
         assert (batch.target_out[len(indices) :] == IDS.target_pad).all()
     assert sum(len(indices) < len(batch.source) for indices, batch in evaluated) <= len(widths)
     restored = np.empty(503, int)

@@ -103,9 +103,8 @@ def shown(folder: Path) -> dict[tuple[str, int], float]:
     scalars: dict[tuple[str, int], float] = {}
     for path in sorted(folder.iterdir()):
         content, at = path.read_bytes(), 0
-        while at < len(
-            content
-        ):  # a record: its size, a checksum of that, the bytes, a checksum of them
+        # a record: its size, a checksum of that, the bytes, a checksum of them
+        while at < len(content):
             (size,) = struct.unpack_from("<Q", content, at)
             event = Event.FromString(content[at + 12 : at + 12 + size])
             at += size + 16
@@ -136,13 +135,8 @@ def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted
         valid(200),
         valid(200, weights="averaged"),
     ]
-    sessions = [
-        lines[:5],
-        lines[3:5],
-        lines[5:6],
-        lines[3:4],
-        lines[4:],
-    ]  # killed, killed again, stopped, resumed from before, ended
+    # killed, killed again, stopped, resumed from before, ended
+    sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:]]
     for session in sessions:
         board = metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
         for line in session:

@@ -159,9 +159,8 @@ def test_json_is_plain_and_complete():
     assert data["decoder"]["self_mask"] == ["target_padding", "causal"]
     assert data["norm_placement"] == "post"
     assert data["head_dim"] is None
-    assert (
-        type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
-    )  # other JSON writers write 0.0 as 0
+    # other JSON writers write 0.0 as 0
+    assert type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
 
 
 def edited(path: str, value) -> str:

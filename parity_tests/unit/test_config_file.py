@@ -84,9 +84,8 @@ def test_the_config_saved_by_a_run_can_be_passed_again(tmp_path):
         --wandb no --model.d-model 12"""
     options = parsed(*words.split())
     (tmp_path / "train_config.json").write_text(codec.to_json(options))
-    assert "\\ud83d\\ude00" in codec.to_json(
-        options
-    )  # escaped by JSON, which YAML parses differently
+    # escaped by JSON, which YAML parses differently
+    assert "\\ud83d\\ude00" in codec.to_json(options)
     assert parsed("--config", tmp_path / "train_config.json") == options
 
 

@@ -182,10 +182,8 @@ def test_the_position_rule_limits_the_length():
     for name in NAMES:
         config = jt.preset(name)
         assert config.longest == (50 if name == "deep_dive" else config.max_length)
-    for name in (
-        "encoder",
-        "decoder",
-    ):  # one stack is enough, and a missing table cannot be too short
+    # one stack is enough, and a missing table cannot be too short
+    for name in ("encoder", "decoder"):
         one = LESSON10.with_sizes(**{f"{name}.position_index": "truncated_cosine"})
         assert one.longest == 50 and one.with_sizes(**{f"{name}.positions": "none"}).longest == 100
 
@@ -224,10 +222,8 @@ UNCACHEABLE = [
         {"decoder.branches": (*NO_CROSS, Branch((Part.CROSS,), Residual.MEMORY))},
         "it adds the memory position by position",
     ),
-    (
-        {"decoder.branches": CROSS_ONLY, "decoder.self_mask": ()},
-        None,
-    ),  # without self-attention there is no mask
+    # without self-attention there is no mask
+    ({"decoder.branches": CROSS_ONLY, "decoder.self_mask": ()}, None),
     ({"decoder.branches": CROSS_ONLY, "decoder.mixing": "summed"}, None),
     ({"decoder.branches": (*NO_CROSS, *CROSS_ONLY, *CROSS_ONLY)}, None),
     ({"encoder.mixing": "summed", "encoder.head_merge": "raw", "encoder.self_mask": ()}, None),

@@ -336,10 +336,8 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
         tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, vocab_size=9999
     )
     assert isinstance(loaded.tokenizer, TokenizerPair) and loaded.config.tying is Tying.OUTPUT
-    sizes = (
-        loaded.tokenizer.source.vocab_size,
-        loaded.tokenizer.target.vocab_size,
-    )  # the text has no more merges
+    # the text has no more merges
+    sizes = (loaded.tokenizer.source.vocab_size, loaded.tokenizer.target.vocab_size)
     assert (
         loaded.config.source_vocab_size,
         loaded.config.target_vocab_size,

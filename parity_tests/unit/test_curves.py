@@ -145,9 +145,8 @@ def test_a_run_is_drawn_and_drawn_again(draw):
     path, stderr = draw(text(entries(400)))
     assert is_a_picture(path) and stderr == ""
     first = path.read_bytes()
-    path, stderr = draw(
-        text(entries()), title="runs/$\\frac$ 日本"
-    )  # dollars are no mathematics, and the font lacks some letters
+    # dollars are no mathematics, and the font lacks some letters
+    path, stderr = draw(text(entries()), title="runs/$\\frac$ 日本")
     assert is_a_picture(path) and stderr == "" and path.read_bytes() != first
 
 
@@ -195,9 +194,8 @@ def test_a_failed_drawing_warns_once_and_the_last_picture_stays(draw, tmp_path, 
     assert stderr.count("\n") == 1
     assert draw("[1]\n") == (path, "")
     assert path.read_bytes() == before and is_a_picture(path)
-    curves.draw(
-        tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run"
-    )  # another picture, another line
+    # another picture, another line
+    curves.draw(tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run")
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -28,9 +28,8 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 )
 def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
-    attention = (
-        ["--attention", page] if name == "blog2023" else []
-    )  # whose target is padded to its source
+    # whose target is padded to its source
+    attention = ["--attention", page] if name == "blog2023" else []
     training = runs.train(
         "--run", run, "--model.preset", name, *runs.write_text(tmp_path), *runs.OPTIONS, *FEW
     )

@@ -32,9 +32,8 @@ def tree() -> dict[str, Any]:
                 }
             }
         },
-        "scalar": {
-            "scale": np.array(2.5, np.float32)
-        },  # sixteen bytes have their own form in the format
+        # sixteen bytes have their own form in the format
+        "scalar": {"scale": np.array(2.5, np.float32)},
         "empty": {"scale": np.zeros((0, 3))},
         "flags": {"bias": np.array([True, False])},
         "long": {"bias": np.arange(300)},
@@ -122,9 +121,8 @@ def test_a_changed_byte_is_refused_or_changes_only_a_value_or_a_name(tmp_path):
                 continue
             values[at] = sum(array.nbytes for array in loaded.values())
             names += sorted((array.shape, array.dtype.name) for array in loaded.values()) == shapes
-    assert (
-        max(values.values()) < len(content) and names >= 3 * 9
-    )  # the nine bytes of values, one of them a bool
+    # the nine bytes of values, one of them a bool
+    assert max(values.values()) < len(content) and names >= 3 * 9
     assert len(values) < len(content) / 2
 
 

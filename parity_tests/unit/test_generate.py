@@ -135,10 +135,8 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
 )
 def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, LENGTH))
-    target[0, :3], target[1, 2] = (
-        config.target_pad_id,
-        config.target_pad_id,
-    )  # a row that begins with padding sees no key
+    # a row that begins with padding sees no key
+    target[0, :3], target[1, 2] = (config.target_pad_id, config.target_pad_id)
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
@@ -289,9 +287,8 @@ def test_an_end_token_is_followed_by_padding_and_the_loop_stops_early(steps):
         tokens = np.asarray(decode(model, source, max_length=LENGTH))
         jax.effects_barrier()
         assert (tokens == [[EOS] + [PAD] * (LENGTH - 1)] * ROWS).all()
-        assert (
-            len(steps) == expected
-        )  # with a beam of two, the second hypothesis ends one step later
+        # with a beam of two, the second hypothesis ends one step later
+        assert len(steps) == expected
 
 
 def test_the_number_of_tokens_is_bounded_by_the_model():

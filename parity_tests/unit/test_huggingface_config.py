@@ -269,20 +269,10 @@ EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
         ({"tie_word_embeddings": False}, None, None, Tying.EMBEDDINGS, False),  # version 1.1
         ({"tie_word_embeddings": False}, HEADED, None, Tying.EMBEDDINGS, False),
         ({"tie_word_embeddings": False}, HEADED, True, Tying.ALL, False),
-        (
-            {"tie_word_embeddings": False},
-            EMBEDDED,
-            None,
-            Tying.ALL,
-            False,
-        ),  # transformers 5 ties missing tensors
-        (
-            {"scale_decoder_outputs": False},
-            HEADED,
-            False,
-            Tying.EMBEDDINGS,
-            False,
-        ),  # as transformers 5 writes version 1.1
+        # transformers 5 ties missing tensors
+        ({"tie_word_embeddings": False}, EMBEDDED, None, Tying.ALL, False),
+        # as transformers 5 writes version 1.1
+        ({"scale_decoder_outputs": False}, HEADED, False, Tying.EMBEDDINGS, False),
         (
             {"tie_word_embeddings": False, "scale_decoder_outputs": True},
             EMBEDDED,
@@ -477,9 +467,8 @@ def test_an_exported_config_equals_the_original_except_for_changes(data):
         assert differ == {"dropout": 0.3, "encoder_layers": 2, "num_hidden_layers": 2}
     else:
         assert differ == {"dropout_rate": 0.3, "num_layers": 2}
-        changed = dataclasses.replace(
-            changed, attention_dropout=0.3, activation_dropout=0.3
-        )  # T5 has one rate
+        # T5 has one rate
+        changed = dataclasses.replace(changed, attention_dropout=0.3, activation_dropout=0.3)
     assert from_config(back) == changed
 
 
@@ -512,10 +501,8 @@ def test_training_settings_do_not_prevent_an_export():
 
 def test_generation_defaults_in_a_config_json_are_read():
     unread = attributes.GENERATION - transformers_config.KNOWN
-    assert unread == {
-        "prefix",
-        "force_bos_token_to_be_generated",
-    }  # a task's text, and the old name of a forced first token
+    # a task's text, and the old name of a forced first token
+    assert unread == {"prefix", "force_bos_token_to_be_generated"}
 
 
 def test_every_attribute_is_handled_once_with_a_reason():

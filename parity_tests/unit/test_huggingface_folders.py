@@ -275,9 +275,8 @@ def test_a_cast_changes_only_the_dtype_of_the_configuration(theirs, tmp_path):
 def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     code, out, _ = console.say("convert", theirs, tmp_path / "run", "--dry-run")
     assert code == 0 and "nothing was written" in out and not (tmp_path / "run").exists()
-    assert (
-        "encoder.embed_tokens.weight" not in out.split("tied")[0]
-    )  # a copy that is not in the file is not counted
+    # a copy that is not in the file is not counted
+    assert "encoder.embed_tokens.weight" not in out.split("tied")[0]
 
 
 # Destinations

@@ -56,10 +56,8 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     codes = {code: mbart.files.source.id_of(code) for code in mbart_family.LANGUAGES}
     assert around(mbart.source) == [-1, 2, codes["de_DE"]]
     assert around(mbart.target) == [-1, 2, codes["ro_RO"]]
-    assert (mbart.bos_id, mbart.forced_bos_id()) == (
-        codes["ro_RO"],
-        None,
-    )  # its decoder starts with the language
+    # its decoder starts with the language
+    assert (mbart.bos_id, mbart.forced_bos_id()) == (codes["ro_RO"], None)
     turned = mbart.with_languages("ro_RO", "de_DE")
     assert (around(turned.source), turned.bos_id) == (around(mbart.target), codes["de_DE"])
     assert turned.hash != mbart.hash == turned.with_languages("de_DE", "ro_RO").hash

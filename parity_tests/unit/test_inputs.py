@@ -303,10 +303,8 @@ SIZES = [
     (dict(decoder_layers=0), "decoder.layers=0 must be at least 1"),
     (dict(head_dim=None, num_heads=5), "d_model=12 is not divisible by num_heads=5"),
     (dict(dropout=-0.1), "dropout=-0.1 must be at least 0 and below 1"),
-    (
-        dict(pad_id=-1),
-        "source_pad_id=-1 is outside the vocabulary of 1",
-    ),  # 11, or 13 for one shared vocabulary
+    # 11, or 13 for one shared vocabulary
+    (dict(pad_id=-1), "source_pad_id=-1 is outside the vocabulary of 1"),
     (dict(eos_id=13), "eos_id=13 is outside the vocabulary of 13"),
 ]
 

@@ -37,10 +37,8 @@ from parity_tests.unit.helpers import batch, furthest, random_model, shapes, ske
 POSITIONS = ("encoder.positions", "decoder.positions")
 BASE = tiny(num_layers=1, vocab_size=13, architecture="torch_nn")
 SOURCE, TARGET = batch(BASE)
-SOURCE[0, 2], TARGET[0, 2] = (
-    BASE.source_pad_id,
-    BASE.target_pad_id,
-)  # inside a row: after its end, the causal mask hides padding from every token
+# inside a row: after its end, the causal mask hides padding from every token
+SOURCE[0, 2], TARGET[0, 2] = (BASE.source_pad_id, BASE.target_pad_id)
 
 
 @functools.cache
@@ -69,9 +67,8 @@ def changes_training_alone(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_masks(old: TransformerConfig, new: TransformerConfig):
-    few = dict(
-        attention_dropout=0.0, activation_dropout=0.0
-    )  # threefry takes long to compile: two shapes, not seven
+    # threefry takes long to compile: two shapes, not seven
+    few = dict(attention_dropout=0.0, activation_dropout=0.0)
     changes_training_alone(replace(old, **few), replace(new, **few))
 
 
@@ -103,10 +100,8 @@ def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
 def changes_new_arrays_of_one_stack(old: TransformerConfig, new: TransformerConfig):
     (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
     side = {"encoder": "source_embedding", "decoder": "target_embedding"}[name]
-    assert {array.split(".")[0] for array in changed_new_arrays(old, new)} in (
-        {name},
-        {name, side},
-    )  # torch_transformer's differ in the stack
+    # torch_transformer's differ in the stack
+    assert {array.split(".")[0] for array in changed_new_arrays(old, new)} in ({name}, {name, side})
 
 
 def changes_positions_computed_or_stored(old: TransformerConfig, new: TransformerConfig):
@@ -234,9 +229,8 @@ def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig)
     if new.mask_fill is MaskFill.MINUS_INFINITY:
         assert np.isnan(second[1]).all()
     else:
-        assert (
-            furthest(first[1], second[1]) > 1e-3
-        )  # see test_a_query_without_visible_keys_follows_the_fill
+        # see test_a_query_without_visible_keys_follows_the_fill
+        assert furthest(first[1], second[1]) > 1e-3
 
 
 def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
@@ -509,10 +503,8 @@ def test_a_stack_s_own_value_overrides_the_model_s(name):
         everywhere = replace(BASE, **{field: value})
         one = replace(BASE, **{name: getattr(own, name)})
         if field == "init":
-            assert changed_new_arrays(own, everywhere) == {
-                "output.kernel",
-                "output.bias",
-            }  # outside the stacks
+            # outside the stacks
+            assert changed_new_arrays(own, everywhere) == {"output.kernel", "output.bias"}
             assert all(
                 array.startswith(f"{name}.") or "embedding" in array
                 for array in changed_new_arrays(BASE, one)
@@ -571,9 +563,8 @@ def test_an_encoder_has_no_cross_mask():
 # Distributions of new parameters
 
 D, F = 64, 96
-SIZES = dict(
-    d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1
-)  # few shapes to compile
+# few shapes to compile
+SIZES = dict(d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1)
 
 
 def bound(xavier: float, torch: float) -> dict[Init, float]:

@@ -86,10 +86,8 @@ def clipped(gradients: dict, max_norm: float) -> dict:
     return updates
 
 
-GRADIENTS = {
-    "a": jnp.array([3.0, 0.0], jnp.float64),
-    "b": jnp.array([[4.0]], jnp.float64),
-}  # their norm is 5
+# their norm is 5
+GRADIENTS = {"a": jnp.array([3.0, 0.0], jnp.float64), "b": jnp.array([[4.0]], jnp.float64)}
 
 
 def test_gradients_over_the_norm_are_scaled_as_torch_does():

@@ -128,9 +128,8 @@ def test_adafactor_factors_wide_matrices(shape):
         beta = 1 - float(t) ** -0.8
         memory[0] = beta * memory[0] + (1 - beta) * (g**2 + 1e-30)
         second = memory[0]
-        if (
-            second.ndim > 1 and min(second.shape) >= 128
-        ):  # means of rows and columns are linear, so they are taken at the end
+        # means of rows and columns are linear, so they are taken at the end
+        if second.ndim > 1 and min(second.shape) >= 128:
             rows, columns = second.mean(axis=1), second.mean(axis=0)
             second = np.outer(rows, columns) / rows.mean()
         update = g / np.sqrt(second)

@@ -77,9 +77,8 @@ def test_damaged_gzip_is_refused(tmp_path):
     for size in range(2, len(content)):
         message = refusal(parallel_text.read_lines, written(tmp_path / "cut.gz", content[:size]))
         assert "cut.gz" in message and "gzip" in message
-    for position in range(
-        10, len(content)
-    ):  # the header comes first; no checksum covers fields such as its time
+    # the header comes first; no checksum covers fields such as its time
+    for position in range(10, len(content)):
         damaged = bytearray(content)
         damaged[position] ^= 0xFF
         assert "damaged" in refusal(
@@ -180,13 +179,11 @@ def test_swapped_sides_are_detected_by_their_words():
     assert parallel_text.looks_swapped(train + names, sentences(50, "b", "a") + names)
     assert not parallel_text.looks_swapped(train, sentences(50, "a", "b"))
     assert not parallel_text.looks_swapped(train, sentences(50, "c", "d"))
-    assert not parallel_text.looks_swapped(
-        train, sentences(15, "b", "a")
-    )  # too few words to decide
+    # too few words to decide
+    assert not parallel_text.looks_swapped(train, sentences(15, "b", "a"))
     assert not parallel_text.looks_swapped(train, sentences(50, "b", "a") + sentences(50, "a", "b"))
-    assert not parallel_text.looks_swapped(
-        train, sentences(50, "b", "c")
-    )  # one swapped side proves nothing
+    # one swapped side proves nothing
+    assert not parallel_text.looks_swapped(train, sentences(50, "b", "c"))
     assert not parallel_text.looks_swapped(
         train + sentences(100, "b", "a"), sentences(50, "b", "a")
     )  # training text has both directions

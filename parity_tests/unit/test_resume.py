@@ -316,9 +316,8 @@ def test_the_newest_unfinished_run_of_the_same_options_resumes(tmp_path, monkeyp
     pretend("runs/phrases-004", PHRASES, 20, 30)
     assert chosen() == "runs/phrases-002"
     assert chosen(seed=1) == "runs/phrases-003"
-    pretend(
-        "runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005")
-    )  # it has a name and stopped before its first checkpoint
+    # it has a name and stopped before its first checkpoint
+    pretend("runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005"))
     assert chosen() == "runs/phrases-005"
 
 

@@ -306,10 +306,8 @@ def test_the_table_must_name_everything_once():
         "linear.bias": [*table, Rule("linear.bias", ("elsewhere",))],  # doubled on the PyTorch side
         "elsewhere": [*table, Rule("linear.bias2", ("elsewhere",))],  # not in the model
         "output.bias$": [rule for rule in table if rule is not bias],  # missing
-        "src_emb.weight$": [
-            *table,
-            Alias("src_emb.weight", "tgt_emb.weight"),
-        ],  # a rule and an alias for one name
+        # a rule and an alias for one name
+        "src_emb.weight$": [*table, Alias("src_emb.weight", "tgt_emb.weight")],
     }
     for name, fault in faults.items():
         with pytest.raises(ValueError, match=f"does not cover the model exactly once: .*{name}"):
@@ -339,9 +337,8 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
     assert same_bits({name: back[name] for name in gradients}, gradients)
     tied = weight_table(tiny("small"))
     assert not any(isinstance(rule, Alias) for rule in rules.restrict(tied, shapes(tiny("small"))))
-    part = rules.restrict(
-        table, ["decoder.blocks.0.self_attention.query.kernel"]
-    )  # a third of a packed tensor cannot be converted
+    # a third of a packed tensor cannot be converted
+    part = rules.restrict(table, ["decoder.blocks.0.self_attention.query.kernel"])
     assert part == []
 
 

@@ -106,9 +106,8 @@ def test_the_smallest_vocabulary_is_named():
     with pytest.raises(errors.ConfigError, match=r"vocab_size=259 .* at least 260"):
         train(vocab_size=259)
     assert train(vocab_size=260).vocab_size == 260
-    with pytest.raises(
-        errors.ConfigError, match="at least 1000000257"
-    ):  # without building a list of a thousand million names first
+    # without building a list of a thousand million names first
+    with pytest.raises(errors.ConfigError, match="at least 1000000257"):
         train(eos_id=1_000_000_000)
 
 

@@ -20,11 +20,8 @@ from jax_transformer.training import step, validation
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
-QUICK = [
-    "--data.buckets",
-    "1",
-    *(word for name in RATES for word in (f"--model.{name}", "0")),
-]  # these compile in half the time
+# these compile in half the time
+QUICK = ["--data.buckets", "1", *(word for name in RATES for word in (f"--model.{name}", "0"))]
 
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
