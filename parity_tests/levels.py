@@ -61,16 +61,12 @@ class Inputs:
 
 
 def _drawn(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal numbers rounded to sixteenths, exact in bfloat16: dtypes then differ in arithmetic
-    only.
-    """
+    """Normal numbers rounded to sixteenths, which bfloat16 holds exactly."""
     return np.round(random.normal(size=shape) * 16) / 16
 
 
 def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jnp.ndarray | None:
-    """The model's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q,
-    k).
-    """
+    """The model's mask (b, 1, q, k) of hidden keys (b, k) and hidden pairs (q, k)."""
     hidden = [
         mask
         for mask in (

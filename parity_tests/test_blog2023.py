@@ -1,6 +1,4 @@
-"""The post "Transformer" of 2023-06-05: its mixing, its residual and its masks in both frameworks,
-faithful and repaired.
-"""
+"""The post "Transformer" of 2023-06-05: its mixing, residual and masks in both frameworks."""
 
 import math
 from typing import Any
@@ -40,9 +38,7 @@ def logits_of(both: Pair, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def attend(
     both: Pair, x: np.ndarray, hidden: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Output and weights of decoder layer 1's self-attention, of the Flax model and of its twin;
-    ``hidden`` (q, k).
-    """
+    """Output and weights of decoder layer 1's self-attention, ours and the twin's."""
     module = both.flax.decoder.blocks[1].self_attention
     mask = None if hidden is None else jnp.asarray(~hidden[None, None])
     ours = module(jnp.asarray(x), module.keys_values(jnp.asarray(x)), mask, Dropout())
@@ -94,9 +90,7 @@ def test_repaired_attention_mixes_by_the_weights():
 
 
 def test_the_twins_attention_is_the_written_einsum():
-    """The einsum has two letters for one axis: k of the weights and v of the values are summed
-    separately.
-    """
+    """Its two letters for one axis are summed separately: k of the weights, v of values."""
     attention = equal_lengths().torch.decoder.decoder_layer[0].encoder_block.attention
     random = np.random.default_rng(5)
     query, memory = (as_torch(random.normal(size=(3, 6, SIZES["d_model"]))) for _ in range(2))
@@ -213,9 +207,7 @@ def test_unequal_lengths_are_refused_with_the_same_message():
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_position_tables_are_loaded_used_and_exported(stack: str):
-    """Each stack has its own; the repaired preset, because the faithful decoder's does not reach
-    the logits.
-    """
+    """In the repaired preset: the faithful decoder's table does not reach the logits."""
     both = equal_lengths("blog2023_repaired")
     name = f"{stack}.position_embed.pe"
     table = torch.from_numpy(
@@ -301,9 +293,7 @@ class RateRecorder(MaskedDropout):
 
 @BOTH
 def test_dropout_rates(preset: str):
-    """The rate is 0.5 in the faithful decoder blocks, whatever the model's rate; each side's
-    embeddings have two dropouts.
-    """
+    """The faithful decoder blocks always have 0.5; each side's embeddings two dropouts."""
     both = equal_lengths(preset, dropout=0.3, embedding_dropout=0.3)
     recorder, sites = RateRecorder(), adapter.dropout_sites(both.config)
     both.flax(both.source, both.target, rngs=recorder)
@@ -318,9 +308,7 @@ def test_dropout_rates(preset: str):
 
 
 def test_greedy_decoding_reads_one_pass_position_by_position():
-    """No token depends on another, so all come out of one call; there are as many as the padded
-    source has positions.
-    """
+    """No token depends on another: one call gives as many as the source has positions."""
     both = equal_lengths()
     state = both.torch.state_dict()
     for (

@@ -240,9 +240,7 @@ def test_a_wrong_call_is_detected():
 
 
 def unproved(block: Block, tests: str) -> str | None:
-    """The reason why ``tests`` do not run the block: one is not there, or their files neither name
-    the page nor call what the block calls.
-    """
+    """Return why ``tests`` do not run the block: missing, or they do not call what it calls."""
     code = ""
     for test in tests.split():
         file, _, name = test.partition("::")

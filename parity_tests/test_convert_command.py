@@ -1,6 +1,4 @@
-"""``convert`` with PyTorch: files of torch.save are read, torch.load reads ours, and the self-check
-detects a wrong weight.
-"""
+"""``convert`` with PyTorch: torch.save's files, torch.load of ours, and the self-check."""
 
 import dataclasses
 import json
@@ -74,9 +72,7 @@ def test_every_architecture_is_tried():
 
 
 def test_the_check_detects_two_exchanged_weights():
-    """Swapped square kernels fit every shape, and round-trip bit for bit through the same wrong
-    table.
-    """
+    """Swapped square kernels fit every shape and round-trip through the same wrong table."""
     both = pair(TIED.config)
     model = state_dict.model_weights(TIED.config)
     state = {
@@ -183,9 +179,7 @@ def test_invalid_training_checkpoints_are_refused(run, console, tmp_path):
 
 
 def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkeypatch):
-    """A run that trains until the conversion gets its lock may leave a newer step, which must be
-    converted.
-    """
+    """A run that trains until the lock is taken may leave a newer step."""
     folder, lock = tmp_path / "run", run_folder.lock
     shutil.copytree(run, folder)
     assert (

@@ -81,9 +81,7 @@ def test_greedy_token_for_token(case):
 
 
 def likely_end(both: Pair) -> int:
-    """Return a token that ends some hypotheses early and others never: the first row's third greedy
-    token, if it is not padding.
-    """
+    """Return a token that ends some hypotheses early and others never."""
     config = both.config
     ids = {"bos": config.bos_id, "eos": config.eos_id, "pad": config.target_pad_id}
     token = int(decoding.greedy(reader(both), as_torch(both.source[:1]), 3, **ids)[0, 2])

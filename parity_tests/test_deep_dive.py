@@ -1,6 +1,4 @@
-"""Properties of "Transformer Deep Dive": its example, its positions, its unused blocks, and the
-source padding that its faithful form attends to.
-"""
+""" "Transformer Deep Dive": its example, positions, unused blocks and visible source padding."""
 
 import math
 
@@ -100,9 +98,7 @@ def documented_shapes(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_documents_example_at_its_size(form: str):
-    """Vocabularies of 10, source (2, 9), target (2, 8), 227 M parameters: names, shapes and the
-    the logits' shape, on the meta device.
-    """
+    """Vocabularies of 10, source (2, 9), target (2, 8), 227 M parameters, on the meta device."""
     config = jt.preset(form, vocab_size=10)
     with torch.device("meta"):
         twin = torch_bridge.twin(config)
@@ -131,9 +127,7 @@ def test_the_documents_example_in_small(form: str):
 
 
 def test_repaired_with_one_head_is_the_stock_transformer():
-    """The repaired form differs from torch.nn.Transformer without final norms only in heads as wide
-    as the model.
-    """
+    """Otherwise only its heads, as wide as the model, differ from torch.nn.Transformer."""
     both = both_of("deep_dive_repaired", num_heads=1, num_layers=2)
     stock = nn.Transformer(12, 1, 2, 2, 48, dropout=0.0, batch_first=True).double().eval()
     stock.encoder.norm = stock.decoder.norm = None
@@ -228,9 +222,7 @@ def test_a_table_of_one_row_is_refused_by_both():
     ],
 )
 def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
-    """Rows 1 and 0 of both in the faithful form, one per position in the repaired: in the output,
-    and in both gradients.
-    """
+    """Rows 1 and 0 in the faithful form, one per position in the repaired."""
     both = both_of(form)
     before = outputs(both, both.source, both.target)
     state = both.torch.state_dict()
@@ -270,9 +262,7 @@ UNUSED = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_unused_block_is_frozen(form: str):
-    """It round-trips bit for bit, changes no logit, gets no gradient from torch and no update in
-    either framework, not even weight decay's.
-    """
+    """It round-trips, changes no logit and gets neither gradient, update nor weight decay."""
     both = both_of(form)
     state = {
         name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
@@ -327,9 +317,7 @@ def test_a_fully_padded_source_gets_the_mean_of_all_values():
 
 
 def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
-    """Only the causal mask decides, in both forms: a later token, padding or not, changes no
-    earlier logit.
-    """
+    """Only the causal mask decides: no later token, padding or not, changes a logit."""
     for form in FORMS:
         both = both_of(form)
         other = ragged_target(both.config, 2, 8, seed=5)

@@ -1,6 +1,4 @@
-"""Every level of the ladder for every case: the algorithm in float64, then the arithmetic in
-float32.
-"""
+"""Every level of the ladder for every case, in float64 and in float32."""
 
 import functools
 
@@ -40,9 +38,7 @@ IN_FLOAT32 = (
 
 
 def extra(case: Case, dtype: torch.dtype) -> bool:
-    """True if a rung is only under ``-m slow``. The square sizes of a repaired document differ in
-    nothing from those of the faithful one.
-    """
+    """True if a rung is only under ``-m slow``, as a repaired document's square sizes are."""
     return "repaired square" in case.name or (
         dtype is torch.float32 and case.name not in IN_FLOAT32
     )
@@ -105,9 +101,7 @@ def test_float32_logits_at_full_size():
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
 def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
-    """Errors against float64 with the same weights, the median of several random models: the
-    direction of a rounding is chance.
-    """
+    """Errors against float64, the median of several models: a rounding's sign is chance."""
     (case,) = (case for case in CASES if case.name == name)
     errors = []
     for seed in range(5):

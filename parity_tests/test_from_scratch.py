@@ -1,6 +1,4 @@
-""" "Transformer from scratch": each component separately, at its own sizes and against torch's
-layers, and its edge cases.
-"""
+""" "Transformer from scratch": each component by itself, against torch's layers, edge cases."""
 
 import math
 from typing import Any
@@ -105,9 +103,7 @@ def test_transformer_shapes(meta):
 
 
 def test_documented_size_in_both_frameworks(meta):
-    """Keys and shapes written out from the document, the twin's, and the Flax model's by its weight
-    table: 44 million parameters each.
-    """
+    """Keys and shapes written out from the document: 44 million parameters each."""
     linears = {f"{part}_transform": (512, 512) for part in ("queries", "keys", "values")} | {
         "linear_out": (512, 512)
     }
@@ -238,9 +234,7 @@ def test_it_is_the_stock_transformer_except_for_the_scale(name: str):
 
 
 def test_the_repaired_scale_sharpens_the_weights():
-    """By sqrt(heads), from the width of the model to that of a head: faithful weights to that
-    power, normed again.
-    """
+    """By sqrt(heads): the faithful weights to that power, normed again."""
     faithful, repaired = (pair(jt.preset(name, **SMALL)) for name in NAMES)
     weights = [
         both.flax(both.source, both.target, return_attention=True)[1].encoder[0]
@@ -278,9 +272,7 @@ def test_a_fully_padded_source_is_read_as_the_mean_of_all_values():
 
 
 def test_target_padding_is_not_masked():
-    """The id that pads the target is a token like another: which one it is changes nothing, and
-    later tokens see it.
-    """
+    """The id that pads the target is a token like another, which later tokens see."""
     both = pair(jt.preset("from_scratch", **SMALL))
     ours, theirs = run(both)
     other = jt.preset("from_scratch", **SMALL, target_pad_id=5)
@@ -309,9 +301,7 @@ def test_source_padding_is_hidden_everywhere():
 
 
 def test_the_second_residual_is_the_query():
-    """With the cross-attention's output layers at zero, the output depends on the target and not on
-    the source.
-    """
+    """With a cross-attention of zeros, the output depends only on the target."""
     both = pair(jt.preset("from_scratch", **SMALL))
     with torch.no_grad():
         for layer in both.torch.decoder.layers:
@@ -337,9 +327,7 @@ def test_the_second_residual_is_the_query():
 
 
 def test_the_sinusoids_of_a_later_version_are_one_field_per_side():
-    """The state_dict then has no table, and the logits equal those of learned tables with the same
-    sinusoids.
-    """
+    """The state_dict then has no table; learned tables of sinusoids give the same."""
     both = pair(jt.preset("from_scratch", **SMALL))
     with torch.no_grad():
         for stack in (both.torch.encoder, both.torch.decoder):

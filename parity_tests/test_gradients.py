@@ -1,6 +1,4 @@
-"""Every gradient, and ten optimizer steps, mapped between the frameworks by the same table as the
-weights.
-"""
+"""Every gradient, and ten optimizer steps, mapped by the same table as the weights."""
 
 import dataclasses
 from typing import Any
@@ -74,9 +72,7 @@ def flax_loss(
 def flax_gradients(
     both: Pair, batch: Batch, dropout: Any = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Operation by operation, not jitted: compiled operations serve all cases, while a program per
-    case takes seconds. The steps are jitted.
-    """
+    """Not jitted: compiled operations serve all cases, a program each takes seconds."""
     return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout))(
         transformer.flatten(both.flax, nnx.Param)
     )
@@ -85,9 +81,7 @@ def flax_gradients(
 def assert_same_gradients(
     ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12
 ) -> None:
-    """Relative to the largest gradient of the model: a key bias has only rounding for a gradient,
-    so it cannot be judged separately.
-    """
+    """Relative to the model's largest gradient: a key bias has only rounding for one."""
     largest = max(np.abs(g).max() for g in theirs.values())
     assert ours.keys() == theirs.keys()
     assert largest > 1e-3
@@ -177,9 +171,7 @@ STEPS += [(name, Schedule.COSINE) for name in STEPPED]
     [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in STEPS],
 )
 def test_ten_steps(name: str, schedule: Schedule):
-    """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not
-    trained.
-    """
+    """AdamW with clipping and a schedule: losses, final weights, and untrained arrays."""
     (case,) = (case for case in CASES if case.name == name)
     # half the time to compile; every gradient of two layers is compared above
     shallow = case.config.with_sizes(num_layers=1)
@@ -206,9 +198,7 @@ def test_ten_steps(name: str, schedule: Schedule):
 
 
 def frozen(both: Pair) -> set[str]:
-    """PyTorch's names of the arrays that are never trained: buffers, and parameters that the
-    document never uses.
-    """
+    """PyTorch's names of arrays that are never trained: buffers and unused parameters."""
     return (
         set(both.torch.state_dict())
         - {rule.torch for rule in trained_table(both)[0]}

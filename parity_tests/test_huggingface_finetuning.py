@@ -64,9 +64,7 @@ def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
 def assert_begins_as_transformers(
     prepared_corpus: corpus.Corpus, folder: Path, words: Any, language: int | None
 ) -> None:
-    """Validations, and exports, begin with the target's language if the family says
-    it so, and keep the folder's rules.
-    """
+    """Validations and exports begin with the target's language if the family says so."""
     generation_config = json.loads(
         folder.joinpath("huggingface", "generation_config.json").read_text()
     )
@@ -97,9 +95,7 @@ def assert_begins_as_transformers(
     [pytest.param(name, marks=pytest.mark.slow if name == "longt5" else ()) for name in FOLDERS],
 )
 def test_batches_are_those_of_transformers(tmp_path, name):
-    """Sources, labels, and the decoder input, which each family's model derives from labels
-    differently.
-    """
+    """Sources, labels, and the decoder input, which each family derives from labels."""
     module, languages = save_model(name, tmp_path / "model"), FOLDERS[name].languages
     language_options = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **language_options)
@@ -144,9 +140,7 @@ def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
 
 
 def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
-    """Otherwise one page-long line in a thousand would set the width of batches, and take the
-    memory of all others.
-    """
+    """Otherwise one page-long line in a thousand would set the width of batches."""
     save_model("t5", tmp_path / "model")
     flags = runs.write_text(tmp_path)
     for side in ("source", "target"):
@@ -159,9 +153,7 @@ def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
 
 
 def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
-    """Otherwise transformers, and translate, would cut every translation of the model after
-    twenty tokens.
-    """
+    """Otherwise transformers, and translate, would stop after twenty tokens."""
     module, flags = save_model("t5", tmp_path / "model"), runs.write_text(tmp_path)
     path, file = tmp_path / "model/generation_config.json", "generation_config.json"
     for more, length in (({}, 513), ({"max_target_length": 40}, 41)):
@@ -255,9 +247,7 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
-    """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and the
-    run's arguments.
-    """
+    """A folder with a Marian model in bfloat16, the run from it, and the run's arguments."""
     folder = tmp_path_factory.mktemp("tuned")
     module = save_model("marian", folder / "model", torch.bfloat16)
     # after little training it would end at once, or repeat one token

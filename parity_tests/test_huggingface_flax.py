@@ -29,9 +29,7 @@ NAMES += ["blenderbot", "blenderbot-small", "longt5 global"]
 
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module's Flax class by path, from the type of each part, not its
-    name.
-    """
+    """Return the tensors of a module's Flax class by path, from each part's type."""
     tensors = (
         {"final_logits_bias": module.final_logits_bias}
         if hasattr(module, "final_logits_bias")

@@ -1,6 +1,4 @@
-"""Folders against transformers: its files round-trip byte for byte, and it loads and runs exported
-ones.
-"""
+"""Folders against transformers: byte for byte there and back, and exports that it runs."""
 
 import json
 from pathlib import Path
@@ -89,9 +87,7 @@ def test_a_conversion_is_checked_against_transformers(name, saved, tmp_path):
 @pytest.mark.parametrize("name", ["marian two vocabularies", "t5"])
 @pytest.mark.parametrize("shard", ["1GB", "8KB"])
 def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
-    """transformers 5 writes no .bin files: these are state_dicts by torch.save, as earlier versions
-    wrote them, with tied copies.
-    """
+    """Written by torch.save as earlier versions of transformers did, with tied copies."""
     module, theirs = saved(name)
     state = dict(module.state_dict())
     (tmp_path / "old").mkdir()
@@ -165,9 +161,7 @@ def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
 
 
 def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path):
-    """A trained run of a family's architecture with our byte-level BPE has the same logits, ids and
-    greedy translation.
-    """
+    """With our byte-level BPE it has the same logits, ids and greedy translation."""
     lines = [
         "the cat sees the bird",
         "a bird sees a dog",

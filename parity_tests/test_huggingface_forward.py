@@ -48,9 +48,7 @@ def model_pair(name: str, dtype: str) -> Pair:
 
 
 def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the outputs of transformers' module: the stacks' inputs, their blocks' outputs, the
-    last one after the final norm, and attention weights.
-    """
+    """Return transformers' outputs: stacks' inputs, blocks' outputs, attention weights."""
     with torch.no_grad():
         out = both.theirs(
             **inputs(both.config, source),
@@ -277,9 +275,7 @@ def test_sixteen_bit_models_compute_in_sixteen_bits():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
-    """It is run as by a conversion's self-check, and the optimizer's order of parameters is the
-    module's, without frozen positions.
-    """
+    """The optimizer's order of parameters is the module's, without frozen positions."""
     both = model_pair(name, "float64")
     twin = torch_bridge.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())

@@ -91,9 +91,7 @@ in_float64 = huggingface.in_float64
 
 
 class Float64(types.ModuleType):
-    """torch with float64 for float32, which records the smallest difference between the scores of
-    a chosen token and the next.
-    """
+    """torch with float64 for float32, recording the smallest difference to a next score."""
 
     float32 = float = torch.float64
 
@@ -169,9 +167,7 @@ def lively(name: str) -> Pair:
 
 @functools.cache
 def likely_end(name: str, index: int) -> int:
-    """A token that ends some hypotheses and not others: of those generated late, the one that the
-    fewest rows contain.
-    """
+    """A token that ends some hypotheses and not others: the late one of the fewest rows."""
     both = lively(name)
     settings = without_end(both, index) | {"forced_eos_token_id": None}
     settings["suppress_tokens"] = [*settings.get("suppress_tokens", []), both.config.eos_id]
@@ -387,9 +383,7 @@ STOPS = {EarlyStopping.HEURISTIC: False, EarlyStopping.FULL: True, EarlyStopping
 
 
 def test_early_stopping_has_three_meanings_that_differ(loops):
-    """Each equals transformers' own, and no two are equal: with many lengths, three searches of the
-    same batches give three results.
-    """
+    """Each equals transformers' own, and no two of them are equal."""
     both, results = lively("bart"), {}
     for ours, theirs in STOPS.items():
         results[ours] = []
@@ -408,9 +402,7 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
 
 
 def test_another_count_of_the_length_is_detected(loops, monkeypatch):
-    """The easiest fault to make: the start token counted in the length that a score is divided
-    by.
-    """
+    """The easiest fault: the start token counted in the length that divides a score."""
     both = lively("bart")
     divisor = scorers.AverageScorer.divisor
     monkeypatch.setattr(
@@ -446,9 +438,7 @@ def test_a_tie_is_detected(loops):
 
 
 def test_every_attribute_of_a_generation_config_is_known():
-    """A new one upstream fails here, until it is handled, ignored with a reason, or refused unless
-    it has its default.
-    """
+    """A new one upstream fails here until it is handled, ignored with a reason or refused."""
     upstream = set(transformers.GenerationConfig().to_dict())
     assert upstream <= generation.KNOWN, (
         f"new in transformers: {sorted(upstream - generation.KNOWN)}"

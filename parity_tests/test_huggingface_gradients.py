@@ -1,6 +1,4 @@
-"""Training of Hugging Face families: the loss from ``labels``, and the gradient of
-every parameter.
-"""
+"""Training of Hugging Face families: the loss from ``labels``, and every gradient."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""Tokenizers of Hugging Face folders against transformers' classes: the same ids of difficult text,
-and the same text of the ids.
-"""
+"""Tokenizers of Hugging Face folders against transformers' classes: ids and text."""
 
 import json
 import random
@@ -70,9 +68,7 @@ LINES |= {
 
 
 def _nllb(**settings) -> dict:
-    """NLLB's model with its languages and the mask after the pieces, as published folders name
-    them.
-    """
+    """NLLB's model with its languages and the mask after the pieces, as published."""
     files = tokenizer_models.fairseq(
         "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
     )

@@ -1,6 +1,4 @@
-"""Models of Marian: to run folders against Marian's arithmetic, to Hugging Face folders against
-transformers.
-"""
+"""Models of Marian: to runs against Marian's arithmetic, to folders against transformers."""
 
 import json
 from typing import Any

@@ -171,9 +171,7 @@ def stayed(flight: Flight) -> tuple[list[Checkpoint], list[float]]:
 
 
 def furthest(ours: Checkpoint, theirs: Checkpoint) -> float:
-    """Return the largest error of weights and moments; structure, counts and settings must be
-    equal.
-    """
+    """Return the largest error of weights and moments; all else must be equal."""
     errors = []
 
     def compare(a: Any, b: Any, where: str) -> None:
@@ -307,9 +305,7 @@ def data_off_by_one(state: TrainState) -> TrainState:
 def test_a_loss_in_the_conversion_is_detected(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable
 ):
-    """Negative control: a wrong moment, Adam count, schedule step or data position each far exceeds
-    the bound.
-    """
+    """Negative control: each wrong moment, count, schedule step or position shows."""
     state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
     ours = jt.convert.to_torch(
         transformer.unflatten(flight.corpus.config, state.params | state.frozen)
@@ -323,9 +319,7 @@ def test_a_loss_in_the_conversion_is_detected(
 def test_the_loop_by_its_command(
     flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Twice two updates equal four, bit for bit, and torch.load reads the checkpoint with
-    weights_only.
-    """
+    """Twice two updates equal four, bit for bit; torch.load reads with weights_only."""
 
     def run(steps: int, name: str, *more: str) -> list[dict]:
         monkeypatch.setattr(
@@ -443,9 +437,7 @@ def test_files_of_another_run_are_refused(
 
 
 def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
-    """In float32, as for users: PyTorch, then ``train`` to the end, equals PyTorch to the end; its
-    last step is then exported again.
-    """
+    """In float32, as for users: PyTorch, then ``train``, equals PyTorch to the end."""
     if flight.options.model.preset != "small":
         pytest.skip("one model is enough for the commands: what crosses is tested above")
     run = tmp_path / "run"

@@ -122,9 +122,7 @@ def as_optax_needs() -> Iterator[None]:
 
 
 def differing(setting: Setting, rule: optax.GradientTransformation) -> list[str]:
-    """List the weights and moments that differ after two updates in PyTorch, whose state is
-    converted, and two more in both frameworks.
-    """
+    """List what differs after two updates in PyTorch and two more in both frameworks."""
     for _ in range(2):
         setting.step_torch(setting.gradients())
     moments, params = setting.moments(), setting.params()

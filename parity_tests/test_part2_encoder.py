@@ -1,6 +1,4 @@
-"""The encoder of "Transformers from scratch part - 2" under its own keys: its raw merge, its one
-feed-forward and its positions.
-"""
+"""The encoder of "Transformers from scratch part - 2": merge, feed-forward and positions."""
 
 import math
 from collections.abc import Iterable
@@ -178,9 +176,7 @@ def attend(both: Pair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @BOTH
 @pytest.mark.parametrize("length", [2, 7])
 def test_each_head_s_values_go_to_the_documented_columns(preset: str, length: int):
-    """From the fused weights by hand, head by head, one value at a time: counted raw, or by
-    position.
-    """
+    """From the fused weights by hand, one value at a time: counted raw, or by position."""
     both = pair(jt.preset(preset, **SIZES))
     x, heads, width = embeddings(both.config, length, rows=1), 3, 4
     attention = both.torch.encoder.layers[0].attention
@@ -208,9 +204,7 @@ def test_each_head_s_values_go_to_the_documented_columns(preset: str, length: in
 
 @BOTH
 def test_the_first_row_sees_only_head_0_in_the_faithful_one(preset: str):
-    """Merged raw, the first row has head 0 at positions 0 to 2 (three heads): no other head, and
-    later queries.
-    """
+    """Merged raw, the first row has head 0 at positions 0 to 2, and no other head."""
     both = pair(jt.preset(preset, **SIZES))
     x = embeddings(both.config, 7)
     before = attend(both, x)
@@ -267,9 +261,7 @@ def test_one_table_of_positions(exponent: float):
 
 
 def test_one_feed_forward_two_masks():
-    """In every layer each call of the one module has its own mask; exchanging the two changes the
-    result.
-    """
+    """Each call of the one module has its own mask; exchanging the two shows."""
     config = jt.preset(
         "part2_encoder", **SIZES, dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0
     )

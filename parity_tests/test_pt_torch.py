@@ -213,9 +213,7 @@ def random_plain(draw: random.Random) -> Any:
     [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))],
 )
 def test_files_of_torch_are_read_equal(seed: int, tmp_path):
-    """Protocol 2 (PyTorch's own) is compared with torch.load, and the other protocols, which it
-    reads only in part, with protocol 2.
-    """
+    """Protocol 2 against torch.load, which reads the others in part: against protocol 2."""
     draw = random.Random(seed)
     value = {
         "a": random_value(draw, 4, [], True),

@@ -1,6 +1,4 @@
-"""The twins themselves: lesson10's against the stock torch.nn.Transformer, and both frameworks'
-fresh weights.
-"""
+"""The twins themselves: lesson10's against torch.nn.Transformer, and fresh weights."""
 
 import math
 
@@ -36,9 +34,7 @@ def test_every_preset_has_the_names_and_shapes_of_its_twin_at_full_size(name):
 
 
 class Document(nn.Module):
-    """Lesson10's code as torch's own layers compute it: sequence first, cross-attention masked or
-    not.
-    """
+    """Lesson10's code as torch's own layers compute it: sequence first."""
 
     def __init__(self, twin: TranslationTransformer, config):
         super().__init__()
@@ -87,9 +83,7 @@ def test_lesson10_is_the_stock_transformer(preset: str):
 
 
 def test_lesson10_has_exactly_the_documents_parameters():
-    """d 512, 6+6 layers, vocabularies 10000: the keys are those of torch.nn.Transformer and of four
-    modules around it.
-    """
+    """d 512, 6+6 layers, vocabularies 10000: torch.nn.Transformer's and four modules'."""
     with torch.device("meta"):
         state = TranslationTransformer().state_dict()
         stock = nn.Transformer(512, 8, 6, 6, 2048).state_dict()
@@ -105,9 +99,7 @@ def test_lesson10_has_exactly_the_documents_parameters():
 
 
 def test_the_documents_position_table():
-    """float32 arithmetic, as the document computes it: within 7e-6 of the exact table at 100
-    positions, and kept unchanged.
-    """
+    """Within 7e-6 of the exact table, as float32 arithmetic gives it, and kept unchanged."""
     twin = TranslationTransformer(
         src_vocab_size=11,
         tgt_vocab_size=11,
@@ -123,9 +115,7 @@ def test_the_documents_position_table():
 
 @pytest.mark.parametrize("preset", ["lesson10", "vaswani2017_base"])
 def test_fresh_weights_follow_the_same_distributions(preset: str):
-    """Each tensor has the same spread, not the same draws. vaswani's own choice is compared with
-    the bounds that it states.
-    """
+    """The same spread, not the same draws; vaswani's against the bounds that it states."""
     config = jt.preset(preset, vocab_size=400, num_layers=1, d_model=64, num_heads=4, d_ff=256)
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     if preset == "lesson10":

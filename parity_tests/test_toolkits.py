@@ -1,6 +1,4 @@
-"""Checkpoints of other PyTorch toolkits, against plain modules under their names and, where it is
-installed, against the toolkit itself.
-"""
+"""Checkpoints of other toolkits, against plain modules and, if installed, the toolkit itself."""
 
 import argparse
 import copy

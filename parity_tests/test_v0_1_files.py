@@ -1,6 +1,4 @@
-"""Files that version 0.1 exported are read by torch and transformers, and its runs export
-the same.
-"""
+"""Exports of version 0.1 are read by torch and transformers, and its runs export the same."""
 
 import json
 from pathlib import Path

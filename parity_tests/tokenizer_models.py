@@ -303,9 +303,7 @@ def blenderbot_files() -> dict[str, Any]:
 
 
 def blenderbot() -> dict[str, Any]:
-    """Return Blenderbot's files with a ``tokenizer.json`` that ends lines, as transformers 4 wrote
-    it.
-    """
+    """Return Blenderbot's files with transformers 4's ``tokenizer.json``, which ends lines."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     files = blenderbot_files()
@@ -394,9 +392,7 @@ def fsmt_separate() -> dict[str, Any]:
 
 @functools.cache
 def word_merges(size: int = 300, cased: bool = False) -> list[tuple[str, str]]:
-    """Merges of words, lower-cased unless asked, the most frequent pair first, learned from the
-    corpus.
-    """
+    """Merges of words, the most frequent pair first, lower-cased unless asked."""
     text = " ".join(CORPUS)
     text = text if cased else text.lower()
     words = [[*word[:-1], f"{word[-1]}</w>"] for word in text.split()]

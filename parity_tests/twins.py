@@ -1,6 +1,4 @@
-"""A Flax model and its PyTorch twin with the same random weights, batches for both, and calls of
-each twin's parts.
-"""
+"""A Flax model and its PyTorch twin with the same random weights, and batches for both."""
 
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -63,9 +61,7 @@ def pair(
 def random_twin(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> nn.Module:
-    """Return the twin with random weights everywhere, as PyTorch's zero biases and unit scales hide
-    swaps. A stored position table is random too.
-    """
+    """Return the twin with random weights everywhere, a stored position table included."""
     generator = torch.Generator().manual_seed(seed)
     module = torch_bridge.twin(config).to(dtype).eval()
     with torch.no_grad():
@@ -82,9 +78,7 @@ def random_twin(
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
-    """Every rate 0, those of single branches and stacks too: the twin is made of the configuration
-    itself and set to ``eval``.
-    """
+    """Every rate 0: the twin is made of the configuration itself and set to ``eval``."""
     rates: dict[str, Any] = dict.fromkeys(
         ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
     )
@@ -96,17 +90,13 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
 
 
 def _is_scale(name: str) -> bool:
-    """Return True for a norm's scale: norm1.weight, layer_norm2.weight, normalization1.weight,
-    norm1.gamma.
-    """
+    """Return True for a norm's scale: norm1.weight, layer_norm2.weight, norm1.gamma."""
     owner, _, leaf = name.rpartition(".")
     return "norm" in owner.rpartition(".")[2] and leaf in ("weight", "gamma")
 
 
 def ragged(vocab: int, pad: int, batch: int, length: int, seed: int) -> np.ndarray:
-    """Ids (batch, length) without pads, then pads behind 0, 1, 2, ... fewer tokens a row; the first
-    row is full, none is empty.
-    """
+    """Ids (batch, length) without pads, then pads after 0, 2, 4, ... fewer tokens a row."""
     ids = np.random.default_rng(seed).integers(0, vocab, (batch, length))
     ids[ids == pad] = (pad + 1) % vocab
     for row in range(batch):

@@ -14,9 +14,7 @@ def sequence_first(module: str) -> bool:
 
 
 def _visible(padding: Tensor | None, future: Tensor | None = None) -> Tensor | None:
-    """The twin's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q,
-    k).
-    """
+    """The twin's mask (b, 1, q, k) of hidden keys (b, k) and hidden pairs (q, k)."""
     hidden = [
         mask
         for mask in (None if padding is None else padding[:, None, None], future)

@@ -64,9 +64,7 @@ def memory(twin: nn.Module, source: Tensor) -> Tensor:
 
 
 def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
-    """The one feed-forward of an encoder layer has one dropout module, called as often as the layer
-    calls it.
-    """
+    """An encoder layer's feed-forward has one dropout module for all of its calls."""
     sites = {"src_dropout": ["encoder.embedding"], "pos_enc.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
         torch, flax = f"encoder.layers.{i}", f"encoder.blocks.{i}.branches"

@@ -1,6 +1,4 @@
-"""Tiny models with random weights everywhere, ragged batches, and calls without the type checker,
-as a user makes them.
-"""
+"""Tiny models with random weights everywhere, ragged batches, and calls as a user makes them."""
 
 import contextlib
 import functools

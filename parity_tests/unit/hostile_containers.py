@@ -172,9 +172,7 @@ def _deflated_storage() -> bytes:
 
 
 def _overlapping() -> bytes:
-    """Return a good file with more members, each inside the previous one's data, so that few bytes
-    are read many times.
-    """
+    """Return a good file whose further members each lie inside the previous one's data."""
     good, body, entries = hostile.zipped(GOOD), b"", b""
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     names = [f"a/data/{number}".encode() for number in range(1, 200)]

@@ -1,6 +1,4 @@
-"""A tiny model on tiny text, trained through the command line, for the tests of training and of the
-commands.
-"""
+"""A tiny model on tiny text, trained through the command line."""
 
 import contextlib
 import dataclasses
@@ -118,9 +116,7 @@ def start(
 
 @dataclass
 class CommandResult:
-    """Result of a command: exit code, output, and the number of programs compiled for each jitted
-    train step.
-    """
+    """A command's exit code, output, and number of programs compiled for each train step."""
 
     code: int
     out: str
@@ -205,9 +201,7 @@ class Console:
     def refused(
         self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b""
     ) -> None:
-        """Assert that a command is refused with this exit code, in one line that contains these
-        words.
-        """
+        """Assert a refusal with this exit code, in one line that contains these words."""
         exit_code, out, err = self.say(*command, stdin=stdin)
         assert (exit_code, out) == (code, ""), err
         assert (
@@ -220,9 +214,7 @@ class Console:
 
 
 def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
-    """Return every array of a checkpoint by its path: parameters, frozen arrays, both moments,
-    counts.
-    """
+    """Return every array of a checkpoint by its path: parameters, frozen, moments, counts."""
     path = run / "checkpoints" / str(step)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(

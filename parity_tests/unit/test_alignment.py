@@ -1,6 +1,4 @@
-"""The page of attention maps: its figures are the model's, its tokens are the text's, and text is
-escaped.
-"""
+"""The page of attention maps: the model's figures, the text's tokens, and escaped text."""
 
 import base64
 import hashlib

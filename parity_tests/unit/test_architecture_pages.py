@@ -1,6 +1,4 @@
-"""The pages of docs/architectures agree with the code: modules and shapes in diagrams, fields and
-values in tables.
-"""
+"""The pages of docs/architectures agree with the code: diagrams and tables."""
 
 import functools
 import re
@@ -96,9 +94,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @functools.cache
 def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
-    """Return the output shape of every module of a call, by path, with weights for attention, and
-    the letters' sizes.
-    """
+    """Return every module's output shape by path, with attention's weights, and letters."""
     letters = dict(SIZES)
     if jt.preset(preset).equal_lengths:
         letters["t"] = letters["s"]
@@ -151,9 +147,7 @@ def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
 
 
 def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], Shapes]]:
-    """List (path, label, letters, true shapes) of every edge from a module, in every preset that
-    has it.
-    """
+    """List (path, label, letters, true shapes) of every edge from a module, by preset."""
     edges = []
     for diagram in diagrams(document):
         for node, path in diagram.modules().items():
@@ -260,9 +254,7 @@ def value_at(config: TransformerConfig, field: str) -> object:
 
 
 def cell_text(value: object) -> str | None:
-    """Return a value as the tables write it, words in backticks, or None if only prose can describe
-    it.
-    """
+    """Return a value as the tables write it, or None if only prose can describe it."""
     if isinstance(value, tuple):
         return (
             "none"

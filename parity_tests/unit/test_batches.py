@@ -1,6 +1,4 @@
-"""Batches: few shapes, every pair once per epoch, a new order each epoch, and always the same batch
-at the same step.
-"""
+"""Batches: few shapes, every pair once per epoch, and the same batch at the same step."""
 
 import dataclasses
 import itertools

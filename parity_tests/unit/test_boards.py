@@ -1,6 +1,4 @@
-"""Trackers: their contents, no duplicates after a resume, and an early error for a missing
-package; and the lines of progress.
-"""
+"""Trackers: contents, no duplicates after a resume, missing packages; lines of progress."""
 
 import importlib.util
 import json

@@ -1,6 +1,4 @@
-"""Checkpoints come back bit for bit, completely or not at all, and every damage is refused with the
-file's name.
-"""
+"""Checkpoints come back bit for bit, completely or not at all; every damage is named."""
 
 import hashlib
 import json

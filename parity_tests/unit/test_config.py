@@ -54,9 +54,7 @@ def random_branches(draw, parts: list[Part], residuals: list[Residual]):
 
 
 def random_config(draw):
-    """This is outside hypothesis' strategies, because the tests' type checker draws random numbers
-    too.
-    """
+    """Not a hypothesis strategy: the tests' type checker draws random numbers as well."""
     heads, vocab = draw(st.integers(1, 9)), draw(st.integers(4, 10**6))
     stacks = {
         "encoder": ([Part.SELF, Part.FFN], [Residual.INPUT], [Mask.SOURCE_PADDING], []),

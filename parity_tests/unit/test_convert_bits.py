@@ -1,6 +1,4 @@
-"""``convert`` keeps every bit of every dtype, from one or several files, and the same input gives
-the same bytes.
-"""
+"""``convert`` keeps every bit of every dtype, and the same input gives the same bytes."""
 
 import importlib.util
 import json

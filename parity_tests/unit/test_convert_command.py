@@ -1,6 +1,4 @@
-"""``convert``: sizes from shapes, plans, strictness, the self-check without a twin, and the same as
-functions.
-"""
+"""``convert``: sizes from shapes, plans, strictness, the self-check, and its functions."""
 
 import json
 import subprocess

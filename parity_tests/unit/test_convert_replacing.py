@@ -90,9 +90,7 @@ for line in sys.stdin:  # a kill at a call, each in a copy of this process
 
 
 class Forks:
-    """Run ``convert`` repeatedly in forks that are killed at a chosen call, without restarting
-    Python.
-    """
+    """Run ``convert`` repeatedly in forks that are killed at a chosen call."""
 
     def __init__(self, *command: str | Path):
         program = [
@@ -116,9 +114,7 @@ class Forks:
         self.process.communicate(timeout=100)
 
     def kill_at(self, number: int) -> dict[str, int]:
-        """Return the exit ``code``, the number of the ``exchange`` call, and the number of
-        ``calls``.
-        """
+        """Return the exit ``code``, the ``exchange``'s number and the number of ``calls``."""
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
         report = {}
@@ -150,9 +146,7 @@ def test_killed_at_any_call_it_leaves_the_old_file_or_the_new_one(weights, tmp_p
 
 
 def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, config_file, tmp_path):
-    """Killed before the first call, while writing, right before and after the exchange of names,
-    and while removing the old one.
-    """
+    """While writing, around the exchange of names, and while removing the old one."""
     target, copy = tmp_path / "here" / "folder", tmp_path / "kept"
     target.parent.mkdir()
     convert(weights, target, description=ModelDescription(str(config_file)))

@@ -67,9 +67,7 @@ class Counted:
     ],
 )
 def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkeypatch):
-    """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed or
-    written; here none may.
-    """
+    """A checkpoint has one batch of arrays, here two; here no small array may wait."""
     monkeypatch.setattr(prefetch, "_MOST", 0)
     monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
     monkeypatch.setattr(checkpoint_stream, "_READ", 2 * LENGTH * 40)

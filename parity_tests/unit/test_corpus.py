@@ -1,6 +1,4 @@
-"""From options to a corpus: all data sources agree, vocabularies fit the model, and invalid input
-is refused early.
-"""
+"""From options to a corpus: all sources agree, vocabularies fit, invalid input is refused."""
 
 import dataclasses
 import gzip

@@ -1,6 +1,4 @@
-"""Each pair of a test set is scored, excluded from the loss, or excluded completely, and
-counted.
-"""
+"""Each pair of a test set is scored, excluded from the loss or completely, and counted."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""Decoding with a cache equals decoding without one, and beam search equals a plain loop over
-lists.
-"""
+"""Decoding with a cache equals decoding without one; beam search equals a plain loop."""
 
 import dataclasses
 import functools
@@ -25,9 +23,7 @@ PAD, BOS, EOS = 1, 2, 3  # lesson10's
 
 @pytest.fixture(scope="module", autouse=True)
 def steps():
-    """A list that grows by one in every step of a decoding loop, by a callback in freshly compiled
-    code.
-    """
+    """A list that grows by one in every step of a freshly compiled decoding loop."""
     jax.clear_caches()
     seen: list[int] = []
     decode_step = transformer.Transformer.decode_step
@@ -370,9 +366,7 @@ def plain_beam(
     alpha: float,
     new_tokens: int = LENGTH,
 ) -> tuple[list[int], float]:
-    """Search one row with lists: of the 2k best continuations those with an end are finished (the
-    best k stay), and the k best others continue.
-    """
+    """Search one row with lists: of the 2k best, those with an end finish, k others go on."""
     logits, config = forward(model), model.config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []

@@ -193,9 +193,7 @@ def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_path):
-    """The file has every name of the PyTorch module, the folder only those that transformers
-    writes. Either config.json is accepted.
-    """
+    """The file has all of PyTorch's names, the folder those that transformers writes."""
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
     read = safetensors.read if suffix == "safetensors" else pt.read

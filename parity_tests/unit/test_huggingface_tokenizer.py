@@ -1,6 +1,4 @@
-"""Tokenizers of Hugging Face folders without transformers: special tokens of a line, run folders,
-batches, and refusals.
-"""
+"""Tokenizers of Hugging Face folders without transformers: lines, runs, batches, refusals."""
 
 import base64
 import json
@@ -489,9 +487,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_a_panic_of_the_library_is_a_refusal(tmp_path):
-    """A compiled table with an index out of range makes the library's Rust code panic, which is no
-    Exception.
-    """
+    """An index out of range makes its Rust code panic, which is not an Exception."""
     vocabulary = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]
     parts = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
     for table, loads in ((b"", False), ((8).to_bytes(4, "little") + b"\xff" * 8, True)):

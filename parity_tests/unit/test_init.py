@@ -1,6 +1,4 @@
-"""A run that starts from another run: what is copied, what may be changed, and that it is read only
-at the start.
-"""
+"""A run that starts from another: what is copied, what may change, and that it reads once."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Invalid input is refused by every preset and every entry point, in one line with the numbers:
-never NaN, never a silent wrap.
-"""
+"""Every preset and entry point refuses invalid input in one line: no NaN, no silent wrap."""
 
 import re
 from collections.abc import Callable
@@ -147,9 +145,7 @@ def test_source_and_target_of_different_batches_are_refused(model):
 
 
 def test_invalid_shapes_are_refused_under_jit(model):
-    """Values are unknown there: an id outside the vocabulary reads the table's last or first row,
-    and gives no NaN.
-    """
+    """Values are unknown there: an id outside the vocabulary reads the last or first row."""
     config = model.config
     source, target = good(config)
 

@@ -26,9 +26,7 @@ def config_of(span: str) -> TransformerConfig:
 
 
 def members_of(valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the global block of each token of a row or -1, and the number of the row's blocks:
-    counted token by token.
-    """
+    """Return each token's global block or -1, and the row's number of blocks."""
     last = -1 + sum(bool(valid[end]) for end in range(SIZE - 1, len(valid), SIZE))
     blocks = [min(i // SIZE, last) if ok else -1 for i, ok in enumerate(valid)]
     return np.array(blocks), np.arange(last + 1)

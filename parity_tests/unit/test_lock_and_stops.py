@@ -126,9 +126,7 @@ def test_otherwise_a_stop_request_waits():
 
 
 def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
-    """JAX runs Python code in callbacks of the garbage collector, where exceptions are only
-    printed.
-    """
+    """JAX runs Python in the garbage collector's callbacks, which only print exceptions."""
 
     class Finalized:
         def __del__(self):

@@ -88,9 +88,7 @@ def several_devices(cases: list[tuple]) -> list[tuple]:
 
 
 def check_same(results: dict[tuple, Any], case: tuple) -> None:
-    """Assert that the updates are those of one device, by one program, and the state is laid out
-    as planned.
-    """
+    """Assert that the updates are one device's, by one program, laid out as planned."""
     function, preset, mesh, *changes = case
     one, several = results[function, preset, ONE, *changes], results[case]
     assert several["programs"] == 1

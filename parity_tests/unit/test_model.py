@@ -62,9 +62,7 @@ def test_other_rows_of_a_batch_change_nothing(model):
 
 
 def test_the_faithful_lesson10_sees_source_padding():
-    """The document's decoder attends to padding, so the padding of a batch changes its
-    translations.
-    """
+    """Its decoder attends to padding, so a batch's padding changes its translations."""
     model = random_model(tiny("lesson10"))
     assert (
         furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET))

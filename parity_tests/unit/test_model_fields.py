@@ -1,6 +1,4 @@
-"""Each configuration field has an effect: flipping it must change the result of the same random
-weights.
-"""
+"""Each configuration field has an effect: flipping it changes the same weights' result."""
 
 import dataclasses
 import functools
@@ -532,9 +530,7 @@ def test_attention_can_have_its_own_bias_setting():
 
 @pytest.mark.parametrize("fill", MaskFill)
 def test_a_query_without_visible_keys_follows_the_fill(fill):
-    """A query without visible keys gets 0, the mean of all values, or NaN; other queries are
-    unaffected.
-    """
+    """It gets 0, the mean of all values, or NaN; other queries are unaffected."""
     random = np.random.default_rng(0)
     q, k, v = (jnp.asarray(random.normal(size=(2, 3, 2, 5))) for _ in range(3))
     mask = np.ones((2, 1, 3, 3), bool)

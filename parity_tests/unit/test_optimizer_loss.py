@@ -121,9 +121,7 @@ def test_clipping_keeps_dtypes():
 def adamw(
     parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
 ) -> list[dict]:
-    """Loshchilov and Hutter 2019, algorithm 2, with clipping before it and the decay multiplied by
-    the learning rate, as in torch.
-    """
+    """Loshchilov and Hutter 2019, algorithm 2, the decay times the rate, as in torch."""
     p = {name: np.array(value) for name, value in parameters.items()}
     m, v = ({name: np.zeros_like(value) for name, value in p.items()} for _ in range(2))
     history = []
@@ -226,9 +224,7 @@ def test_the_moments_have_the_dtype_of_the_parameters():
 
 
 def expected_loss(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> tuple[float, int]:
-    """Token by token: the cross-entropy of (1 - smoothing) on the target plus smoothing / v on
-    every token.
-    """
+    """Token by token: cross-entropy of (1 - smoothing) on the target, smoothing / v on all."""
     total, count = 0.0, 0
     for row, ids in zip(logits, targets, strict=True):
         for scores, target in zip(row, ids, strict=True):

@@ -1,6 +1,4 @@
-"""A torch.optim state_dict as plain arrays: round trips by the table, into any Optax chain, and
-refusals. Needs no torch.
-"""
+"""A torch.optim state_dict as plain arrays: round trips, any Optax chain, and refusals."""
 
 import copy
 from collections.abc import Callable

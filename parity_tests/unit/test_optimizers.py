@@ -146,9 +146,7 @@ def test_adafactor_factors_wide_matrices(shape):
 
 @pytest.mark.parametrize("name", list(OptimizerName))
 def test_every_optimizer_clips_and_follows_the_schedule(name):
-    """Gradients a thousand times as large change nothing if both are clipped; at rate 0 nothing
-    changes.
-    """
+    """Clipped, gradients a thousand times as large change nothing; nor does rate 0."""
     params, gradients = problem()
     large = [{key: array * 1000 for key, array in gradient.items()} for gradient in gradients]
     tx = chain(name, clip_norm=0.5, weight_decay=0.0)
@@ -166,9 +164,7 @@ def test_every_optimizer_clips_and_follows_the_schedule(name):
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 4), (4, 9)])
 def test_linear_falls_to_zero_at_the_last_step(steps, warmup):
-    """Compare with transformers' get_linear_schedule_with_warmup after the warm-up, which starts at
-    1.
-    """
+    """As get_linear_schedule_with_warmup after the warm-up, which starts at 1."""
     actual = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
     expected = [
         (step + 1) / (warmup + 1)

@@ -1,6 +1,4 @@
-"""Every preset is built at its documented size from abstract shapes, and has the number of
-parameters of its document's layers.
-"""
+"""Every preset at its documented size has its document's number of parameters."""
 
 import jax
 import numpy as np
@@ -32,9 +30,7 @@ def norms(d: int, count: int) -> int:
 
 
 def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bool = True) -> int:
-    """Count blocks of one or two attentions, with a feed-forward and a norm for each; ``bias`` is
-    attention's.
-    """
+    """Count blocks of one or two attentions with feed-forward and norms; ``bias``: attention."""
     one = attention(d, bias=bias)
     return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (
         2 * one + feed_forward(d, f) + norms(d, 3)

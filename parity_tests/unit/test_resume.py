@@ -30,9 +30,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list[str]:
-    """Text and options of every run here: a metrics line every 30 steps, never at a checkpoint, and
-    one shape of batches.
-    """
+    """Text and options of every run here: a metrics line every 30 steps, one batch shape."""
     options = runs.with_option(
         runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1
     )

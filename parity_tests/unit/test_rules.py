@@ -1,6 +1,4 @@
-"""Weights convert between the frameworks bit for bit, and one error names everything that does not
-fit.
-"""
+"""Weights convert between the frameworks bit for bit; one error names what does not fit."""
 
 import functools
 
@@ -34,9 +32,7 @@ NAMES = preset_names.ALL
 
 
 def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Return random bits with special values if there is room: NaN with a payload, infinities,
-    -0.0, the smallest denormal.
-    """
+    """Return random bits with special values if there is room: NaN, infinities, -0.0."""
     array = np.frombuffer(
         np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype
     ).copy()
@@ -370,9 +366,7 @@ def test_every_kind_of_rule_is_reversible():
 
 @pytest.mark.parametrize("each", Each)
 def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
-    """Another library may write a transposed view as other bytes, and a shared one changes with its
-    origin.
-    """
+    """Another library may write a view as other bytes, and a shared one changes."""
     shape = {Each.SQUEEZE_0: (1, 5), Each.SQUEEZE_1: (5, 1, 3)}.get(each, (5, 3))
     flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
     tensor = np.random.default_rng(0).normal(size=shape)

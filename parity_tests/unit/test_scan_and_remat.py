@@ -1,6 +1,4 @@
-"""A loop over layers and recomputed activations: the same loss, gradients and dropout masks as
-those of blocks one after another, and the same names.
-"""
+"""A loop over layers and recomputed activations: the same numbers, masks and names."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -35,9 +35,7 @@ def finished(as_a_user, tmp_path_factory) -> runs.Trained:
 
 @pytest.fixture
 def own(finished, tmp_path) -> runs.Trained:
-    """A copy of the uninterrupted run and of its text. Another process of these tests may be
-    continuing the shared run, which one process at a time can.
-    """
+    """A copy of the uninterrupted run and its text: one process at a time may continue it."""
     folder = shutil.copytree(finished.path.parent, tmp_path / "own")
     shared = str(finished.path.parent)
     arguments = [argument.replace(shared, str(folder)) for argument in finished.arguments]
@@ -190,9 +188,7 @@ def test_changed_text_is_refused(own, flag, named):
 
 
 def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_path, monkeypatch):
-    """Validation losses are set here: training stops after two without a new best, and the best two
-    are averaged.
-    """
+    """Losses are set here: it stops after two without a new best, and averages two."""
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
     validate = validation.Validation.__call__
 

@@ -139,9 +139,7 @@ def test_the_length_of_translations_can_be_set(echo):
 
 
 def test_long_translations_have_few_rows(echo):
-    """The cache is sized for the longest output: 16 tokens of two beams each, at most eight times
-    the sources' 8 positions.
-    """
+    """The cache has room for the longest output: at most eight times 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
     assert (
         Translator(

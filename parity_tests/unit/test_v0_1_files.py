@@ -1,6 +1,4 @@
-"""Runs, checkpoints and exports of version 0.1 are read, translate as they did, resume, and convert
-to the same bits.
-"""
+"""Runs and exports of version 0.1 are read, translate, resume and convert as they did."""
 
 import itertools
 import json

@@ -76,9 +76,7 @@ def stopped() -> None:
 
 
 def trained() -> dict[str, list]:
-    """Create ``run``, ``averaged_run`` and ``torch_training.pt``, and return the ends of resumed
-    runs.
-    """
+    """Create ``run``, ``averaged_run`` and ``torch_training.pt``; return resumed runs' ends."""
     ends = {}
     v0_1.command(*RUN)
     ends["run"] = v0_1.losses(Path("run"))
