@@ -25,79 +25,12 @@ from jax_transformer.config import (
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats.kinds import is_huggingface
 from jax_transformer.generate import transformers_config
+from parity_tests import published
 
 STACKS = ("encoder", "decoder")
 # From the hub, with attributes that older versions of transformers wrote
-OPUS = {
-    "_num_labels": 3,
-    "activation_dropout": 0.0,
-    "activation_function": "swish",
-    "add_bias_logits": False,
-    "add_final_layer_norm": False,
-    "architectures": ["MarianMTModel"],
-    "attention_dropout": 0.0,
-    "bad_words_ids": [[58100]],
-    "bos_token_id": 0,
-    "classif_dropout": 0.0,
-    "d_model": 512,
-    "decoder_attention_heads": 8,
-    "decoder_ffn_dim": 2048,
-    "decoder_layerdrop": 0.0,
-    "decoder_layers": 6,
-    "decoder_start_token_id": 58100,
-    "dropout": 0.1,
-    "encoder_attention_heads": 8,
-    "encoder_ffn_dim": 2048,
-    "encoder_layerdrop": 0.0,
-    "encoder_layers": 6,
-    "eos_token_id": 0,
-    "extra_pos_embeddings": 58101,
-    "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
-    "init_std": 0.02,
-    "is_encoder_decoder": True,
-    "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2},
-    "max_length": 512,
-    "max_position_embeddings": 512,
-    "model_type": "marian",
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "num_beams": 6,
-    "num_hidden_layers": 6,
-    "pad_token_id": 58100,
-    "scale_embedding": True,
-    "static_position_embeddings": True,
-    "vocab_size": 58101,
-}
-FLAN = {
-    "architectures": ["T5ForConditionalGeneration"],
-    "d_ff": 1024,
-    "d_kv": 64,
-    "d_model": 512,
-    "decoder_start_token_id": 0,
-    "dense_act_fn": "gelu_new",
-    "dropout_rate": 0.1,
-    "eos_token_id": 1,
-    "feed_forward_proj": "gated-gelu",
-    "initializer_factor": 1.0,
-    "is_encoder_decoder": True,
-    "is_gated_act": True,
-    "layer_norm_epsilon": 1e-06,
-    "model_type": "t5",
-    "n_positions": 512,
-    "num_decoder_layers": 8,
-    "num_heads": 6,
-    "num_layers": 8,
-    "output_past": True,
-    "pad_token_id": 0,
-    "relative_attention_max_distance": 128,
-    "relative_attention_num_buckets": 32,
-    "task_specific_params": {"summarization": {"num_beams": 4, "prefix": "summarize: "}},
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.23.1",
-    "use_cache": True,
-    "vocab_size": 32128,
-}
+OPUS = published.read("opus_mt")
+FLAN = published.read("flan_t5")
 
 
 def test_a_config_json_of_transformers_is_recognised():
@@ -131,16 +64,7 @@ def test_a_flan_t5_model_has_no_longest_sequence_and_does_not_scale():
 
 
 # From the files of transformers 3.4
-BLENDERBOT = {
-    "do_blenderbot_90_layernorm": True,
-    "extra_layer_norm": False,
-    "extra_pos_embeddings": 0,
-    "static_position_embeddings": False,
-    "encoder_no_repeat_ngram_size": 3,
-    "forced_eos_token_id": 2,
-    "classif_dropout": 0.0,
-    "num_hidden_layers": 2,
-}
+BLENDERBOT = published.read("blenderbot")
 
 
 def test_published_blenderbots_have_norms_where_their_files_say():
@@ -170,41 +94,7 @@ def test_published_blenderbots_have_norms_where_their_files_say():
 
 
 # As fairseq's models of WMT 2019 were ported, with attributes of that time
-WMT19 = {
-    "architectures": ["FSMTForConditionalGeneration"],
-    "activation_dropout": 0.0,
-    "activation_function": "relu",
-    "attention_dropout": 0.1,
-    "bos_token_id": 0,
-    "d_model": 1024,
-    "decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": 31640},
-    "decoder_attention_heads": 16,
-    "decoder_ffn_dim": 4096,
-    "decoder_layerdrop": 0,
-    "decoder_layers": 6,
-    "decoder_start_token_id": 2,
-    "dropout": 0.2,
-    "early_stopping": False,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 8192,
-    "encoder_layerdrop": 0,
-    "encoder_layers": 6,
-    "eos_token_id": 2,
-    "init_std": 0.02,
-    "is_encoder_decoder": True,
-    "langs": ["en", "ru"],
-    "length_penalty": 1.15,
-    "max_length": 200,
-    "max_position_embeddings": 1024,
-    "model_type": "fsmt",
-    "num_beams": 15,
-    "num_hidden_layers": 6,
-    "pad_token_id": 1,
-    "scale_embedding": True,
-    "src_vocab_size": 31232,
-    "tgt_vocab_size": 31640,
-    "tie_word_embeddings": False,
-}
+WMT19 = published.read("wmt19_fsmt")
 
 
 def test_a_published_fsmt_model():
