@@ -6,10 +6,12 @@ every level.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from jax_transformer import torch_bridge
@@ -229,3 +231,26 @@ def assert_close(
         f"{what}: relative error {relative:.2e} over {bound:.0e} at {where}: "
         f"{ours[where]!r}, reference {theirs[where]!r}"
     )
+
+
+def assert_same_distributions(
+    ours: dict[str, np.ndarray],
+    theirs: dict[str, torch.Tensor],
+    *,
+    deviations: float = 6,
+    largest: Callable[[str], float] = lambda name: 0.3,
+) -> None:
+    """Assert for each new tensor the same mean, spread and bounds; they are not the same draws.
+
+    ``largest`` is the relative tolerance of the largest number.
+    """
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        array, reference = ours[name], tensor.numpy()
+        assert (array.std() == 0) == (reference.std() == 0), name
+        error = abs(array.mean() - reference.mean())
+        assert error <= deviations * (array.std() + 1e-9) / math.sqrt(array.size), name
+        if array.size >= 1000:
+            most = np.abs(reference).max()
+            assert array.std() == pytest.approx(reference.std(), rel=0.05), name
+            assert np.abs(array).max() == pytest.approx(most, rel=largest(name)), name

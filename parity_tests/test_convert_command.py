@@ -132,16 +132,14 @@ def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path)
     shutil.rmtree(folder / "checkpoints")
     assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
     assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
-    assert (
-        console.say(
-            "convert",
-            tmp_path / "out.pt",
-            folder / "checkpoints" / str(step),
-            "--training",
-            "--force",
-        )[0]
-        == 0
-    )
+    actual = console.say(
+        "convert",
+        tmp_path / "out.pt",
+        folder / "checkpoints" / str(step),
+        "--training",
+        "--force",
+    )[0]
+    assert actual == 0
     code, out, _ = console.say(
         "convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json"
     )

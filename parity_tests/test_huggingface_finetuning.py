@@ -121,15 +121,13 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     assert_begins_as_transformers(
         prepared_corpus, tmp_path / "run", words, language_id(name, words)
     )
-    assert (
-        sum(
-            len(indices)
-            for indices, _ in batches.eval_batches(
-                prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
-            )
+    actual = sum(
+        len(indices)
+        for indices, _ in batches.eval_batches(
+            prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
         )
-        == 8
     )
+    assert actual == 8
 
 
 def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
@@ -264,10 +262,8 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
 @pytest.mark.proves("fine-tuning", "marian")
 def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, tmp_path):
     folder, result, _ = tuned
-    assert (
-        f"{folder / 'model'}: its weights are bfloat16, and train as float32"
-        in result.err.splitlines()
-    )
+    actual = f"{folder / 'model'}: its weights are bfloat16, and train as float32"
+    assert actual in result.err.splitlines()
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     before, after = (
         mean_loss("marian", place, folder / "valid")

@@ -253,12 +253,10 @@ def test_there_and_back_changes_no_bit(
         order = [name for name, _ in torch_bridge.twin(flight.corpus.config).named_parameters()]
         table = jt.convert.weight_table(flight.corpus.config)
         for each in (again, saved):
-            assert (
-                moments_of.parameter_names(
-                    each["model"], table, torch_checkpoint.buffers(flight.corpus.config)
-                )
-                == order
+            actual = moments_of.parameter_names(
+                each["model"], table, torch_checkpoint.buffers(flight.corpus.config)
             )
+            assert actual == order
 
 
 def shown(value: Any) -> Any:
@@ -310,10 +308,8 @@ def test_a_loss_in_the_conversion_is_detected(
     ours = jt.convert.to_torch(
         transformer.unflatten(flight.corpus.config, state.params | state.frozen)
     )
-    assert (
-        max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours)
-        > 1e5 * BOUND
-    )
+    actual = max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours)
+    assert actual > 1e5 * BOUND
 
 
 def test_the_loop_by_its_command(

@@ -10,9 +10,9 @@ import torch
 from flax import linen, nnx
 from torch import nn
 
-import jax_transformer as jt
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import Report, comparison
+from jax_transformer.parity import comparison
+from parity_tests.test_parity_models import compare
 
 
 class StopGradient(nnx.Linear):
@@ -36,12 +36,6 @@ class Custom(nnx.Module):
     def __call__(self, x):
         x = self.norm(self.first(x))
         return self.second(x)
-
-
-def compare(ours: Any, theirs: nn.Module, *arguments: Any, **options: Any) -> Report:
-    """Return the report, with promotion of dtypes and ranks allowed, which Flax's layers need."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return jt.parity.compare(ours, theirs, *arguments, **options)
 
 
 RULES = {"0": "first", "1": "norm", "2": "second"}

@@ -126,10 +126,8 @@ def test_another_epsilon_is_named_at_the_first_norm(both):
 def test_another_gelu_is_named_between_two_linear_layers(both):
     report = compared(both, config=CONFIG.with_sizes(**{"encoder.activation": "gelu"}))
     assert report.summary().startswith("encoder.blocks.0 | encoder.layers.0: ")
-    assert (
-        "in it, the input of feed_forward.down is the first that differs after feed_forward.up"
-        in report.summary()
-    )
+    actual = "in it, the input of feed_forward.down is the first that differs after feed_forward.up"
+    assert actual in report.summary()
 
 
 class Wrapped(torch.nn.Module):
@@ -269,12 +267,10 @@ def run(both, tmp_path_factory):
 
 def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     page = run / "report.html"
-    assert (
-        cli.main(
-            ["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]
-        )
-        == 1
+    actual = cli.main(
+        ["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]
     )
+    assert actual == 1
     output = capsys.readouterr()
     # On this batch ReLU stops the difference, so the results are equal; the weight is wrong anyway
     line = (
@@ -288,12 +284,10 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
 
 
 def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
-    assert (
-        cli.main(
-            ["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]
-        )
-        == 0
+    actual = cli.main(
+        ["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]
     )
+    assert actual == 0
     reports = json.loads(capsys.readouterr().out)
     assert [report["about"]["batch"] for report in reports] == [[[3, 20], [3, 20]]]
     assert all(report["agrees"] for report in reports)
@@ -308,19 +302,17 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     torch.save(
         {name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt"
     )
-    assert (
-        cli.main(
-            [
-                "parity",
-                str(run / "run"),
-                str(run / "queries.pt"),
-                "--no-gradients",
-                "--lengths",
-                "1,2,7",
-            ]
-        )
-        == 1
+    actual = cli.main(
+        [
+            "parity",
+            str(run / "run"),
+            str(run / "queries.pt"),
+            "--no-gradients",
+            "--lengths",
+            "1,2,7",
+        ]
     )
+    assert actual == 1
     output = capsys.readouterr()
     fault = (
         "decoder.blocks.0.self_attention | decoder.layers.0.self_attn:"

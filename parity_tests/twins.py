@@ -13,6 +13,7 @@ from jax_transformer import torch_bridge
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.transformer import Transformer
 from parity_tests import adapters
+from parity_tests.unit.helpers import ragged
 
 torch.set_num_threads(1)  # so that sums have the same order on every machine
 
@@ -93,15 +94,6 @@ def _is_scale(name: str) -> bool:
     """Return True for a norm's scale: norm1.weight, layer_norm2.weight, norm1.gamma."""
     owner, _, leaf = name.rpartition(".")
     return "norm" in owner.rpartition(".")[2] and leaf in ("weight", "gamma")
-
-
-def ragged(vocab: int, pad: int, batch: int, length: int, seed: int) -> np.ndarray:
-    """Ids (batch, length) without pads, then pads after 0, 2, 4, ... fewer tokens a row."""
-    ids = np.random.default_rng(seed).integers(0, vocab, (batch, length))
-    ids[ids == pad] = (pad + 1) % vocab
-    for row in range(batch):
-        ids[row, max(1, length - 2 * row) :] = pad
-    return ids
 
 
 def ragged_target(config: TransformerConfig, batch: int, length: int, seed: int) -> np.ndarray:

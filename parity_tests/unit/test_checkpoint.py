@@ -133,10 +133,8 @@ def test_relative_folders_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("runs/here"), 7)
     assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
-    assert (
-        checkpoint.open(Path("runs/here"), 7).tensors
-        == checkpoint.open(tmp_path / "runs/here", 7).tensors
-    )
+    actual = checkpoint.open(Path("runs/here"), 7).tensors
+    assert actual == checkpoint.open(tmp_path / "runs/here", 7).tensors
 
 
 def test_prune_removes_only_the_other_steps(tmp_path):

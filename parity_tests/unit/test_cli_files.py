@@ -75,13 +75,11 @@ def test_dtype_casts_the_file_and_is_kept_on_the_way_back(console, weights, tmp_
     assert console.say("convert", tmp_path / "folder", half, "--dtype", "bfloat16")[0] == 0
     original = tensors(weights)
     assert {str(array.dtype) for array in tensors(half).values()} == {"bfloat16"}
-    assert (
-        runs.differing(
-            tensors(half),
-            {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()},
-        )
-        == []
+    actual = runs.differing(
+        tensors(half),
+        {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()},
     )
+    assert actual == []
     assert console.say("convert", half, folder, *SMALL)[0] == 0
     assert console.say("convert", folder, again)[0] == 0
     assert again.read_bytes() == half.read_bytes()
@@ -102,12 +100,10 @@ def test_float64_converts_in_32_bit_mode_and_is_refused_if_narrowed(
         jt.load(tmp_path / "folder")
     with pytest.raises(InputError, match="float64"):
         jt.convert.load(double, preset="small")
-    assert (
-        console.say(
-            "convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"
-        )[0]
-        == 0
-    )
+    actual = console.say(
+        "convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"
+    )[0]
+    assert actual == 0
     assert (tmp_path / "single.safetensors").read_bytes() == weights.read_bytes()
 
 
@@ -198,12 +194,10 @@ def test_settings_keep_the_types_of_their_values(console, run, weights, tmp_path
         "output_bias=false",
         "encoder.positions=sinusoidal",
     ]
-    assert (
-        console.say("convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings)[
-            0
-        ]
-        == 0
-    )
+    actual = console.say(
+        "convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings
+    )[0]
+    assert actual == 0
     written, original = (
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "new", run)
     )

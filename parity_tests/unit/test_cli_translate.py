@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jax_transformer.formats.pretrained import Pretrained
 from jax_transformer.inference import translation
@@ -34,16 +33,6 @@ LINES = [
 
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    """A small .safetensors file."""
-    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    safetensors.numpy.save_file(
-        {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
-    )
-    return path
 
 
 # translate

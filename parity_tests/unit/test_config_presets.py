@@ -20,21 +20,13 @@ from jax_transformer.config import (
 from jax_transformer.config.model import position_row
 from jax_transformer.errors import ConfigError
 from parity_tests import preset_names
+from parity_tests.unit.test_config import typed
 
 LESSON10 = jt.preset("lesson10")
 NAMES = preset_names.ALL
 KNOWN = ", ".join(jt.preset_names())
 DOCUMENTS = [name for name in NAMES if f"{name}_repaired" in NAMES]
 CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
-
-
-def typed(value):
-    """Return the value with its types: a StrEnum equals its string, a tuple's JSON is a list."""
-    if dataclasses.is_dataclass(value):
-        return type(value), [
-            typed(getattr(value, field.name)) for field in dataclasses.fields(value)
-        ]
-    return type(value), [typed(item) for item in value] if isinstance(value, tuple) else value
 
 
 def test_with_sizes_knows_its_shorthands():
@@ -53,12 +45,10 @@ def test_with_sizes_knows_its_shorthands():
     assert typed(gelu.encoder.activation) == (Activation, Activation.GELU)
     assert gelu.decoder.activation is Activation.RELU
     assert gelu.norm_placement is NormPlacement.PRE and gelu.with_sizes() == gelu
-    assert (
-        dataclasses.replace(
-            gelu, norm_placement=NormPlacement.POST, dropout=0.1, encoder=LESSON10.encoder
-        )
-        == LESSON10
+    actual = dataclasses.replace(
+        gelu, norm_placement=NormPlacement.POST, dropout=0.1, encoder=LESSON10.encoder
     )
+    assert actual == LESSON10
     stack = dataclasses.replace(LESSON10.encoder, branches=(Branch((Part.FFN,)),))
     assert LESSON10.with_sizes(encoder=stack).encoder == stack
     with pytest.raises(ConfigError, match=r"^d_model=9 is not divisible by num_heads=8$"):

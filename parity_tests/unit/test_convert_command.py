@@ -269,10 +269,8 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     for other in models:
         assert other.config == config
         assert runs.differing(jt.convert.to_torch(other), jt.convert.to_torch(model)) == []
-    assert (
-        jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
-        == np.float16
-    )
+    actual = jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
+    assert actual == np.float16
     with pytest.raises(ConfigError, match="config or preset"):
         jt.convert.load(weights)
     with pytest.raises(ConfigError, match=r"its own config\.json"):

@@ -61,21 +61,17 @@ def test_lines_too_long_for_the_positions_are_refused(tmp_path, capsys):
     """deep_dive has rows for 50 tokens, whatever its max_length."""
     flags = runs.write_text(tmp_path)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)
-    assert (
-        runs.main(
-            "train",
-            "--run",
-            tmp_path / "run",
-            "--model.preset",
-            "deep_dive",
-            *flags,
-            *options,
-            "--data.max-source-length",
-            "51",
-        )
-        == 2
+    actual = runs.main(
+        "train",
+        "--run",
+        tmp_path / "run",
+        "--model.preset",
+        "deep_dive",
+        *flags,
+        *options,
+        "--data.max-source-length",
+        "51",
     )
-    assert (
-        "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
-        in capsys.readouterr().err
-    )
+    assert actual == 2
+    actual = "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
+    assert actual in capsys.readouterr().err

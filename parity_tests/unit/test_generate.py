@@ -323,10 +323,8 @@ def test_scores_of_a_16_bit_model_add_up_in_float32():
     model = random_model(
         tiny("lesson10", encoder_layers=1, compute_dtype="bfloat16"), dtype="float32"
     )
-    assert (
-        jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype
-        == jnp.bfloat16
-    )
+    actual = jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype
+    assert actual == jnp.bfloat16
     assert (
         jax.eval_shape(lambda: generate.beam(model, sources(FAITHFUL, 0)))[1].dtype == jnp.float32
     )

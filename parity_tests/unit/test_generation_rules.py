@@ -205,24 +205,18 @@ def test_missing_keys_have_transformers_defaults():
         length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
     )  # 20 within positions for 20
     assert transformers_config.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
-    assert (
-        transformers_config.from_generation_config(
-            {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
-        ).max_new_tokens
-        == 7
-    )
-    assert (
-        transformers_config.from_generation_config(
-            {"min_length": 5}, CONFIG
-        ).constraints.min_new_tokens
-        == 4
-    )
-    assert (
-        transformers_config.from_generation_config(
-            {"min_length": 5, "min_new_tokens": 5}, CONFIG
-        ).constraints.min_new_tokens
-        == 5
-    )
+    actual = transformers_config.from_generation_config(
+        {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
+    ).max_new_tokens
+    assert actual == 7
+    actual = transformers_config.from_generation_config(
+        {"min_length": 5}, CONFIG
+    ).constraints.min_new_tokens
+    assert actual == 4
+    actual = transformers_config.from_generation_config(
+        {"min_length": 5, "min_new_tokens": 5}, CONFIG
+    ).constraints.min_new_tokens
+    assert actual == 5
 
 
 def test_the_keys_of_an_old_config_json():
@@ -290,12 +284,10 @@ def test_a_generation_config_round_trips():
         ),
         FOLDER.overridden({"beam": 3}),
     ):
-        assert (
-            transformers_config.from_generation_config(
-                transformers_config.to_generation_config(config, CONFIG), CONFIG
-            )
-            == config
+        actual = transformers_config.from_generation_config(
+            transformers_config.to_generation_config(config, CONFIG), CONFIG
         )
+        assert actual == config
     assert transformers_config.to_generation_config(GenerationConfig(), CONFIG) == {
         **{
             "decoder_start_token_id": CONFIG.bos_id,

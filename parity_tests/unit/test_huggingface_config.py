@@ -185,10 +185,8 @@ def test_mt5_never_scales_and_umt5_always():
         assert (
             from_config(data | {"model_type": "mt5"}, names=HEADED).logit_scale is LogitScale.NONE
         )
-        assert (
-            from_config(data | {"model_type": "umt5"}, names=HEADED).logit_scale
-            is LogitScale.INVERSE_SQRT_D_MODEL
-        )
+        actual = from_config(data | {"model_type": "umt5"}, names=HEADED).logit_scale
+        assert actual is LogitScale.INVERSE_SQRT_D_MODEL
 
 
 def test_published_umt5_have_relative_positions_in_every_block():
@@ -207,10 +205,8 @@ def test_the_output_layer_of_the_others():
     bart, names = {"model_type": "bart"}, ("model.shared.weight", "lm_head.weight")
     assert from_config(bart).tying is from_config(bart, names=names).tying is Tying.ALL
     assert from_config(bart, names=names, same=lambda one, other: False).tying is Tying.EMBEDDINGS
-    assert (
-        from_config(bart | {"tie_word_embeddings": False}, names=names[:1]).tying
-        is Tying.EMBEDDINGS
-    )
+    actual = from_config(bart | {"tie_word_embeddings": False}, names=names[:1]).tying
+    assert actual is Tying.EMBEDDINGS
     two = {
         "model_type": "marian",
         "share_encoder_decoder_embeddings": False,

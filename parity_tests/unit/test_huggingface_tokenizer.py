@@ -4,6 +4,7 @@ import base64
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,179 +298,137 @@ def test_plbart_s_languages_are_given_by_code_or_token(tmp_path):
 T5, MARIAN, BART = tokenizer_models.t5(), tokenizer_models.marian(), tokenizer_models.bart()
 FSMT, PLBART = tokenizer_models.fsmt_files(), tokenizer_models.plbart()
 DEEP = b"[" * 100_000
-REFUSED = {
-    "another class": (
-        T5,
-        {"tokenizer_config__json": {"tokenizer_class": "BertTokenizer"}},
-        "a tokenizer of the class 'BertTokenizer' is not",
-    ),
+
+
+def settings(name: str, **own: Any) -> dict[str, Any]:
+    return {"tokenizer_config__json": {"tokenizer_class": f"{name}Tokenizer"} | own}
+
+
+# What is changed in the files of each tokenizer, and the message
+
+OF_T5 = {
+    "another class": (settings("Bert"), "a tokenizer of the class 'BertTokenizer' is not"),
     "no class": (
-        T5,
         {"tokenizer_config__json": {}, "config__json": {}},
         "names no tokenizer_class and no model_type; set tokenizer_class",
     ),
     "another model": (
-        T5,
         {"tokenizer_config__json": {}, "config__json": {"model_type": "gpt2"}},
         "names the model_type 'gpt2'",
     ),
     "no model": (
-        T5,
         {"spiece__model": None},
         r"no spiece\.model, nor tokenizer\.json, for T5's tokenizer \(there: 'config\.json",
     ),
-    "no target model": (MARIAN, {"target__spm": None}, r"no target\.spm, for Marian's tokenizer"),
-    "no target vocabulary": (
-        MARIAN,
-        {"tokenizer_config__json": {"separate_vocabs": True}},
-        r"no target_vocab\.json, for Marian's",
-    ),
-    "no languages": (
-        FSMT,
-        {"tokenizer_config__json": {"tokenizer_class": "FSMTTokenizer", "langs": ["en", "../x"]}},
-        r"langs is \['en', '\.\./x'\], not the codes of a source's and a target's language",
-    ),
-    "a merge of four tokens": (
-        FSMT,
-        {"merges__txt": b"a b 3\na b c d\n"},
-        r"merges\.txt: line 2 is 'a b c d', not two tokens",
-    ),
-    "a merge that transformers skips": (
-        FSMT,
-        {"merges__txt": b"a b 3\na c 2"},
-        r"merges\.txt: its last line has no end",
-    ),
-    "a target vocabulary without ids": (
-        FSMT,
-        {"vocab-tgt__json": b"[]"},
-        r"vocab-tgt\.json: not a vocabulary",
-    ),
-    "another set of languages": (
-        PLBART,
-        {
-            "tokenizer_config__json": {
-                "tokenizer_class": "PLBartTokenizer",
-                "language_codes": "most",
-            }
-        },
-        "language_codes is 'most', not base or multi",
-    ),
-    "no merges": (
-        BART,
-        {"merges__txt": None},
-        r"no merges\.txt, nor tokenizer\.json, for Bart's tokenizer",
-    ),
-    "no pieces": (
-        T5,
-        {"spiece__model": b"garbage" * 9},
-        r"spiece\.model: not a SentencePiece model: ",
-    ),
+    "no pieces": ({"spiece__model": b"garbage" * 9}, r"spiece\.model: not a SentencePiece model: "),
     "half a model": (
-        T5,
         {"spiece__model": T5["spiece.model"][:-3000]},
         r"spiece\.model: not a SentencePiece model: ",
     ),
-    "empty model": (MARIAN, {"source__spm": b""}, r"source\.spm: not a SentencePiece model: "),
     "BPE for T5": (
-        T5,
         {"spiece__model": tokenizer_models.model("t5", "bpe")},
         r"spiece\.model: not a unigram model, which T5's is",
     ),
-    "tokenizer.json": (T5, {"tokenizer__json": b"{}"}, r"tokenizer\.json: not a tokenizer file: "),
+    "tokenizer.json": ({"tokenizer__json": b"{}"}, r"tokenizer\.json: not a tokenizer file: "),
     "tokenizer.json, not text": (
-        T5,
         {"tokenizer__json": b"\xff"},
         r"tokenizer\.json: not a tokenizer file: not valid UTF-8",
     ),
-    "tokenizer.json, deep": (
-        T5,
-        {"tokenizer__json": DEEP},
-        r"tokenizer\.json: not a tokenizer file: ",
-    ),
-    "config, deep": (T5, {"config__json": DEEP}, r"config\.json: refused: JSON within JSON"),
-    "config, a list": (
-        T5,
-        {"config__json": []},
-        r"config\.json: \[\] is not an object",
-    ),
-    "vocabulary, deep": (MARIAN, {"vocab__json": DEEP}, r"vocab\.json: refused: JSON within JSON"),
-    "vocabulary of text": (
-        MARIAN,
-        {"vocab__json": {"</s>": "0"}},
-        r"vocab\.json: not a vocabulary: ",
-    ),
-    "vocabulary below 0": (
-        MARIAN,
-        {"vocab__json": {"</s>": -1}},
-        r"vocab\.json: not a vocabulary: ",
-    ),
-    "vocabulary without unknown": (
-        MARIAN,
-        {"vocab__json": {"</s>": 0, "<pad>": 1}},
-        r"vocab\.json: has no '<unk>'",
-    ),
-    "merges of three": (
-        BART,
-        {"merges__txt": b"#version: 0.2\na b c\n"},
-        r"merges\.txt: line 2 is 'a b c', not two tokens",
-    ),
-    "merges unknown": (
-        BART,
-        {"merges__txt": "☃ ☃\n".encode()},
-        r"merges\.txt: not a tokenizer file: ",
-    ),
-    "merges, not text": (BART, {"merges__txt": b"\xff"}, r"merges\.txt: not valid UTF-8"),
+    "tokenizer.json, deep": ({"tokenizer__json": DEEP}, r"tokenizer\.json: not a tokenizer file: "),
+    "config, deep": ({"config__json": DEEP}, r"config\.json: refused: JSON within JSON"),
+    "config, a list": ({"config__json": []}, r"config\.json: \[\] is not an object"),
     "a smaller model": (
-        T5,
         {"config__json": {"vocab_size": 200}},
         r"config\.json: a vocabulary of 200 is smaller than the tokenizer's of 233 ",
     ),
     "another padding": (
-        T5,
         {"config__json": {"pad_token_id": 3}},
         r"config\.json: pad_token_id is 3, and the tokenizer's 0",
     ),
     "another end": (
-        T5,
         {"config__json": {"eos_token_id": 3}},
         r"config\.json: eos_token_id is 3, and the tokenizer's 1",
     ),
-    "a flag": (
-        T5,
-        {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "split_special_tokens": 1}},
-        "split_special_tokens is 1, not true",
-    ),
-    "a number": (
-        T5,
-        {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "extra_ids": -1}},
-        "extra_ids is -1, not a number up to",
-    ),
-    "sampling": (
-        MARIAN,
-        {
-            "tokenizer_config__json": {
-                "tokenizer_class": "MarianTokenizer",
-                "sp_model_kwargs": {"enable_sampling": True},
-            }
-        },
-        "sp_model_kwargs is .*; remove it",
-    ),
-    "a token": (
-        T5,
-        {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "eos_token": 1}},
-        "a special token is 1, not text",
-    ),
-    "tokens": (
-        T5,
-        {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "extra_special_tokens": "a"}},
-        "tokens are 'a', not a list",
-    ),
-    "an id": (T5, {"added_tokens__json": {"<new>": "x"}}, "the id of an added token is 'x'"),
+    "a flag": (settings("T5", split_special_tokens=1), "split_special_tokens is 1, not true"),
+    "a number": (settings("T5", extra_ids=-1), "extra_ids is -1, not a number up to"),
+    "a token": (settings("T5", eos_token=1), "a special token is 1, not text"),
+    "tokens": (settings("T5", extra_special_tokens="a"), "tokens are 'a', not a list"),
+    "an id": ({"added_tokens__json": {"<new>": "x"}}, "the id of an added token is 'x'"),
     "an id with a gap": (
-        T5,
         {"added_tokens__json": {"<new>": 900}},
         "the added token '<new>' has the id 900, and becomes 233",
     ),
+}
+
+OF_MARIAN = {
+    "no target model": ({"target__spm": None}, r"no target\.spm, for Marian's tokenizer"),
+    "no target vocabulary": (
+        {"tokenizer_config__json": {"separate_vocabs": True}},
+        r"no target_vocab\.json, for Marian's",
+    ),
+    "empty model": ({"source__spm": b""}, r"source\.spm: not a SentencePiece model: "),
+    "vocabulary, deep": ({"vocab__json": DEEP}, r"vocab\.json: refused: JSON within JSON"),
+    "vocabulary of text": ({"vocab__json": {"</s>": "0"}}, r"vocab\.json: not a vocabulary: "),
+    "vocabulary below 0": ({"vocab__json": {"</s>": -1}}, r"vocab\.json: not a vocabulary: "),
+    "vocabulary without unknown": (
+        {"vocab__json": {"</s>": 0, "<pad>": 1}},
+        r"vocab\.json: has no '<unk>'",
+    ),
+    "sampling": (
+        settings("Marian", sp_model_kwargs={"enable_sampling": True}),
+        "sp_model_kwargs is .*; remove it",
+    ),
+}
+
+OF_FSMT = {
+    "no languages": (
+        settings("FSMT", langs=["en", "../x"]),
+        r"langs is \['en', '\.\./x'\], not the codes of a source's and a target's language",
+    ),
+    "a merge of four tokens": (
+        {"merges__txt": b"a b 3\na b c d\n"},
+        r"merges\.txt: line 2 is 'a b c d', not two tokens",
+    ),
+    "a merge that transformers skips": (
+        {"merges__txt": b"a b 3\na c 2"},
+        r"merges\.txt: its last line has no end",
+    ),
+    "a target vocabulary without ids": (
+        {"vocab-tgt__json": b"[]"},
+        r"vocab-tgt\.json: not a vocabulary",
+    ),
+}
+
+OF_PLBART = {
+    "another set of languages": (
+        settings("PLBart", language_codes="most"),
+        "language_codes is 'most', not base or multi",
+    )
+}
+
+OF_BART = {
+    "no merges": (
+        {"merges__txt": None},
+        r"no merges\.txt, nor tokenizer\.json, for Bart's tokenizer",
+    ),
+    "merges of three": (
+        {"merges__txt": b"#version: 0.2\na b c\n"},
+        r"merges\.txt: line 2 is 'a b c', not two tokens",
+    ),
+    "merges unknown": ({"merges__txt": "☃ ☃\n".encode()}, r"merges\.txt: not a tokenizer file: "),
+    "merges, not text": ({"merges__txt": b"\xff"}, r"merges\.txt: not valid UTF-8"),
+}
+
+REFUSED = {
+    name: (files, *row)
+    for files, rows in (
+        (T5, OF_T5),
+        (MARIAN, OF_MARIAN),
+        (FSMT, OF_FSMT),
+        (PLBART, OF_PLBART),
+        (BART, OF_BART),
+    )
+    for name, row in rows.items()
 }
 
 

@@ -210,10 +210,8 @@ def test_content_hash_is_unambiguous():
 def test_content_hash_is_the_same_in_every_version():
     # After a change of the encoding no earlier run could be resumed. The value: sha256 over size
     # (8 bytes, little-endian) and UTF-8.
-    assert (
-        parallel_text.content_hash([("a", "ä")])
-        == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
-    )
+    actual = parallel_text.content_hash([("a", "ä")])
+    assert actual == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

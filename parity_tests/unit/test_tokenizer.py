@@ -88,12 +88,10 @@ def test_special_tokens_have_the_requested_ids(tmp_path, ids):
 
 def test_special_tokens_are_dropped_when_decoding():
     ids = TOKENIZER.encode("fox")
-    assert (
-        TOKENIZER.decode(
-            [TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]
-        )
-        == "fox"
+    actual = TOKENIZER.decode(
+        [TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]
     )
+    assert actual == "fox"
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 0), (0, 1, 1), (-1, 0, 1), (0, 0, 0)])

@@ -318,13 +318,11 @@ def test_lesson10_trains_translates_and_keeps_its_position_table(
         "lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300
     )
     fresh = transformer.flatten(transformer.Transformer(config, rngs=nnx.Rngs(0)), Frozen)
-    assert (
-        runs.differing(
-            {name.removeprefix("frozen/"): array for name, array in frozen.items()},
-            jax.device_get(fresh),
-        )
-        == []
+    actual = runs.differing(
+        {name.removeprefix("frozen/"): array for name, array in frozen.items()},
+        jax.device_get(fresh),
     )
+    assert actual == []
     assert not [name for name in arrays if "positions.table" in name and name not in frozen]
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
     assert np.mean(losses[-10:]) < losses[0] - 1

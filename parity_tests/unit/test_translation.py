@@ -78,12 +78,10 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     assert len({shape for _, shape, _ in echo}) <= 3  # one program for each width
     assert all(rows in (1, 4, 16, 32 // width) for _, (rows, width), _ in echo)
     echo.clear()
-    assert (
-        Translator(
-            model, TOKENIZER, GenerationConfig(num_beams=2, length_penalty=0.2), tokens_per_batch=64
-        )(LINES)
-        == LINES
-    )
+    actual = Translator(
+        model, TOKENIZER, GenerationConfig(num_beams=2, length_penalty=0.2), tokens_per_batch=64
+    )(LINES)
+    assert actual == LINES
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
     assert {shape for _, shape, *_ in echo} == {(2, 16)}  # a beam of two takes twice the memory
     echo.clear()
@@ -141,37 +139,12 @@ def test_the_length_of_translations_can_be_set(echo):
 def test_long_translations_have_few_rows(echo):
     """The cache has room for the longest output: at most eight times 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
-    assert (
-        Translator(
-            model, TOKENIZER, GenerationConfig(max_new_tokens=16), widths=(2,), tokens_per_batch=8
-        )(lines)
-        == lines
-    )
-    assert {shape for _, shape, *_ in echo} == {(4, 2)}
-    echo.clear()
-    assert (
-        Translator(
-            model,
-            TOKENIZER,
-            GenerationConfig(num_beams=2, max_new_tokens=16),
-            widths=(2,),
-            tokens_per_batch=8,
-        )(lines)
-        == lines
-    )
-    assert {shape for _, shape, *_ in echo} == {(2, 2)}
-    echo.clear()
-    assert (
-        Translator(
-            model,
-            TOKENIZER,
-            GenerationConfig(num_beams=2, max_new_tokens=16),
-            widths=(2,),
-            tokens_per_batch=2,
-        )(lines)
-        == lines
-    )
-    assert {shape for _, shape, *_ in echo} == {(1, 2)}
+    for beams, tokens, rows in ((1, 8, 4), (2, 8, 2), (2, 2, 1)):
+        config = GenerationConfig(num_beams=beams, max_new_tokens=16)
+        translator = Translator(model, TOKENIZER, config, widths=(2,), tokens_per_batch=tokens)
+        assert translator(lines) == lines
+        assert {shape for _, shape, *_ in echo} == {(rows, 2)}
+        echo.clear()
 
 
 @pytest.mark.parametrize(("models", "rows"), [(1, 4), (2, 2), (3, 1)])

@@ -60,10 +60,8 @@ def test_model_of_v0_1_computes_the_same(name: str):
 def test_run_and_folder_of_v0_1_translate_as_they_did(name: str):
     recorded = MODELS[name]
     lines = v0_1.HERE / "text" / recorded["lines"]
-    assert (
-        v0_1.translations(recorded["folder"], recorded["weights"], lines)
-        == recorded["translations"]
-    )
+    actual = v0_1.translations(recorded["folder"], recorded["weights"], lines)
+    assert actual == recorded["translations"]
 
 
 # Resume
@@ -123,10 +121,8 @@ def converted(tmp_path: Path, source: str | Path, *options: str | Path) -> dict[
 @pytest.mark.parametrize("name", MODELS)
 def test_conversions_of_v0_1_files_have_the_same_bits(name: str, tmp_path):
     recorded = MODELS[name]
-    assert (
-        converted(tmp_path, recorded["folder"], "--weights", recorded["weights"])
-        == recorded["tensors"]
-    )
+    actual = converted(tmp_path, recorded["folder"], "--weights", recorded["weights"])
+    assert actual == recorded["tensors"]
 
 
 def test_single_checkpoint_of_v0_1_is_converted(tmp_path):
