@@ -164,7 +164,7 @@ def test_every_optimizer_clips_and_follows_the_schedule(name):
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 4), (4, 9)])
 def test_linear_falls_to_zero_at_the_last_step(steps, warmup):
-    """As get_linear_schedule_with_warmup after the warm-up, which starts at 1."""
+    """Equal get_linear_schedule_with_warmup after the warm-up, which starts at 1."""
     actual = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
     expected = [
         (step + 1) / (warmup + 1)
