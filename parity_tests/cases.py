@@ -54,10 +54,7 @@ def _without_d_ff(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def document(preset: str) -> list[Case]:
-    """A document's preset at odd and at square sizes.
-
-    If d_ff is a multiple of d_model in the document, it stays so.
-    """
+    """A document's preset at odd and square sizes; a d_ff that is a multiple stays one."""
     ruled = "d_ff" in registry.presets()[preset].multiples
     sizes = {"": ODD, " square": SQUARE}
     return [

@@ -1,7 +1,4 @@
-"""Strict JAX around the model: 64 bits available, no silent promotion of dtypes or ranks.
-
-Imports no torch: the unit tests run without.
-"""
+"""Strict JAX around the model; imports no torch, as the unit tests run without it."""
 
 import atexit
 import ctypes
@@ -85,10 +82,7 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    """Record in a test's report what it proves of which family, for docs/huggingface.md.
-
-    See benchmarks/families_table.py.
-    """
+    """Record what a test proves of which family, for benchmarks/families_table.py."""
     for item in items:
         mark = item.get_closest_marker("proves")
         if mark is not None:

@@ -208,10 +208,7 @@ def arrays(both: Both) -> Both:
 
 
 def error(both: Both, *, relative_to: float | None = None) -> float:
-    """The largest absolute difference over the largest absolute value of the reference.
-
-    Shapes must agree, and nothing may be NaN.
-    """
+    """The largest error relative to the largest reference value; nothing may be NaN."""
     ours, theirs = arrays(both)
     assert ours.shape == theirs.shape, f"shapes {ours.shape} and {theirs.shape}"
     assert np.isfinite(ours).all() and np.isfinite(theirs).all(), "not finite"

@@ -1,7 +1,4 @@
-"""Decoding against a plain PyTorch loop: no cache, no batch of beams, hypotheses in lists.
-
-Token for token, in float64.
-"""
+"""Decoding, token for token in float64, against a PyTorch loop with hypotheses in lists."""
 
 import itertools
 
@@ -25,10 +22,7 @@ SEARCHED = [case for case in CASES if not case.name.endswith("square")]
 
 
 def reader(both: Pair) -> decoding.Model:
-    """Return a call of the twin.
-
-    If both sides must be equally long, it pads the target to the source's length.
-    """
+    """Return a call of the twin, which pads targets if both sides must be equally long."""
     if not both.config.equal_lengths:
         return both.torch
 

@@ -34,10 +34,7 @@ FORMS = ["deep_dive", "deep_dive_repaired"]
 
 
 def both_of(form: str, *, source: int = 9, target: int = 8, **changes) -> Pair:
-    """Return a pair at small odd sizes, its batch as long as the document's example.
-
-    The second row ends in padding.
-    """
+    """Return a pair at small odd sizes, as long as the document's example, and ragged."""
     return pair(jt.preset(form, **(SIZES | changes)), batch=2, source=source, target=target)
 
 
@@ -333,10 +330,7 @@ def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_fresh_weights_follow_torchs_distributions(form: str):
-    """Linear layers uniform, embeddings normal, as the document leaves them; unused blocks too.
-
-    The same spread, not the same draws.
-    """
+    """Linear layers uniform, embeddings normal, as the document leaves them."""
     config = jt.preset(
         form,
         vocab_size=400,

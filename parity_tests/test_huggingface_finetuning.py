@@ -1,7 +1,4 @@
-"""Fine-tuning of Hugging Face folders against transformers.
-
-Batches and the step equal transformers' for the same text; a run is exported and resumed.
-"""
+"""Fine-tuning of Hugging Face folders: batches and steps equal transformers' own."""
 
 import dataclasses
 import json

@@ -1,7 +1,4 @@
-"""Folders of transformers' old Flax classes: config.json and flax_model.msgpack.
-
-The tests create them from PyTorch models, in the layout of those classes.
-"""
+"""Folders of transformers' old Flax classes, which the tests create from PyTorch models."""
 
 import json
 from pathlib import Path

@@ -197,10 +197,7 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
-    """Only the folder is named: weights, tokenizer and generation settings are its own.
-
-    A run from it translates alike.
-    """
+    """Only the folder is named: all settings are its own. A run from it translates alike."""
     folder = tokenizer_models.write(tmp_path / "marian", tokenizer_models.marian())
     words = transformers.MarianTokenizer.from_pretrained(folder)
     case = huggingface.CASES["marian"]

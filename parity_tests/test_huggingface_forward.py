@@ -1,7 +1,4 @@
-"""Every hidden state, attention and logit of the Hugging Face families against transformers.
-
-float64 for the algorithm, then float32.
-"""
+"""Every hidden state, attention and logit of the families, in float64 and in float32."""
 
 import functools
 import importlib

@@ -220,10 +220,7 @@ def sources(config: TransformerConfig, seeds: int = 1) -> list[np.ndarray]:
 
 
 def without_padding(rows: np.ndarray, end: int) -> list[list[int]]:
-    """Return the tokens before the padding, the end included.
-
-    transformers pads its beams with the padding token, or with the end if padding is 0.
-    """
+    """Return the tokens before the padding, which may be the end token in transformers."""
     ends = [np.flatnonzero(row == end) for row in rows]
     return [
         row[: end_indices[0] + 1 if len(end_indices) else None].tolist()

@@ -165,10 +165,7 @@ class GivenDropout(nn.Module):
 def test_the_same_masks_of_dropout_give_the_same_loss_and_gradients(
     name: str, in_float64, monkeypatch
 ):
-    """Both frameworks draw in the same order, so every dropout is at the same place.
-
-    BART and T5 stand for the others' code.
-    """
+    """Draws come in one order, so every dropout is at its place; for the others' code too."""
     both = pair(name, dropout=0.3)
     source, labels = labelled(both)
     inputs = batch_of(both, source, labels)

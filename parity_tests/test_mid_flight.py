@@ -1,7 +1,4 @@
-"""A run that changes frameworks, PyTorch, JAX and PyTorch again, equals one that stays in either.
-
-Same batches, losses and weights, in float64.
-"""
+"""A run that changes frameworks twice equals one that stays in either, in float64."""
 
 import dataclasses
 import hashlib

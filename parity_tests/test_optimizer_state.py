@@ -1,8 +1,4 @@
-"""Real torch.optim optimizers on every twin: their state converts to Optax and back, and both
-continue alike.
-
-Nothing is compiled.
-"""
+"""Real torch.optim states convert to Optax and back, and both continue alike."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,4 @@
-"""The fixture ``parity`` on the example of docs/parity-report.md.
-
-PyTorch runs in the same process, in another one, or is replaced by goldens.
-"""
+"""The fixture ``parity``: PyTorch in the same process, in another one, or as goldens."""
 
 import importlib.metadata
 import os
@@ -76,10 +73,7 @@ batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 
 def run(folder: Path, *arguments: str, installed: bool = False) -> str:
-    """Return the output of pytest in a separate folder, without this project's settings.
-
-    The plugin is passed by name, or pytest finds it if the package is installed.
-    """
+    """Return pytest's output without this project's settings, with the plugin by name or not."""
     environment = os.environ | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": f"{ROOT}",

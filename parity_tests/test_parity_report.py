@@ -1,7 +1,4 @@
-"""Comparisons of this project's models with their twins, and the commands.
-
-Correct models agree; a fault is named at its module.
-"""
+"""Comparisons of our models with their twins: correct ones agree, a fault is named."""
 
 import dataclasses
 import json

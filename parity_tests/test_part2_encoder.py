@@ -245,10 +245,7 @@ def test_the_feed_forward_knows_positions_only_in_the_faithful_one(preset: str):
 
 @pytest.mark.parametrize("exponent", [1.0, 2.0])
 def test_one_table_of_positions(exponent: float):
-    """Pair j turns by 10000^-(exponent · 2j / d) per position.
-
-    Both frameworks' float64 tables agree up to the last bit.
-    """
+    """Pair j turns by 10000^-(exponent · 2j / d) per position, alike up to the last bit."""
     table = part2_encoder.sinusoids(40, 512, exponent)
     assert_close((sinusoids(40, 512, exponent=exponent), table), 1e-14)
     for position, j in ((1, 0), (39, 1), (7, 128), (39, 255)):

@@ -1,7 +1,4 @@
-"""Our .pt files against PyTorch's own reader and writer, bit for bit.
-
-PyTorch reads with weights_only=True only.
-"""
+"""Our .pt files against PyTorch's reader (weights_only=True) and writer, bit for bit."""
 
 import collections
 import random
@@ -131,10 +128,7 @@ def random_tensor(draw: random.Random, dtype: str) -> torch.Tensor:
 
 
 def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) -> Any:
-    """Return a random tree of a checkpoint's types.
-
-    With ``plain``, only types that weights_only=True also reads in protocols 3 to 5.
-    """
+    """Return a random tree; ``plain``: of what weights_only reads in protocols 3 to 5."""
     if depth and draw.random() < 0.45:
         items = [
             random_value(draw, depth - 1, seen, plain) for _ in range(draw.choice((0, 1, 2, 5, 20)))

@@ -88,10 +88,7 @@ def _files(name: str, config: dict[str, Any], files: dict[str, Any], settings: d
 
 
 def marian(**settings: Any) -> dict[str, Any]:
-    """Return Marian's files.
-
-    The vocabulary has another order than the model, and lacks some pieces.
-    """
+    """Return Marian's files, whose vocabulary is ordered otherwise and lacks some pieces."""
     source, target = model("marian"), model("marian", part=1)
     words = sorted(
         name for name in {*pieces(source), *pieces(target)} if name not in ("<unk>", "</s>")
@@ -121,10 +118,7 @@ def marian_separate() -> dict[str, Any]:
 
 
 def m2m_100(*, listed: bool = True) -> dict[str, Any]:
-    """Return M2M100's files.
-
-    ``listed`` languages are special tokens, as in the published folders.
-    """
+    """Return M2M100's files; ``listed`` languages are special tokens, as published."""
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
     special = (
@@ -281,10 +275,7 @@ def fsmt(**settings: Any) -> dict[str, Any]:
 
 
 def fsmt_files(**settings: Any) -> dict[str, Any]:
-    """Byte-pair encoding of Moses' tokens, with one vocabulary in both files.
-
-    Its merges have counts, as fairseq's.
-    """
+    """Byte-pair encoding of Moses' tokens, one vocabulary in both files, counted merges."""
     merges = word_merges(cased=True)
     letters = sorted({letter for line in CORPUS for letter in line if not letter.isspace()})
     symbols = [symbol for letter in letters for symbol in (letter, f"{letter}</w>")]

@@ -43,10 +43,7 @@ def pair(
     source: int = 7,
     target: int = 5,
 ) -> Pair:
-    """Return both models with :func:`random_twin`'s weights.
-
-    If source and target must be equally long, both have the source's length.
-    """
+    """Return both models with :func:`random_twin`'s weights, equally long if they must be."""
     target = source if config.equal_lengths else target
     module = random_twin(config, dtype, seed)
     flax = jt.convert.from_torch(module.state_dict(), config)

@@ -1,7 +1,4 @@
-"""Calls of the parts of torch_reference.blog2023, batch first.
-
-A mask is True where a key is hidden.
-"""
+"""Calls of the parts of torch_reference.blog2023, batch first."""
 
 from torch import Tensor, nn
 

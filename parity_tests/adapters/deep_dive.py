@@ -1,7 +1,4 @@
-"""Calls of the parts of the deep_dive twin.
-
-Masks come in True where hidden; the twin's own are True where visible.
-"""
+"""Calls of the parts of the deep_dive twin, whose masks are True where visible."""
 
 from torch import Tensor, nn
 

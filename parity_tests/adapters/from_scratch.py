@@ -1,7 +1,4 @@
-"""Calls of the parts of the twin of "Transformer from scratch".
-
-Its masks are True where a key is visible, ours here where it is hidden.
-"""
+"""Calls of the parts of "Transformer from scratch", whose masks are True where visible."""
 
 from torch import Tensor, nn
 
@@ -51,10 +48,7 @@ def memory(twin, source: Tensor) -> Tensor:
 
 
 def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
-    """The Flax sites of each dropout module: after a norm or on the embeddings.
-
-    A transformer block calls its one module twice.
-    """
+    """Each module's Flax sites; a transformer block calls its one module twice."""
     sites = {"encoder.dropout": ["encoder.embedding"], "decoder.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
         sites[f"encoder.layers.{i}.dropout"] = [

@@ -1,7 +1,4 @@
-"""Calls of the parts of the twin of "Transformers from scratch part - 2".
-
-Its decoder is lesson10's, sequence first; its encoder is batch first.
-"""
+"""Calls of "Transformers from scratch part - 2": lesson10's decoder, a batch-first encoder."""
 
 from torch import Tensor, nn
 
@@ -13,10 +10,7 @@ __all__ = ["cross_attention", "decoder_block", "norm", "self_attention"]
 
 
 def sequence_first(module: str) -> bool:
-    """Return True if the dropout module of this name sees (length, batch, ...).
-
-    Attention weights are (b, h, q, k) everywhere.
-    """
+    """True for modules that see (length, batch, ...); attention weights are (b, h, q, k)."""
     return module.startswith(("decoder.", "pos_enc.")) and not module.endswith("attn.dropout")
 
 

@@ -1,7 +1,4 @@
-"""Calls of the parts of the stock torch.nn.Transformer, batch first.
-
-Its functional dropouts take no injected masks.
-"""
+"""Calls of the parts of torch.nn.Transformer, whose functional dropouts take no masks."""
 
 from torch import Tensor, nn
 

@@ -62,11 +62,7 @@ def shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 def random_arrays(
     config: TransformerConfig, *, seed: int = 0, dtype: str = "float64"
 ) -> dict[str, np.ndarray]:
-    """Return random arrays, biases and scales included.
-
-    They depend on their names, so that two configurations share the arrays that fit both.
-
-    """
+    """Return random arrays by name: two configurations share the arrays that fit both."""
     arrays = {}
     for name, shape in shapes(config).items():
         stack = name.split(".")[0]

@@ -129,11 +129,7 @@ def _no_curves(metrics: Path, path: Path, **_: object) -> None:
 
 
 def train(*arguments: str | Path, curves: bool = False) -> CommandResult:
-    """Run ``train`` in this process.
-
-    Its curves.png is an empty file unless ``curves`` is set: to draw it takes a quarter of the time
-    of such a run.
-    """
+    """Run ``train`` here; to draw curves.png takes a quarter of the time of such a run."""
     steps, out, err = [], io.StringIO(), io.StringIO()
     make_step = step.make_step
 

@@ -9,11 +9,7 @@ from parity_tests.unit.helpers import random_arrays
 
 
 def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
-    """Return a random model whose tokens depend on source and position, sometimes padding or the
-    end.
-
-    ``eos`` is added to the end token's logit.
-    """
+    """Return a random model with varied tokens; ``eos`` is added to the end token's logit."""
     arrays = random_arrays(config, seed=seed)
     for name, array in arrays.items():
         if name.endswith(("bias", "scale")):

@@ -21,10 +21,7 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 
 
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
-    """Return pairs of random lengths.
-
-    The first source token is the pair's index and identifies a row.
-    """
+    """Return pairs of random lengths; the first source token identifies the pair."""
     random = np.random.default_rng(seed)
     sources = [
         random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)

@@ -36,6 +36,7 @@ def stack(name: str, **changes) -> dict:
 encoder, decoder = functools.partial(stack, "encoder"), functools.partial(stack, "decoder")
 
 
+CROSS = "cross_attention belongs in every decoder block and in no encoder block"
 # Message: changes of lesson10
 INVALID = {
     "source_vocab_size=0 must be at least 1": dict(source_vocab_size=0),
@@ -166,12 +167,8 @@ INVALID = {
     "decoder.branches: every block needs a branch, and every branch a part": decoder(
         branches=(*CROSS_ONLY, Branch(()))
     ),
-    "encoder.branches: cross_attention belongs in every decoder block and in no encoder block": encoder(
-        branches=CROSS_ONLY
-    ),
-    "decoder.branches: cross_attention belongs in every decoder block and in no encoder block": decoder(
-        branches=NO_CROSS
-    ),
+    f"encoder.branches: {CROSS}": encoder(branches=CROSS_ONLY),
+    f"decoder.branches: {CROSS}": decoder(branches=NO_CROSS),
     (
         "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder"
     ): encoder(branches=(Branch((Part.FFN,), Residual.MEMORY),)),

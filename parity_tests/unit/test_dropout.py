@@ -157,20 +157,14 @@ def test_threefry_is_jax_random_bernoulli():
 
 
 def test_both_words_of_a_key_matter():
-    """Keys are well mixed, as fold_in leaves them.
-
-    Second words that differ only in their last bits give masks that are each other's reverse.
-    """
+    """Second words that differ in their last bits give masks that are reversals."""
     pairs = ((5, 0x3C6EF372), (5, 0xDAA66D2B), (6, 0x3C6EF372))
     keys = [jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32)) for words in pairs]
     assert pairwise([np.asarray(hash_bits(key, (40, 500))) >> 31 for key in keys]) < 5
 
 
 def test_row_variance_is_that_of_independent_draws():
-    """The variance of the rate is that of independent draws.
-
-    A sequence that is spread too evenly has the right rate and uncorrelated neighbours.
-    """
+    """A sequence that is spread too evenly has the right rate and too little variance."""
     bits = np.asarray(hash_bits(KEY, (1_000_000,)))
     for width in (8, 20, 100, 500, 512):
         rows = (

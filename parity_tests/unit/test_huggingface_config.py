@@ -1,7 +1,4 @@
-"""config.json of the Hugging Face families, as files on the hub have it.
-
-Attributes that are read, that are ignored for a reason, and that are refused by name.
-"""
+"""config.json of the Hugging Face families: attributes read, ignored, and refused by name."""
 
 import dataclasses
 import itertools

@@ -1,7 +1,4 @@
-"""Hugging Face folders without transformers.
-
-Detection, files, the export of weights and other files, replacement, and the hub.
-"""
+"""Hugging Face folders without transformers: detection, files, export, and the hub."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Training on meshes of devices: the same updates as on one, with every array where it is planned.
-
-The devices are simulated, in a process that runs all cases (:mod:`on_meshes`).
-"""
+"""Training on simulated meshes of devices (:mod:`on_meshes`): the same updates as on one."""
 
 import collections
 import os

@@ -200,10 +200,7 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
 
 
 def test_weight_decay_is_decoupled_from_the_gradient():
-    """Without a gradient a parameter only shrinks, by the learning rate times the decay.
-
-    Adam would turn an L2 term into a step of size 1.
-    """
+    """Without a gradient a parameter only shrinks; Adam would make L2 a step of size 1."""
     options = OptimizerOptions(
         learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5
     )

@@ -1,8 +1,4 @@
-"""Adam, SGD, Adafactor and Lion by value, against their papers' formulas in NumPy, and the options
-of each.
-
-AdamW, schedules and clipping are in test_optimizer_loss.py.
-"""
+"""Adam, SGD, Adafactor and Lion by value, against their papers' formulas, and options."""
 
 from collections.abc import Callable
 from typing import Any

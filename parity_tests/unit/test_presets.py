@@ -38,10 +38,7 @@ def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bo
 
 
 def deep_dive(unused: int) -> tuple[int, int]:
-    """Count parameters with heads as wide as the model.
-
-    Every decoder block owns an encoder block, of which ``unused`` parameters are never used.
-    """
+    """Count parameters with wide heads; ``unused`` ones of every decoder block's own block."""
     d, layers, vocab = 512, 6, 10
     wide = attention(d, 8 * d)
     encoder_block = wide + feed_forward(d, 4 * d) + norms(d, 2)

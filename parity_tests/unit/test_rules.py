@@ -113,10 +113,7 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
     "name", [name for name in NAMES if jt.preset(name).architecture in ("torch_nn", "lesson10")]
 )
 def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
-    """By hand, with distinct values: in the square case shapes cannot show a swap.
-
-    Other architectures: part by part, with their twins.
-    """
+    """By hand, with distinct values: in the square case shapes cannot show a swap."""
     config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
     table, d = weight_table(config), config.d_model
     expected = rules.torch_shapes(table, shapes(config))
@@ -385,10 +382,7 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
 
 
 def test_a_layer_fused_per_head_is_cut_within_each_head():
-    """By hand: 2 heads of width 2.
-
-    Rows of the fused layer by head, then query, key, value; parts by head only.
-    """
+    """By hand, 2 heads of width 2: fused by head, then part; parts by head only."""
     weight, bias = rules.fused_attention("a", "b", 2)[:2]
     assert weight.torch == "a.qkv.weight" and bias.torch == "a.qkv.bias"
     rows = {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}

@@ -99,11 +99,7 @@ def chosen(logits: np.ndarray) -> list[float]:
 
 
 def translations(folder: str, weights: str, lines: Path) -> dict[str, list[str]]:
-    """Return translations of some lines: by the folder's settings, greedily, and the best two of a
-    beam of 4 as ``line
-
-    | translation``.
-    """
+    """Return translations by the folder's settings, greedily, and the best two of a beam."""
     options = {"default": [], "greedy": ["--beam", "1"], "beam": ["--beam", "4", "--n-best", "2"]}
     arguments = ["translate", "--run", HERE / folder, "--weights", weights, "--input", lines]
     outputs = {name: command(*arguments, *more).splitlines() for name, more in options.items()}
