@@ -90,12 +90,7 @@ class Block(NamedTuple):
 def blocks_of(page: str) -> list[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
     return [
-        Block(
-            page,
-            text[: match.start()].count("\n") + 1,
-            match[2],
-            textwrap.dedent(match[3]),
-        )
+        Block(page, text[: match.start()].count("\n") + 1, match[2], textwrap.dedent(match[3]))
         for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
     ]
 

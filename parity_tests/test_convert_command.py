@@ -133,11 +133,7 @@ def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path)
     assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
     assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
     actual = console.say(
-        "convert",
-        tmp_path / "out.pt",
-        folder / "checkpoints" / str(step),
-        "--training",
-        "--force",
+        "convert", tmp_path / "out.pt", folder / "checkpoints" / str(step), "--training", "--force"
     )[0]
     assert actual == 0
     code, out, _ = console.say(

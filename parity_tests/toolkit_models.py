@@ -20,11 +20,7 @@ def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible: torch.Tensor,
-    heads: int,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, heads: int
 ) -> torch.Tensor:
     """Attention of projected queries (b, q, d) to keys that are ``visible`` (b, q or 1, k)."""
 

@@ -44,11 +44,7 @@ def convert(
     **more,
 ) -> conversion.Outcome:
     request = Request(
-        str(source),
-        str(destination),
-        description or ModelDescription(),
-        check=check,
-        **more,
+        str(source), str(destination), description or ModelDescription(), check=check, **more
     )
     return conversion.convert(preparation.prepare(request))
 

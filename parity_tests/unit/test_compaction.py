@@ -72,8 +72,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n == "gnmt" else ()) for n in SEARCHES],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "gnmt" else ()) for n in SEARCHES]
 )
 def test_a_large_batch_gives_each_row_what_small_ones_give(name):
     search, model = SEARCHES[name], loud(CONFIG, 3)

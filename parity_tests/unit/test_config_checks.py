@@ -121,9 +121,7 @@ INVALID = {
         positions_at=PositionsAt.FEED_FORWARD, branches=NO_CROSS
     ),
     "decoder.positions_at='feed_forward': its blocks have no feed-forward": decoder(
-        positions_at=PositionsAt.FEED_FORWARD,
-        branches=CROSS_ONLY,
-        unused=(Branch((Part.FFN,)),),
+        positions_at=PositionsAt.FEED_FORWARD, branches=CROSS_ONLY, unused=(Branch((Part.FFN,)),)
     ),
     **{
         f"{name}.{field}={value} must be at least {least}": stack(name, **{field: value})

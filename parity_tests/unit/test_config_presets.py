@@ -78,16 +78,8 @@ def test_with_sizes_accepts_python_types():
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        (
-            "leson10",
-            {},
-            f"unknown preset 'leson10' (did you mean 'lesson10'?); known: {KNOWN}",
-        ),
-        (
-            "deepdive",
-            {},
-            f"unknown preset 'deepdive' (did you mean 'deep_dive'?); known: {KNOWN}",
-        ),
+        ("leson10", {}, f"unknown preset 'leson10' (did you mean 'lesson10'?); known: {KNOWN}"),
+        ("deepdive", {}, f"unknown preset 'deepdive' (did you mean 'deep_dive'?); known: {KNOWN}"),
         ("gpt-neox", {}, f"unknown preset 'gpt-neox'; known: {KNOWN}"),
         (
             "lesson10",

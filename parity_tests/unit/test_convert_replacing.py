@@ -47,12 +47,7 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     os.symlink(folder, tmp_path / "link")
     console.refused(3, ["link"], *to_folder[:2], tmp_path / "link", *to_folder[3:], "--force")
     console.refused(2, ["source"], "convert", file, file, "--force")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "12",
-        "file.pt",
-        "folder",
-        "link",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["12", "file.pt", "folder", "link"]
 
 
 KILLED = """

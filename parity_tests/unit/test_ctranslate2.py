@@ -398,11 +398,7 @@ def test_searches_of_random_models_equal_ours(preset, tmp_path):
     }
     for (beams, penalty), tokens in searches.items():
         results = engine.translate_batch(
-            words,
-            beam_size=beams,
-            length_penalty=penalty,
-            num_hypotheses=tokens.shape[1],
-            **shared,
+            words, beam_size=beams, length_penalty=penalty, num_hypotheses=tokens.shape[1], **shared
         )
         for rows, result in zip(np.asarray(tokens).tolist(), results, strict=True):
             cut = [

@@ -57,11 +57,7 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
     assert (metadata["license"], metadata["language"]) == (
         "mit",
         ["en", "de"],
-    ) and metadata.keys() == {
-        "license",
-        "language",
-        "model-index",
-    }
+    ) and metadata.keys() == {"license", "language", "model-index"}
     assert metadata["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
     assert metadata["model-index"][0]["results"][0]["metrics"][0] == {
         "type": "bleu",

@@ -81,11 +81,7 @@ def test_published_blenderbots_have_norms_where_their_files_say():
         for config in (large, small)
         for stack in (config.encoder, config.decoder)
     ]
-    assert norms == [
-        *[(False, "sum", True)] * 2,
-        (True, "sum", False),
-        (True, "tokens", False),
-    ]
+    assert norms == [*[(False, "sum", True)] * 2, (True, "sum", False), (True, "tokens", False)]
     assert (large.norm_placement.value, small.norm_placement.value) == ("pre", "post")
     with pytest.raises(InputError, match=r"do_blenderbot_90_layernorm=False: .* only True is"):
         from_config({"model_type": "blenderbot-small", "do_blenderbot_90_layernorm": False})

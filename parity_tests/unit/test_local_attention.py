@@ -116,11 +116,7 @@ def test_no_array_has_a_number_for_each_pair_of_tokens(span):
 def test_tokens_after_the_last_whole_block_belong_to_it():
     valid = np.arange(8)[None] < np.array([8, 5, 2])[:, None]
     blocks = np.asarray(global_blocks(jnp.asarray(valid), SIZE))
-    assert blocks.tolist() == [
-        [0, 0, 0, 1, 1, 1, 1, 1],
-        [0, 0, 0, 0, 0, -1, -1, -1],
-        [-1] * 8,
-    ]
+    assert blocks.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, -1, -1, -1], [-1] * 8]
 
 
 def test_sums_have_arrays_of_their_own():

@@ -216,8 +216,7 @@ def test_content_hash_is_the_same_in_every_version():
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
-    "content",
-    [b"one\ntwo\n", b"one\n\ntwo", b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\r\nthree", b"\n\n"],
+    "content", [b"one\ntwo\n", b"one\n\ntwo", b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\r\nthree", b"\n\n"]
 )
 def test_lines_that_come_in_pieces_are_those_of_the_file(tmp_path, monkeypatch, content, size):
     monkeypatch.setattr(parallel_text, "_CHUNK", size)
