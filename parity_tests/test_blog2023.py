@@ -196,9 +196,8 @@ def test_only_the_last_decoder_block_reaches_the_logits():
 def test_unequal_lengths_are_refused_with_the_same_message():
     both = equal_lengths()
     source, target = both.source, both.target[:, :4]
-    with pytest.raises(
-        InputError, match=r"source has 6 tokens and target 4: .* equally long"
-    ) as ours:
+    message = r"source has 6 tokens and target 4: .* equally long"
+    with pytest.raises(InputError, match=message) as ours:
         both.flax(source, target)
     with pytest.raises(ValueError, match="equally long") as theirs:
         both.torch(as_torch(source), as_torch(target))

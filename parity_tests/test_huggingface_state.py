@@ -130,10 +130,8 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
         "model.encoder.embed_positions.weight": state["model.encoder.embed_positions.weight"][::-1]
     }
     if name == "marian":
-        with pytest.raises(
-            InputError,
-            match=r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines",
-        ):
+        message = r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines"
+        with pytest.raises(InputError, match=message):
             states.saved(other, config)
     else:
         # Pegasus saves it

@@ -262,11 +262,9 @@ def shown(value: Any) -> Any:
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [shown(item) for item in value]
-    return (
-        [str(value.dtype), value.shape, value.tobytes().hex()]
-        if isinstance(value, np.ndarray)
-        else repr(value)
-    )
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, value.tobytes().hex()]
+    return repr(value)
 
 
 def moments_dropped(state: TrainState) -> TrainState:

@@ -168,9 +168,8 @@ def test_a_batch_may_be_one_array_and_is_not_a_dict(sequential):
     x = batch()[0]
     report = compare(ported(sequential), sequential, x, RULES, gradients=False)
     assert report.agrees and report.about["batch"] == [[3, 5, 4]]
-    with pytest.raises(
-        ConfigError, match="the batch is a dict: pass a list of arrays in the order"
-    ):
+    message = "the batch is a dict: pass a list of arrays in the order"
+    with pytest.raises(ConfigError, match=message):
         comparison.arguments({"x": x})
     with pytest.raises(ConfigError, match="argument 1 of the batch is not an array of numbers"):
         comparison.arguments([x, {"x": x}])

@@ -33,11 +33,9 @@ def both() -> Pair:
 
 def encoded(model: Any, source: Any) -> Any:
     """Return the encoder's output, half as much to compile."""
-    return (
-        model.encode(source)
-        if isinstance(model, jt.Transformer)
-        else model.encode(source).transpose(0, 1)
-    )
+    if isinstance(model, jt.Transformer):
+        return model.encode(source)
+    return model.encode(source).transpose(0, 1)
 
 
 def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONFIG) -> Report:

@@ -78,16 +78,12 @@ def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
     if isinstance(theirs, bytearray):
         theirs = bytes(theirs)
     if isinstance(theirs, float):
-        return (
-            []
-            if isinstance(ours, float) and struct.pack("d", ours) == struct.pack("d", theirs)
-            else [f"{name}: {ours} for {theirs}"]
-        )
-    return (
-        []
-        if type(ours) is type(theirs) and ours == theirs
-        else [f"{name}: {ours!r} for {theirs!r}"]
-    )
+        if isinstance(ours, float) and struct.pack("d", ours) == struct.pack("d", theirs):
+            return []
+        return [f"{name}: {ours} for {theirs}"]
+    if type(ours) is type(theirs) and ours == theirs:
+        return []
+    return [f"{name}: {ours!r} for {theirs!r}"]
 
 
 def loaded(path: Path) -> Any:
@@ -322,10 +318,8 @@ def test_the_format_before_1_6_is_refused_with_a_hint(tmp_path):
             pickle_protocol=protocol,
         )
         assert pt.is_legacy(tmp_path / "a.pt")
-        with pytest.raises(
-            InputError,
-            match=r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again",
-        ):
+        message = r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again"
+        with pytest.raises(InputError, match=message):
             pt.read(tmp_path / "a.pt")
 
 

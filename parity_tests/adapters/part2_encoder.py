@@ -15,11 +15,9 @@ def sequence_first(module: str) -> bool:
 
 
 def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
-    return (
-        twin.encoder.layers[0].fnn(x)
-        if stack == "encoder"
-        else twin.decoder.layers[0].feed_forward(x)
-    )
+    if stack == "encoder":
+        return twin.encoder.layers[0].fnn(x)
+    return twin.decoder.layers[0].feed_forward(x)
 
 
 def encoder_block(twin: nn.Module, x: Tensor, padding: Mask) -> Tensor:

@@ -256,20 +256,16 @@ def value_at(config: TransformerConfig, field: str) -> object:
 def cell_text(value: object) -> str | None:
     """Return a value as the tables write it, or None if only prose can describe it."""
     if isinstance(value, tuple):
+        if not value:
+            return "none"
         return (
-            "none"
-            if not value
-            else None
-            if isinstance(value[0], Branch)
-            else ", ".join(f"`{item.value}`" for item in value)
+            None if isinstance(value[0], Branch) else ", ".join(f"`{item.value}`" for item in value)
         )
     if isinstance(value, (StackConfig, type(None))):
         return None
-    return (
-        str(value).lower()
-        if isinstance(value, (bool, int, float)) and not hasattr(value, "value")
-        else f"`{value}`"
-    )
+    if isinstance(value, (bool, int, float)) and not hasattr(value, "value"):
+        return str(value).lower()
+    return f"`{value}`"
 
 
 def table(document: str) -> list[tuple[str, str, str]]:

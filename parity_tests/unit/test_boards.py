@@ -75,10 +75,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
         metrics_logger.check_trackers,
         lambda options: metrics_logger.Trackers(RunFolder(tmp_path), options),
     ):
-        with pytest.raises(
-            ConfigError,
-            match=rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$",
-        ):
+        message = rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$"
+        with pytest.raises(ConfigError, match=message):
             ask(TrainOptions(**options))
     metrics_logger.check_trackers(TrainOptions())
 
@@ -204,9 +202,8 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
 
 
 def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
-    with pytest.raises(
-        ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
-    ):
+    message = r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
+    with pytest.raises(ConfigError, match=message):
         metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
     (tmp_path / "wandb.json").write_text("{")
     with pytest.raises(InputError, match=r"wandb\.json: "):

@@ -266,9 +266,8 @@ def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_pat
         True,
     ]
     damage(tmp_path, 5)
-    with pytest.raises(
-        errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"
-    ):
+    message = r"10/.*damaged.*; nor is any of the 2 before it intact"
+    with pytest.raises(errors.CheckpointError, match=message):
         run_folder.newest_intact(tmp_path)
 
 

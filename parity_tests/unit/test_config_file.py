@@ -94,14 +94,11 @@ def test_a_file_and_flags_are_checked_together(write):
     assert parsed("--config", path, "--data.valid", "b.tsv", "--patience", "0").data.train == (
         "a.tsv",
     )
-    with pytest.raises(
-        ConfigError,
-        match=rf"^training on files .* data\.valid \(with {path} underneath the flags\)$",
-    ):
+    message = rf"^training on files .* data\.valid \(with {path} underneath the flags\)$"
+    with pytest.raises(ConfigError, match=message):
         parsed("--config", path, "--patience", "0")
-    with pytest.raises(
-        ConfigError, match=rf"^patience=-1 must be at least 0 \(with {path} underneath the flags\)$"
-    ):
+    message = rf"^patience=-1 must be at least 0 \(with {path} underneath the flags\)$"
+    with pytest.raises(ConfigError, match=message):
         parsed("--config", path, "--data.valid", "b.tsv")
     with pytest.raises(ConfigError, match="--config: needs a value"):
         parsed("--config")

@@ -130,13 +130,11 @@ def test_every_preset_takes_the_same_field_names(name):
     assert changed.target_vocab_size == 97
     assert changed.decoder.attention_dropout == 0.25
     assert changed.encoder.activation is Activation.GELU_TANH
-    with pytest.raises(
-        ConfigError, match=r"^unknown configuration field 'd_modle' \(did you mean 'd_model'\?\)$"
-    ):
+    message = r"^unknown configuration field 'd_modle' \(did you mean 'd_model'\?\)$"
+    with pytest.raises(ConfigError, match=message):
         jt.preset(name, d_modle=8)
-    with pytest.raises(
-        ConfigError, match=rf"^unknown preset '{name}x' \(did you mean '{name}'\?\)"
-    ):
+    message = rf"^unknown preset '{name}x' \(did you mean '{name}'\?\)"
+    with pytest.raises(ConfigError, match=message):
         jt.preset(f"{name}x")
 
 

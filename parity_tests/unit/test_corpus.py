@@ -268,9 +268,8 @@ def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monk
         "looks_swapped",
         lambda train, valid: (train, valid) == (TRAIN, [(t, s) for s, t in VALID]),
     )
-    with pytest.raises(
-        InputError, match="the validation sources are in the language of the training targets"
-    ):
+    message = "the validation sources are in the language of the training targets"
+    with pytest.raises(InputError, match=message):
         prepared(tmp_path, **swapped)
 
 
@@ -283,9 +282,8 @@ def test_less_than_one_batch_is_refused_with_a_size_that_works(tmp_path):
     ):
         prepared(tmp_path, **files, tokens_per_batch=1000, buckets=1)
     assert prepared(tmp_path, **files, tokens_per_batch=108, buckets=1).plan.rows == (9,)
-    with pytest.raises(
-        InputError, match=r"less than one batch of 10 rows .* lower devices, 10 now"
-    ):
+    message = r"less than one batch of 10 rows .* lower devices, 10 now"
+    with pytest.raises(InputError, match=message):
         prepared(tmp_path, **files, tokens_per_batch=108, buckets=1, rows_multiple=10)
 
 
@@ -430,9 +428,8 @@ def test_other_data_are_named_and_refused(tmp_path, lines, recorded):
     assert "train_pairs (60 -> 59)" in changed
     assert any(reason.startswith("train_sha256 (") for reason in changed)
     assert not any("valid" in reason or "tokenizer" in reason for reason in changed)
-    with pytest.raises(
-        ConfigError, match=r"the data changed since this run began \(.*train_sha256"
-    ):
+    message = r"the data changed since this run began \(.*train_sha256"
+    with pytest.raises(ConfigError, match=message):
         corpus.check(again, recorded)
 
 

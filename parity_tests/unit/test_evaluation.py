@@ -110,9 +110,8 @@ def test_text_may_come_from_pipes(evaluate, tmp_path):
 
 
 def test_a_source_that_is_too_long_is_named_by_its_line(evaluate):
-    with pytest.raises(
-        InputError, match=r"source: line 2 is 21 tokens long, over the model's max_length=16$"
-    ):
+    message = r"source: line 2 is 21 tokens long, over the model's max_length=16$"
+    with pytest.raises(InputError, match=message):
         evaluate(["one two", LONG], ["two one", "x"])
 
 

@@ -250,18 +250,15 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
             assert jax.eval_shape(
                 lambda d=decode, p=new_tokens: d(model, source, max_length=p)
             ).shape == (ROWS, expected), name
-        with pytest.raises(
-            ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"
-        ):
+        message = r"^max_length=21 must be between 1 and the model's 20$"
+        with pytest.raises(ConfigError, match=message):
             decode(model, source, max_length=21)
     few = np.asarray(generate.greedy(model, source, max_length=3))
     assert (
         few == np.asarray(generate.greedy(model, source))[:, :3]
     ).all()  # max_length does not shorten the source
-    with pytest.raises(
-        ConfigError,
-        match=r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$",
-    ):
+    message = r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$"
+    with pytest.raises(ConfigError, match=message):
         model.init_cache(source, 8)
 
 
@@ -293,15 +290,13 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
     assert jax.eval_shape(lambda: generate.beam(model, source))[0].shape == (ROWS, 20)
     for decode in (generate.greedy, generate.beam):
         for new_tokens in (0, -1, 21):
-            with pytest.raises(
-                ConfigError, match=f"^max_length={new_tokens} must be between 1 and the model's 20$"
-            ):
+            message = f"^max_length={new_tokens} must be between 1 and the model's 20$"
+            with pytest.raises(ConfigError, match=message):
                 decode(model, source, max_length=new_tokens)
         for name in ("bos_id", "eos_id"):
             for value in (-1, 13):
-                with pytest.raises(
-                    ConfigError, match=f"^{name}={value} is outside the vocabulary of 13$"
-                ):
+                message = f"^{name}={value} is outside the vocabulary of 13$"
+                with pytest.raises(ConfigError, match=message):
                     decode(model, source, max_length=3, **{name: value})
         with pytest.raises(InputError, match=r"^source id 11 is outside the vocabulary of 11$"):
             decode(model, np.full((1, 3), 11), max_length=3)
@@ -310,9 +305,8 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
 def test_beam_refuses_invalid_arguments():
     model, source = random_model(FAITHFUL), sources(FAITHFUL, 0)
     for size in (0, -2, 7):
-        with pytest.raises(
-            ConfigError, match=f"^beam_size={size} must be between 1 and half the vocabulary of 13$"
-        ):
+        message = f"^beam_size={size} must be between 1 and half the vocabulary of 13$"
+        with pytest.raises(ConfigError, match=message):
             generate.beam(model, source, beam_size=size)
     for penalty in (-0.5, float("nan")):
         with pytest.raises(ConfigError, match=f"^length_penalty={penalty} must not be negative"):
@@ -341,9 +335,8 @@ def test_an_n_best_list_begins_with_the_best():
     assert (scores[:, 0] == score).all()
     assert all(len(np.unique(row, axis=0)) == 3 for row in tokens)
     for count in (0, 5):
-        with pytest.raises(
-            ConfigError, match=f"^num_hypotheses={count} must be between 1 and beam_size=4$"
-        ):
+        message = f"^num_hypotheses={count} must be between 1 and beam_size=4$"
+        with pytest.raises(ConfigError, match=message):
             generate.n_best(model, source, count)
 
 
@@ -482,7 +475,6 @@ def test_an_ensemble_needs_one_vocabulary_and_reads_what_its_shortest_model_read
     for name, value in (("target_vocab_size", 14), ("eos_id", 4)):
         other = transformer.abstract(PRE_NORM.with_sizes(**{name: value}))
         first = getattr(PRE_NORM, name)
-        with pytest.raises(
-            ConfigError, match=f"^model 2 of .* {name}={value}, and the first {first}"
-        ):
+        message = f"^model 2 of .* {name}={value}, and the first {first}"
+        with pytest.raises(ConfigError, match=message):
             generate.split([models[0], other])

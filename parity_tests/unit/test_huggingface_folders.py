@@ -109,10 +109,8 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
     assert kinds.of(theirs) is kinds.Kind.HUGGINGFACE
-    with pytest.raises(
-        InputError,
-        match=r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)",
-    ):
+    message = r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)"
+    with pytest.raises(InputError, match=message):
         kinds.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
 
 
@@ -129,10 +127,8 @@ def test_a_damaged_configuration_is_one_line_that_names_it(content, theirs, tmp_
 
 def test_a_folder_without_weights_names_the_expected_files(theirs, tmp_path):
     bare = copied(theirs, tmp_path / "bare", **{"model.safetensors": None})
-    with pytest.raises(
-        InputError,
-        match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 cannot be read",
-    ):
+    message = r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 cannot be read"
+    with pytest.raises(InputError, match=message):
         convert(bare, tmp_path / "run")
 
 

@@ -142,9 +142,8 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     assert again.source.prefix == loaded.source.prefix
     assert again.target.prefix == loaded.target.prefix
     (run / "languages.json").write_text('{"source": "de"}')
-    with pytest.raises(
-        errors.InputError, match=r"languages\.json: .* is no object of source_lang and target_lang"
-    ):
+    message = r"languages\.json: .* is no object of source_lang and target_lang"
+    with pytest.raises(errors.InputError, match=message):
         run_tokenizer.load_folder(run)
     (run / "tokenizer.json").write_text("{}")  # a run with its own tokenizer reads that
     with pytest.raises(errors.InputError, match=r"run/tokenizer\.json"):
@@ -213,10 +212,8 @@ def test_lengths_count_the_special_tokens(tmp_path):
     )
     count = len(loaded.encode(LINE)) + 2
     assert encoding.encode_sources([LINE], loaded, count) == [loaded.encode(LINE)]
-    with pytest.raises(
-        errors.InputError,
-        match=rf"line 1 is {count} tokens long, over the model's max_length={count - 1}",
-    ):
+    message = rf"line 1 is {count} tokens long, over the model's max_length={count - 1}"
+    with pytest.raises(errors.InputError, match=message):
         encoding.encode_sources([LINE], loaded, count - 1)
     pair = [(LINE, LINE)]
     assert len(encoding.encode_pairs(pair, loaded.source, loaded.target, count).indices) == 1
@@ -224,9 +221,8 @@ def test_lengths_count_the_special_tokens(tmp_path):
         encoding.encode_pairs(pair, loaded.source, loaded.target, count - 1)
     cut = encoding.encode_pairs(pair, loaded.source, loaded.target, 2, cut=True)
     assert (cut.cut_long, cut.lengths.tolist()) == (1, [[2, 2]])
-    with pytest.raises(
-        errors.ConfigError, match="a maximum of 1 tokens has no room for the 2 special ones"
-    ):
+    message = "a maximum of 1 tokens has no room for the 2 special ones"
+    with pytest.raises(errors.ConfigError, match=message):
         encoding.encode_pairs(pair, loaded.source, loaded.target, 1, cut=True)
 
 
@@ -268,10 +264,8 @@ def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypat
         ("marian", tokenizer_models.marian()),
         ("m2m_100", tokenizer_models.m2m_100()),
     ):
-        with pytest.raises(
-            errors.ConfigError,
-            match=r"needs SentencePiece: pip install 'jax-seq2seq\[sentencepiece\]'",
-        ):
+        message = r"needs SentencePiece: pip install 'jax-seq2seq\[sentencepiece\]'"
+        with pytest.raises(errors.ConfigError, match=message):
             load_huggingface(tokenizer_models.write(tmp_path / name, files))
     load_huggingface(tokenizer_models.write(tmp_path / "bart", tokenizer_models.bart()))
 
@@ -462,9 +456,8 @@ def test_a_panic_of_the_library_is_a_refusal(tmp_path):
             "model": model,
         }
         path = folder(tmp_path / str(loads), T5, tokenizer__json=content, config__json={})
-        with pytest.raises(
-            errors.InputError, match=r"tokenizer\.json: not a tokenizer file: "
-        ) as caught:
+        message = r"tokenizer\.json: not a tokenizer file: "
+        with pytest.raises(errors.InputError, match=message) as caught:
             load_huggingface(path).encode_batch(["a", "b"] if loads else [])
         assert "\n" not in str(caught.value)
         with pytest.raises(errors.InputError, match=r"tokenizer\.json: "):

@@ -24,11 +24,9 @@ WIDTH = ODD["d_model"]
 def small(name: str) -> TransformerConfig:
     """Return a small configuration, with enough positions to pass the end of a position rule."""
     config = tiny(name, num_layers=1)
-    return (
-        config.with_sizes(max_length=60)
-        if jt.preset(name).longest < jt.preset(name).max_length
-        else config
-    )
+    if jt.preset(name).longest < jt.preset(name).max_length:
+        return config.with_sizes(max_length=60)
+    return config
 
 
 def good(config: TransformerConfig, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:

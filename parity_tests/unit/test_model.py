@@ -273,10 +273,8 @@ def test_flatten_and_unflatten_are_inverse(model):
     for kind in (nnx.Param, Frozen):
         assert transformer.flatten(again, kind).keys() == transformer.flatten(model, kind).keys()
     odd = {name.replace("output.bias", "output.offset"): array for name, array in arrays.items()}
-    with pytest.raises(
-        ConfigError,
-        match=r"^these arrays do not fit the configuration: output.bias, output.offset$",
-    ):
+    message = r"^these arrays do not fit the configuration: output.bias, output.offset$"
+    with pytest.raises(ConfigError, match=message):
         transformer.unflatten(CONFIG, odd)
 
 

@@ -337,10 +337,8 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
         "y": [0, 1, 2],
     }
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(
-        InputError,
-        match=r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)",
-    ):
+    message = r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)"
+    with pytest.raises(InputError, match=message):
         safetensors.read(index)
 
 

@@ -379,9 +379,8 @@ def test_resume_can_be_forbidden_or_required(tmp_path, monkeypatch):
     pretend("runs/phrases-001", PHRASES, 10)
     assert chosen(resume=Resume.MUST) == chosen(resume=Resume.AUTO) == "runs/phrases-001"
     assert chosen(resume=Resume.NEVER) == "runs/phrases-002"
-    with pytest.raises(
-        ConfigError, match="runs/phrases-001 holds a run already, and --resume never"
-    ):
+    message = "runs/phrases-001 holds a run already, and --resume never"
+    with pytest.raises(ConfigError, match=message):
         chosen(resume=Resume.NEVER, run="runs/phrases-001")
     pretend("runs/phrases-002", PHRASES)
     with pytest.raises(CheckpointError, match="runs/phrases-002: holds no checkpoint"):

@@ -204,10 +204,8 @@ def test_tied_copies_that_differ_are_named():
     tied = convert.to_torch(random_model(config))
     for name in ("linear.weight", "src_emb.weight"):
         other = tied | {name: np.nextafter(tied[name], 9)}
-        with pytest.raises(
-            InputError,
-            match=rf"\(1 problem\): {name} differs from tgt_emb.weight, but the model ties them$",
-        ):
+        message = rf"\(1 problem\): {name} differs from tgt_emb.weight, but the model ties them$"
+        with pytest.raises(InputError, match=message):
             convert.from_torch(other, config)
     with pytest.raises(InputError, match=r"\(2 problems\)") as error:
         convert.from_torch(tied | {"tgt_emb.weight": -tied["tgt_emb.weight"]}, config)
@@ -439,10 +437,8 @@ def test_norms_under_other_names():
 
 
 def test_a_configuration_that_an_architecture_cannot_name_is_refused():
-    with pytest.raises(
-        ConfigError,
-        match=r"architecture 'deep_dive' has no names for this configuration: .*output_bias",
-    ):
+    message = r"architecture 'deep_dive' has no names for this configuration: .*output_bias"
+    with pytest.raises(ConfigError, match=message):
         weight_table(tiny("deep_dive", source_vocab_size=13, tying="output"))
     with pytest.raises(ConfigError, match=r"architecture 'blog2023' has no names .*\.norm\.bias"):
         weight_table(tiny("blog2023", bias=False))

@@ -294,9 +294,8 @@ def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
         run_tokenizer.load_folder(tmp_path)
     run_tokenizer.save_folder(SOURCE, tmp_path)
-    with pytest.raises(
-        errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
-    ):
+    message = r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
+    with pytest.raises(errors.InputError, match=message):
         run_tokenizer.load_folder(tmp_path)
 
 

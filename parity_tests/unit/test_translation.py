@@ -188,9 +188,8 @@ def test_a_line_that_is_too_long_is_named_by_its_number(echo):
     model = transformer.abstract(SPEAKER)
     longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token are the model's maximum
     assert Translator(model, TOKENIZER)(["", longest]) == ["", longest]
-    with pytest.raises(
-        InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"
-    ):
+    message = r"^line 3 is 17 tokens long, over the model's max_length=16$"
+    with pytest.raises(InputError, match=message):
         Translator(model, TOKENIZER)(["", "one", longest + "P"])
 
 
