@@ -22,6 +22,7 @@ from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 from jax_transformer.nn.embeddings import sinusoids
+from parity_tests.marks import quick_if
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 41,
@@ -178,9 +179,7 @@ CASES = {
 
 REPEATED = ("plbart", "fsmt tied", "longt5", "longt5 square", "whisper square")
 """Cases made of the same parts as others; their tests are slow."""
-PARAMETERS = [
-    pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES
-]
+PARAMETERS = [quick_if(name not in REPEATED, name) for name in CASES]
 
 
 class Pair(NamedTuple):

@@ -17,6 +17,7 @@ from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.storage import lazy, run_folder
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES
+from parity_tests.marks import quick_if
 from parity_tests.twins import pair
 from parity_tests.unit import runs
 
@@ -33,11 +34,7 @@ def convert(source, destination, config_file=None, **more) -> conversion.Outcome
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=str(case), marks=() if case.name in USUAL else pytest.mark.slow)
-        for case in (*ONE_EACH, TIED)
-    ],
+    "case", [quick_if(case.name in USUAL, case, id=str(case)) for case in (*ONE_EACH, TIED)]
 )
 def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_path):
     both = pair(case.config)

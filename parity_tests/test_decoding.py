@@ -8,6 +8,7 @@ import torch
 
 import jax_transformer as jt
 from parity_tests.cases import CASES
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import decoding
 
@@ -48,11 +49,9 @@ SLOW = (
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(
+        quick_if(
+            not (case.name in SLOW or case.name in ("from_scratch_repaired", "lesson10_repaired")),
             case,
-            marks=pytest.mark.slow
-            if case.name in SLOW or case.name in ("from_scratch_repaired", "lesson10_repaired")
-            else (),
         )
         for case in SEARCHED
     ],

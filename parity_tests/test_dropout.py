@@ -17,6 +17,7 @@ from jax_transformer.nn.dropout import MaskedDropout
 from jax_transformer.transformer import Transformer
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
+from parity_tests.marks import quick_if
 from parity_tests.test_gradients import (
     assert_same_gradients,
     batch_of,
@@ -91,9 +92,7 @@ def dropping(config: TransformerConfig) -> TransformerConfig:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            f"{name}{sizes}", marks=pytest.mark.slow if sizes or "repaired" in name else ()
-        )
+        quick_if(not (sizes or "repaired" in name), f"{name}{sizes}")
         for name in DOCUMENTS
         for sizes in ("", " square")
         if name + sizes != "lesson10_repaired square"

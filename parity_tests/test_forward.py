@@ -10,6 +10,7 @@ import jax_transformer as jt
 from parity_tests.bounds import BOUNDS, RATIO
 from parity_tests.cases import CASES, DOCUMENTS, ODD, Case
 from parity_tests.levels import LEVELS, arrays, assert_close, error, levels, logits
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair, ragged, ragged_target
 
 DTYPES = (torch.float64, torch.float32)
@@ -46,10 +47,7 @@ def extra(case: Case, dtype: torch.dtype) -> bool:
 
 @pytest.mark.parametrize(
     ("case", "dtype", "level"),
-    [
-        pytest.param(*rung, marks=pytest.mark.slow if extra(rung[0], rung[1]) else ())
-        for rung in LADDER
-    ],
+    [quick_if(not extra(rung[0], rung[1]), *rung) for rung in LADDER],
     ids=[f"{case}-{str(dtype)[-7:]}-{level}" for case, dtype, level in LADDER],
 )
 def test_level(case: Case, dtype: torch.dtype, level: str):
@@ -62,13 +60,7 @@ def test_level(case: Case, dtype: torch.dtype, level: str):
 
 
 # A repaired document differs from the faithful one in no property of lengths: under `-m slow`
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow if "repaired" in n else ())
-        for n in [*DOCUMENTS, "small"]
-    ],
-)
+@pytest.mark.parametrize("name", [quick_if("repaired" not in n, n) for n in [*DOCUMENTS, "small"]])
 def test_every_length(name: str):
     """Each length has shapes, and so programs, of its own: three lengths cover source and target
     that are shorter, equal and longer, of one token and up to the end of the position tables.

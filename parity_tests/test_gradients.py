@@ -18,6 +18,7 @@ from jax_transformer.training.optimizer_options import OptimizerOptions, Schedul
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair, without_dropout
 
 SMOOTHING = 0.1
@@ -98,11 +99,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES],
-    ids=str,
-)
+@pytest.mark.parametrize("case", [quick_if(case not in SLOW, case) for case in CASES], ids=str)
 def test_every_gradient(case):
     both = pair(case.config)
     batch = batch_of(both)
@@ -166,10 +163,7 @@ STEPS = [("lesson10", schedule) for schedule in Schedule]
 STEPS += [(name, Schedule.COSINE) for name in STEPPED]
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in STEPS],
-)
+@pytest.mark.parametrize(("name", "schedule"), [quick_if(each in QUICK, *each) for each in STEPS])
 def test_ten_steps(name: str, schedule: Schedule):
     """AdamW with clipping and a schedule: losses, final weights, and untrained arrays."""
     (case,) = (case for case in CASES if case.name == name)

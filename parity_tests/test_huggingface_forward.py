@@ -30,6 +30,7 @@ from parity_tests.huggingface import (
     pair,
 )
 from parity_tests.levels import assert_close, error
+from parity_tests.marks import quick_if
 
 __all__ = ["in_float64"]
 
@@ -116,12 +117,10 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
 # float64 tests the algorithm of every family, float32 two in the suite (only M2M100 has its own
 # position table), and all under `-m slow`
 RUN = [
-    pytest.param(
+    quick_if(
+        not (name in REPEATED or (dtype == "float32" and name not in ("m2m_100", "t5"))),
         name,
         dtype,
-        marks=pytest.mark.slow
-        if name in REPEATED or (dtype == "float32" and name not in ("m2m_100", "t5"))
-        else (),
     )
     for dtype in BOUNDS
     for name in CASES

@@ -18,6 +18,7 @@ from jax_transformer.training import step
 from jax_transformer.weights import rules
 from parity_tests.huggingface import CASES, Pair, batch, exact_positions, in_float64, inputs, pair
 from parity_tests.levels import assert_close
+from parity_tests.marks import quick_if
 from parity_tests.test_dropout import DrawnDropout
 
 __all__ = ["in_float64"]
@@ -101,12 +102,7 @@ QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5", "whis
 
 @pytest.mark.proves("gradients")
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in CASES
-        if "square" not in name
-    ],
+    "name", [quick_if(name in QUICK, name) for name in CASES if "square" not in name]
 )
 def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
     both = exact_positions(pair(name))

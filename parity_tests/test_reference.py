@@ -14,16 +14,13 @@ from jax_transformer.weights import rules
 from parity_tests import preset_names
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close, assert_same_distributions
+from parity_tests.marks import quick_if
 from parity_tests.twins import as_torch, pair
 from torch_reference.lesson10 import TranslationTransformer
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in preset_names.ALL else pytest.mark.slow)
-        for name in jt.preset_names()
-    ],
+    "name", [quick_if(name in preset_names.ALL, name) for name in jt.preset_names()]
 )
 def test_every_preset_has_the_names_and_shapes_of_its_twin_at_full_size(name):
     config = jt.preset(name)

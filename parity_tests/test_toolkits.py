@@ -26,6 +26,7 @@ from parity_tests import published
 from parity_tests import toolkit_models as models
 from parity_tests.bounds import BOUNDS
 from parity_tests.huggingface import in_float64
+from parity_tests.marks import quick_if
 from parity_tests.unit import hostile
 
 __all__ = ["in_float64"]
@@ -133,10 +134,7 @@ def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
         assert np.abs(gradient - grad).max() <= BOUNDS["float64"]["gradients"] * largest, name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in JOEY],
-)
+@pytest.mark.parametrize("name", [quick_if("square" in name, name) for name in JOEY])
 def test_joeynmt_computes_the_same(name, tmp_path, in_float64):
     path, module = joey(tmp_path / "model", JOEY[name])
     compare(path, module, pad=1)
@@ -278,10 +276,7 @@ def onmt(path: Path, options: dict[str, Any], **changes: Any) -> tuple[Path, mod
     return path, module
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in ONMT],
-)
+@pytest.mark.parametrize("name", [quick_if("square" in name, name) for name in ONMT])
 def test_opennmt_py_computes_the_same(name, tmp_path, in_float64):
     path, module = onmt(tmp_path / "model_step_7.pt", ONMT[name])
     compare(path, module, pad=1)
@@ -535,10 +530,7 @@ def fairseq(
     return folder / "checkpoint_best.pt", module
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in FAIRSEQ],
-)
+@pytest.mark.parametrize("name", [quick_if("square" in name, name) for name in FAIRSEQ])
 def test_fairseq_computes_the_same(name, tmp_path, in_float64):
     path, module = fairseq(tmp_path / "model", FAIRSEQ[name])
     compare(path, module, pad=1)

@@ -3,6 +3,7 @@
 import pytest
 
 import jax_transformer as jt
+from parity_tests.marks import quick_if
 from parity_tests.unit import runs
 
 # lesson10 is what the other tests of training and commands train
@@ -19,13 +20,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 # The others train as lesson10 does, which test_training.py trains
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "part2_encoder" else pytest.mark.slow)
-        for name in FAITHFUL
-    ],
-)
+@pytest.mark.parametrize("name", [quick_if(name == "part2_encoder", name) for name in FAITHFUL])
 def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
     # whose target is padded to its source

@@ -10,6 +10,7 @@ from jax_transformer import transformer
 from jax_transformer.architectures import registry
 from jax_transformer.nn.embeddings import Frozen
 from parity_tests import preset_names
+from parity_tests.marks import quick_if
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> int:
@@ -93,11 +94,7 @@ def test_every_preset_has_its_documented_number_of_parameters():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in preset_names.ALL else pytest.mark.slow)
-        for name in jt.preset_names()
-    ],
+    "name", [quick_if(name in preset_names.ALL, name) for name in jt.preset_names()]
 )
 def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
     before = {id(array) for array in jax.live_arrays()}
