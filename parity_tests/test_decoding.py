@@ -83,16 +83,10 @@ def likely_end(both: Pair) -> int:
 
 # One search per case, so that each search has a quarter of the cases; greedy decoding above covers
 # every case
-BEAMS = [
-    "deep_dive",
-    "lesson10",
-    "from_scratch",
-    "part2_encoder",
-    "blog2023",
-    "blog2023_repaired",
-    "vaswani2017_base",
-    "small",
-]
+BEAMS = (
+    "deep_dive lesson10 from_scratch part2_encoder blog2023 blog2023_repaired "
+    "vaswani2017_base small"
+).split()
 
 
 @pytest.mark.parametrize(

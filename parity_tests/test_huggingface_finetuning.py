@@ -298,16 +298,13 @@ def test_evaluate_scores_the_run_and_its_export_as_transformers_does(tuned, tmp_
     expected = generated("marian", tmp_path / "new", read(lines, "source"))
     for place in (folder / "run", tmp_path / "new"):
         command = [
-            "evaluate",
-            "--run",
+            *"evaluate --run".split(),
             place,
             "--source",
             f"{lines}.source",
             "--target",
             f"{lines}.target",
-            "--bootstrap",
-            "0",
-            "--json",
+            *"--bootstrap 0 --json".split(),
         ]
         assert runs.main(*command, "--hypotheses", tmp_path / "hypotheses") == 0
         assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(

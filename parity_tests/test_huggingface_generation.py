@@ -440,13 +440,9 @@ def test_every_attribute_of_a_generation_config_is_known():
     assert upstream <= generation.KNOWN, (
         f"new in transformers: {sorted(upstream - generation.KNOWN)}"
     )
-    assert generation.KNOWN - upstream <= {
-        "_commit_hash",
-        "penalty_alpha",
-        "num_beam_groups",
-        "diversity_penalty",
-        "low_memory",
-    }
+    assert generation.KNOWN - upstream <= set(
+        "_commit_hash penalty_alpha num_beam_groups diversity_penalty low_memory".split()
+    )
     everything = (
         transformers.GenerationConfig().to_dict()
         | transformers.GenerationConfig._get_default_generation_params()

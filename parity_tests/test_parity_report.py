@@ -302,9 +302,7 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
             "parity",
             str(run / "run"),
             str(run / "queries.pt"),
-            "--no-gradients",
-            "--lengths",
-            "1,2,7",
+            *"--no-gradients --lengths 1,2,7".split(),
         ]
     )
     assert actual == 1

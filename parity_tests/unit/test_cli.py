@@ -181,11 +181,7 @@ def test_version_prints_the_version(console):
 
 def test_underscores_in_flags_are_dashes():
     words = [
-        "--eval_every",
-        "7",
-        "--optimizer.learning_rate=0.5",
-        "--data.train_source",
-        "a_b",
+        *"--eval_every 7 --optimizer.learning_rate=0.5 --data.train_source a_b".split(),
         *"--data.train-target b".split(),
     ]
     parsed = cli.parse(

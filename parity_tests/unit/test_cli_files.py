@@ -130,10 +130,7 @@ def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
         2,
         ["dmodel", "did you mean 'd_model'?"],
         *to_folder,
-        "--preset",
-        "small",
-        "--set",
-        "dmodel=16",
+        *"--preset small --set dmodel=16".split(),
     )
     console.refused(
         2, ["d_model", "'wide'"], *to_folder, "--preset", "small", "--set", "d_model=wide"

@@ -82,13 +82,9 @@ def test_beam_search_by_its_flag(console, run):
     console.refused(
         2,
         ["length_penalty=-1"],
-        "translate",
-        "--run",
+        *"translate --run".split(),
         run,
-        "--beam",
-        "2",
-        "--length-penalty",
-        "-1",
+        *"--beam 2 --length-penalty -1".split(),
         stdin=b"a\n",
     )
 
@@ -415,35 +411,25 @@ def test_head_may_close_the_pipe(weights):
 
 def test_evaluate_gives_the_scores_of_the_end_of_training(console, run, tmp_path):
     command = [
-        "evaluate",
-        "--run",
+        *"evaluate --run".split(),
         run,
         "--source",
         run.parent / "valid.source",
         "--target",
         run.parent / "valid.target",
-        "--weights",
-        "last",
+        *"--weights last".split(),
     ]
     code, out, err = console.say(
         *command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses"
     )
     report = json.loads(out)
     assert (code, out.count("\n"), err) == (0, 1, "")
-    keys = {
-        "weights",
-        "step",
-        "pairs",
-        "dropped_empty",
-        "bleu",
-        "chrf",
-        "ter",
-        "exact_match",
-        "signatures",
-        "loss",
-        "perplexity",
-        "left_out_of_loss",
-    }
+    keys = set(
+        (
+            "weights step pairs dropped_empty bleu chrf ter exact_match signatures loss "
+            "perplexity left_out_of_loss"
+        ).split()
+    )
     assert report.keys() == keys
     last = runs.metrics(run)[-1]
     assert not [name for name in ("bleu", "chrf", "exact_match") if report[name] != last[name]]

@@ -91,12 +91,7 @@ def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
         "convert",
         weights,
         tmp_path / "new",
-        "--preset",
-        "lesson10_repaired",
-        "--set",
-        "d_model=12",
-        "num_heads=6",
-        "--dry-run",
+        *"--preset lesson10_repaired --set d_model=12 num_heads=6 --dry-run".split(),
     )
     assert code == 0 and "d_model" not in out.splitlines()[0] and list(tmp_path.iterdir()) == []
 
@@ -188,9 +183,7 @@ def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
         "convert",
         source,
         tmp_path / "new",
-        "--preset",
-        "small",
-        "--set",
+        *"--preset small --set".split(),
         *sizes,
         "--dry-run",
     )
@@ -301,10 +294,7 @@ def test_without_pytorch_everything_but_the_twin_works(weights, config_file, tmp
             "convert",
             tmp_path / "a.pt",
             tmp_path / "again.safetensors",
-            "--preset",
-            "lesson10",
-            "--set",
-            "num_heads=3",
+            *"--preset lesson10 --set num_heads=3".split(),
         ],
     ]
     program = WITHOUT_TORCH + "".join(

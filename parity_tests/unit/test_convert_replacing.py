@@ -153,10 +153,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
         target,
         "--config",
         config_file,
-        "--dtype",
-        "float16",
-        "--no-check",
-        "--force",
+        *"--dtype float16 --no-check --force".split(),
     ]
     with Forks(*command) as forks:
         complete = forks.kill_at(0)

@@ -57,15 +57,12 @@ def test_lines_too_long_for_the_positions_are_refused(tmp_path, capsys):
     flags = runs.write_text(tmp_path)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)
     actual = runs.main(
-        "train",
-        "--run",
+        *"train --run".split(),
         tmp_path / "run",
-        "--model.preset",
-        "deep_dive",
+        *"--model.preset deep_dive".split(),
         *flags,
         *options,
-        "--data.max-source-length",
-        "51",
+        *"--data.max-source-length 51".split(),
     )
     assert actual == 2
     actual = "data.max_source_length=51 is over the model's positions, which reach 50 tokens"

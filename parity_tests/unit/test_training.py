@@ -49,17 +49,12 @@ def test_a_run_prints_only_its_path_on_stdout(finished):
     run, result = finished.path, finished.result
     assert result.code == 0
     assert result.out == f"{run}\n"
-    files = {
-        "config.json",
-        "train_config.json",
-        "tokenizer.json",
-        "data.json",
-        "metrics.jsonl",
-        "curves.png",
-        "checkpoints",
-        ".lock",
-        "SHA256SUMS",
-    }
+    files = set(
+        (
+            "config.json train_config.json tokenizer.json data.json metrics.jsonl "
+            "curves.png checkpoints .lock SHA256SUMS"
+        ).split()
+    )
     assert {path.name for path in run.iterdir()} == files
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
@@ -282,10 +277,7 @@ def test_arrays_that_are_not_finite_are_never_saved(
     monkeypatch.setattr(step, "make_step", poisoned)
     options = [
         *runs.with_option(finished.arguments, "--log-every", log_every),
-        "--keep",
-        "1",
-        "--keep-best",
-        "0",
+        *"--keep 1 --keep-best 0".split(),
     ]
     result = runs.train("--run", tmp_path / "run", *options)
     assert (result.code, result.out) == (6, "")
