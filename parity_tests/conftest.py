@@ -142,3 +142,11 @@ def weights(small):
 @pytest.fixture(scope="module")
 def config_file(small):
     return small[2]
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """Let transformers compute in float64 what it computes in float32 whatever its dtype."""
+    from parity_tests import huggingface
+
+    yield from huggingface.compute_in_float64(monkeypatch)

@@ -7,6 +7,7 @@ replaced here by the same arithmetic in float64; nothing else of its code is tou
 
 import importlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -241,8 +242,7 @@ def pair(
     return Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
 
 
-@pytest.fixture
-def in_float64(monkeypatch):
+def compute_in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compute T5's norm, LongT5's softmax and M2M100's positions in float64; see above.
 
     Use :func:`pair` after it, and :func:`exact_positions` on M2M100.

@@ -18,7 +18,6 @@ from jax_transformer.extras.toolkits import flax_msgpack, msgpack
 from jax_transformer.formats import pretrained
 from jax_transformer.storage import safetensors
 from parity_tests import huggingface
-from parity_tests.huggingface import in_float64  # noqa: F401
 
 # M2M100 and UMT5 had no Flax class, and Marian's had one vocabulary
 NAMES = ["bart", "bart square", "mbart", "marian", "pegasus", "t5", "t5 v1.1", "mt5"]
@@ -100,7 +99,7 @@ def test_flax_state_equals_that_of_the_pytorch_class(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
-def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # noqa: F811
+def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):
     module, opened = saved_and_opened(name, tmp_path)
     ours = jt.convert.from_torch(opened.read(), opened.config)
     source, target = huggingface.batch(opened.config)

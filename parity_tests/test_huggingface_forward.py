@@ -24,15 +24,12 @@ from parity_tests.huggingface import (
     Pair,
     batch,
     exact_positions,
-    in_float64,
     inputs,
     module,
     pair,
 )
 from parity_tests.levels import assert_close, error
 from parity_tests.marks import quick_if
-
-__all__ = ["in_float64"]
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
 POSITIONS = ("marian", "bart", "m2m_100", "fsmt")  # one family for each kind of position table

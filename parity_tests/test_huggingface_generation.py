@@ -87,9 +87,6 @@ SEARCHES: dict[int, list[dict[str, Any]]] = {
 }
 
 
-in_float64 = huggingface.in_float64
-
-
 class Float64(types.ModuleType):
     """torch with float64 for float32, recording the smallest difference to a next score."""
 

@@ -16,12 +16,10 @@ from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
 from jax_transformer.weights import rules
-from parity_tests.huggingface import CASES, Pair, batch, exact_positions, in_float64, inputs, pair
+from parity_tests.huggingface import CASES, Pair, batch, exact_positions, inputs, pair
 from parity_tests.levels import assert_close
 from parity_tests.marks import quick_if
 from parity_tests.test_dropout import DrawnDropout
-
-__all__ = ["in_float64"]
 
 
 def labelled(both: Pair) -> tuple[np.ndarray, np.ndarray]:

@@ -13,9 +13,6 @@ import jax_transformer as jt
 from jax_transformer import cli
 from parity_tests import marian_files, tokenizer_models
 from parity_tests.bounds import BOUNDS
-from parity_tests.huggingface import in_float64
-
-__all__ = ["in_float64"]
 
 BOUND = BOUNDS["float64"]["logits"]
 SQUARE = {"dim_vocabs": [8, 8], "dim_emb": 8, "transformer_dim_ffn": 8, "transformer_heads": 2}

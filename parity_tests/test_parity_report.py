@@ -16,7 +16,6 @@ from jax_transformer.parity import Report, golden
 from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
 from parity_tests.cases import SQUARE
-from parity_tests.huggingface import in_float64  # noqa: F401
 from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
 
@@ -208,7 +207,7 @@ def test_a_position_table_is_not_named_for_a_later_fault():
 
 
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
-def test_families_of_transformers_agree(name, in_float64):  # noqa: F811
+def test_families_of_transformers_agree(name, in_float64):
     both = huggingface.pair(name)
     report = compare_family(both, both.ours)
     report.check()

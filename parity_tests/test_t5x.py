@@ -11,11 +11,8 @@ import transformers
 
 from jax_transformer import cli
 from parity_tests import t5x_files
-from parity_tests.huggingface import in_float64
 from parity_tests.marks import quick_if
 from parity_tests.t5x_files import Sizes
-
-__all__ = ["in_float64"]
 
 GATED = {"activations": ("gelu", "linear"), "via_embedding": False}
 SQUARE = {"vocab": 32, "emb": 32, "heads": 32, "head_dim": 1, "mlp": 32, "encoder": 1, "decoder": 2}

@@ -25,11 +25,8 @@ from jax_transformer.weights import rules
 from parity_tests import published
 from parity_tests import toolkit_models as models
 from parity_tests.bounds import BOUNDS
-from parity_tests.huggingface import in_float64
 from parity_tests.marks import quick_if
 from parity_tests.unit import hostile
-
-__all__ = ["in_float64"]
 
 BOUND = BOUNDS["float64"]["logits"]
 WORDS = ["<unk>", "<pad>", "<s>", "</s>", *"abcdefg"]

@@ -6,26 +6,13 @@ import functools
 import pytest
 
 import jax_transformer as jt
-from jax_transformer.config import (
-    AttentionSpan,
-    Branch,
-    Mask,
-    MaskFill,
-    Mixing,
-    Part,
-    PositionIndex,
-    Positions,
-    PositionsAt,
-    Residual,
-    Sinusoids,
-    Tying,
-)
+from jax_transformer import config
 from jax_transformer.errors import ConfigError
 from parity_tests import preset_names
 
 LESSON10 = jt.preset("lesson10")
 NAMES = preset_names.TEXT
-CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
+CROSS_ONLY, NO_CROSS = (config.Branch((config.Part.CROSS,)),), (config.Branch((config.Part.SELF,)),)
 
 
 def stack(name: str, **changes) -> dict:
@@ -51,27 +38,27 @@ INVALID = {
     "encoder.local_radius=0 must be at least 1": encoder(local_radius=0),
     "encoder.global_block_size=0 must be at least 1": encoder(global_block_size=0),
     "decoder.attention_span='local' sees later tokens and belongs in the encoder": decoder(
-        attention_span=AttentionSpan.LOCAL
+        attention_span=config.AttentionSpan.LOCAL
     ),
     "encoder.attention_span='transient_global' needs positions='relative'": encoder(
-        attention_span=AttentionSpan.TRANSIENT_GLOBAL
+        attention_span=config.AttentionSpan.TRANSIENT_GLOBAL
     ),
     (
         "encoder.attention_span='local' has no positions='relative_per_block';"
         " encoder.attention_span='local' has no mixing='summed' with head_merge='concatenated'"
     ): encoder(
-        attention_span=AttentionSpan.LOCAL,
-        positions=Positions.RELATIVE_PER_BLOCK,
-        mixing=Mixing.SUMMED,
+        attention_span=config.AttentionSpan.LOCAL,
+        positions=config.Positions.RELATIVE_PER_BLOCK,
+        mixing=config.Mixing.SUMMED,
     ),
     "encoder.attention_span='local' has no mask_fill='minus_1e20'": encoder(
-        attention_span=AttentionSpan.LOCAL
+        attention_span=config.AttentionSpan.LOCAL
     )
-    | dict(mask_fill=MaskFill.MINUS_1E20),
+    | dict(mask_fill=config.MaskFill.MINUS_1E20),
     "d_model=500 is not divisible by num_heads=8": dict(d_model=500),
     "d_model=513 is odd; sinusoidal positions come in pairs": dict(d_model=513, num_heads=27),
     "tying='all' needs one vocabulary: source_vocab_size=7, target_vocab_size=10000": dict(
-        tying=Tying.ALL, source_vocab_size=7
+        tying=config.Tying.ALL, source_vocab_size=7
     ),
     "compute_dtype='fp16' is not one of bfloat16, float16, float32, float64": dict(
         compute_dtype="fp16"
@@ -81,7 +68,7 @@ INVALID = {
     "activation_dropout=2.0 must be at least 0 and below 1": dict(activation_dropout=2.0),
     "embedding_dropout=nan must be at least 0 and below 1": dict(embedding_dropout=float("nan")),
     "decoder.branches[1].dropout=1.5 must be at least 0 and below 1": decoder(
-        branches=(*NO_CROSS, Branch((Part.CROSS,), dropout=1.5))
+        branches=(*NO_CROSS, config.Branch((config.Part.CROSS,), dropout=1.5))
     ),
     "encoder.attention_dropout=1.0 must be at least 0 and below 1": encoder(attention_dropout=1.0),
     "decoder.attention_dropout=-0.5 must be at least 0 and below 1": decoder(
@@ -108,20 +95,22 @@ INVALID = {
     **{
         (
             f"max_length=1 must be at least 2: {name}.position_index='truncated_cosine' reads row 1"
-        ): dict(max_length=1, **stack(name, position_index=PositionIndex.TRUNCATED_COSINE))
+        ): dict(max_length=1, **stack(name, position_index=config.PositionIndex.TRUNCATED_COSINE))
         for name in ("encoder", "decoder")
     },
     "encoder.unused: an unused branch has one part": encoder(
-        unused=(Branch((Part.SELF, Part.FFN)),)
+        unused=(config.Branch((config.Part.SELF, config.Part.FFN)),)
     ),
     "decoder.unused: an unused branch has one part": decoder(
-        unused=(Branch((Part.FFN,)), Branch(()))
+        unused=(config.Branch((config.Part.FFN,)), config.Branch(()))
     ),
     "encoder.positions_at='feed_forward': its blocks have no feed-forward": encoder(
-        positions_at=PositionsAt.FEED_FORWARD, branches=NO_CROSS
+        positions_at=config.PositionsAt.FEED_FORWARD, branches=NO_CROSS
     ),
     "decoder.positions_at='feed_forward': its blocks have no feed-forward": decoder(
-        positions_at=PositionsAt.FEED_FORWARD, branches=CROSS_ONLY, unused=(Branch((Part.FFN,)),)
+        positions_at=config.PositionsAt.FEED_FORWARD,
+        branches=CROSS_ONLY,
+        unused=(config.Branch((config.Part.FFN,)),),
     ),
     **{
         f"{name}.{field}={value} must be at least {least}": stack(name, **{field: value})
@@ -133,23 +122,23 @@ INVALID = {
     },
     "d_model=512 is not divisible by decoder.num_heads=7": decoder(num_heads=7),
     "encoder.relative_buckets=7 must be a multiple of 2, at least 4": encoder(
-        positions=Positions.RELATIVE, relative_buckets=7
+        positions=config.Positions.RELATIVE, relative_buckets=7
     ),
     "decoder.relative_buckets=1 must be a multiple of 1, at least 2": decoder(
-        positions=Positions.RELATIVE, relative_buckets=1
+        positions=config.Positions.RELATIVE, relative_buckets=1
     ),
     (
         "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket "
         "of their own"
-    ): decoder(positions=Positions.RELATIVE_PER_BLOCK, relative_max_distance=16),
+    ): decoder(positions=config.Positions.RELATIVE_PER_BLOCK, relative_max_distance=16),
     "encoder.positions='relative': its blocks have no self-attention": encoder(
-        positions=Positions.RELATIVE, branches=(Branch((Part.FFN,)),)
+        positions=config.Positions.RELATIVE, branches=(config.Branch((config.Part.FFN,)),)
     ),
     (
         "d_model=2 must be at least 4: the first and the last of tensor2tensor's wavelengths differ"
-    ): dict(d_model=2, num_heads=1, **encoder(sinusoids=Sinusoids.TENSOR2TENSOR)),
+    ): dict(d_model=2, num_heads=1, **encoder(sinusoids=config.Sinusoids.TENSOR2TENSOR)),
     "tying='embeddings' needs one vocabulary: source_vocab_size=10000, target_vocab_size=7": dict(
-        tying=Tying.EMBEDDINGS, target_vocab_size=7
+        tying=config.Tying.EMBEDDINGS, target_vocab_size=7
     ),
     "norm_epsilon=0.0 must be above 0": dict(norm_epsilon=0.0),
     "norm_epsilon=nan must be above 0": dict(norm_epsilon=float("nan")),
@@ -163,24 +152,24 @@ INVALID = {
     ),
     "encoder.branches: every block needs a branch, and every branch a part": encoder(branches=()),
     "decoder.branches: every block needs a branch, and every branch a part": decoder(
-        branches=(*CROSS_ONLY, Branch(()))
+        branches=(*CROSS_ONLY, config.Branch(()))
     ),
     f"encoder.branches: {CROSS}": encoder(branches=CROSS_ONLY),
     f"decoder.branches: {CROSS}": decoder(branches=NO_CROSS),
     (
         "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder"
-    ): encoder(branches=(Branch((Part.FFN,), Residual.MEMORY),)),
+    ): encoder(branches=(config.Branch((config.Part.FFN,), config.Residual.MEMORY),)),
     "encoder.self_mask: 'causal' has no meaning there (it knows source_padding)": encoder(
-        self_mask=(Mask.CAUSAL,)
+        self_mask=(config.Mask.CAUSAL,)
     ),
     "encoder.cross_mask: 'source_padding' has no meaning there (it knows none)": encoder(
-        cross_mask=(Mask.SOURCE_PADDING,)
+        cross_mask=(config.Mask.SOURCE_PADDING,)
     ),
     (
         "decoder.self_mask: 'source_padding' has no meaning there (it knows causal, target_padding)"
-    ): decoder(self_mask=(Mask.SOURCE_PADDING,)),
+    ): decoder(self_mask=(config.Mask.SOURCE_PADDING,)),
     "decoder.cross_mask: 'causal' has no meaning there (it knows source_padding)": decoder(
-        cross_mask=(Mask.CAUSAL,)
+        cross_mask=(config.Mask.CAUSAL,)
     ),
 }
 

@@ -15,15 +15,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
 from parity_tests import preset_names
-from parity_tests.unit.helpers import (
-    ODD,
-    SQUARE,
-    furthest,
-    random_arrays,
-    random_model,
-    shapes,
-    tiny,
-)
+from parity_tests.unit import helpers
 
 DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [
     np.dtype(ml_dtypes.bfloat16)
@@ -50,7 +42,7 @@ def weight_table(config: jt.TransformerConfig) -> rules.Table:
 def any_state(config: jt.TransformerConfig, dtypes: list[np.dtype]) -> dict[str, np.ndarray]:
     """Return a checkpoint of random bits, its dtypes in turn; tied tensors are equal."""
     table = weight_table(config)
-    expected = rules.torch_shapes(table, shapes(config))
+    expected = rules.torch_shapes(table, helpers.shapes(config))
     state = {
         name: any_bits(shape, dtypes[i % len(dtypes)], seed=i)
         for i, (name, shape) in enumerate(expected.items())
@@ -79,18 +71,18 @@ def own_and_contiguous(results: dict[str, np.ndarray], inputs: dict[str, np.ndar
 
 @pytest.fixture(
     scope="module",
-    params=[(name, sizes) for name in NAMES for sizes in (ODD, SQUARE)],
+    params=[(name, sizes) for name in NAMES for sizes in (helpers.ODD, helpers.SQUARE)],
     ids=lambda p: f"{p[0]}-{p[1]['d_model']}",
 )
 def config(request) -> jt.TransformerConfig:
     name, sizes = request.param
-    return tiny(name, **(SQUARE if sizes is SQUARE else {}))
+    return helpers.tiny(name, **(helpers.SQUARE if sizes is helpers.SQUARE else {}))
 
 
 def test_there_and_back_is_the_identity_bit_for_bit(config):
     table, state = weight_table(config), any_state(config, DTYPES)
-    arrays = rules.to_flax(table, state, shapes(config))
-    assert {name: array.shape for name, array in arrays.items()} == shapes(config)
+    arrays = rules.to_flax(table, state, helpers.shapes(config))
+    assert {name: array.shape for name, array in arrays.items()} == helpers.shapes(config)
     assert own_and_contiguous(arrays, state)
     back = rules.to_torch(table, arrays)
     assert same_bits(back, {name: state[name] for name in back}) and back.keys() == state.keys()
@@ -108,18 +100,18 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
     return start + np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
 
 
-@pytest.mark.parametrize("sizes", [ODD, SQUARE], ids=["odd", "square"])
+@pytest.mark.parametrize("sizes", [helpers.ODD, helpers.SQUARE], ids=["odd", "square"])
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if jt.preset(name).architecture in ("torch_nn", "lesson10")]
 )
 def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
     """By hand, with distinct values: in the square case shapes cannot show a swap."""
-    config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
+    config = helpers.tiny(name, **(helpers.SQUARE if sizes is helpers.SQUARE else {}))
     table, d = weight_table(config), config.d_model
-    expected = rules.torch_shapes(table, shapes(config))
+    expected = rules.torch_shapes(table, helpers.shapes(config))
     state = {name: counted(shape, 10_000 * i) for i, (name, shape) in enumerate(expected.items())}
     state |= {alias.torch: state[alias.of] for alias in table if isinstance(alias, Alias)}
-    arrays = rules.to_flax(table, state, shapes(config))
+    arrays = rules.to_flax(table, state, helpers.shapes(config))
     for i in range(2):
         packed = state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"]
         biases = state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"]
@@ -160,21 +152,21 @@ def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
 
 
 def test_learned_positions_of_the_two_stacks_stay_apart():
-    config = tiny(**{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
+    config = helpers.tiny(**{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
     state = any_state(config, DTYPES[:1])
-    arrays = rules.to_flax(weight_table(config), state, shapes(config))
+    arrays = rules.to_flax(weight_table(config), state, helpers.shapes(config))
     assert arrays["encoder.positions.table"].tobytes() == state["src_pos.weight"].tobytes()
     assert arrays["decoder.positions.table"].tobytes() == state["tgt_pos.weight"].tobytes()
 
 
 # Refusals
 
-CONFIG = tiny("lesson10")
+CONFIG = helpers.tiny("lesson10")
 
 
 @pytest.fixture(scope="module")
 def state() -> dict[str, np.ndarray]:
-    return convert.to_torch(random_model(CONFIG))
+    return convert.to_torch(helpers.random_model(CONFIG))
 
 
 def test_one_error_names_everything_that_does_not_fit(state):
@@ -200,8 +192,8 @@ def test_one_error_names_everything_that_does_not_fit(state):
 
 
 def test_tied_copies_that_differ_are_named():
-    config = tiny("small")
-    tied = convert.to_torch(random_model(config))
+    config = helpers.tiny("small")
+    tied = convert.to_torch(helpers.random_model(config))
     for name in ("linear.weight", "src_emb.weight"):
         other = tied | {name: np.nextafter(tied[name], 9)}
         message = rf"\(1 problem\): {name} differs from tgt_emb.weight, but the model ties them$"
@@ -216,7 +208,7 @@ def test_tied_copies_that_differ_are_named():
 
 
 def test_flax_copies_that_differ_are_named():
-    arrays = random_arrays(CONFIG)
+    arrays = helpers.random_arrays(CONFIG)
     arrays["decoder.positions.table"][19, 11] += 1e-9
     model = transformer.unflatten(
         CONFIG, {name: jnp.asarray(array) for name, array in arrays.items()}
@@ -239,7 +231,7 @@ def test_non_arrays_are_refused_and_other_byte_orders_are_read(state):
     with pytest.raises(InputError, match=r"^linear.bias is a list, not an array$"):
         convert.from_torch(state | {"linear.bias": [0.0] * 13}, CONFIG)
     model = convert.from_torch(state | {"linear.bias": state["linear.bias"].astype(">f8")}, CONFIG)
-    assert furthest(model.output.bias[...], state["linear.bias"]) == 0
+    assert helpers.furthest(model.output.bias[...], state["linear.bias"]) == 0
 
 
 def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
@@ -256,7 +248,7 @@ def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
         }
         with pytest.raises(InputError, match=r"is float64 and JAX is in 32-bit mode"):
             convert.from_torch(state, CONFIG, dtype="float64")
-    assert furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
+    assert helpers.furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
 
 
 def test_dtype_casts_every_array(state):
@@ -289,7 +281,7 @@ def test_later_changes_to_the_arrays_change_no_model(state):
 
 
 def test_the_table_must_name_everything_once():
-    table, names = weight_table(CONFIG), shapes(CONFIG)
+    table, names = weight_table(CONFIG), helpers.shapes(CONFIG)
     rules.check_complete(table, names)
     (bias,) = (rule for rule in table if rule.torch == "linear.bias")
     faults = {
@@ -319,15 +311,20 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
             Several.COPY,
         )
     ]
-    gradients = {name: array for name, array in random_arrays(CONFIG).items() if name in trained}
+    gradients = {
+        name: array for name, array in helpers.random_arrays(CONFIG).items() if name in trained
+    }
     named = rules.to_torch(restricted, gradients)
     assert "pos_enc.pe" not in named and len(named) == len(restricted)
     back = rules.to_flax(
         restricted, named, {name: array.shape for name, array in gradients.items()}
     )
     assert same_bits({name: back[name] for name in gradients}, gradients)
-    tied = weight_table(tiny("small"))
-    assert not any(isinstance(rule, Alias) for rule in rules.restrict(tied, shapes(tiny("small"))))
+    tied = weight_table(helpers.tiny("small"))
+    assert not any(
+        isinstance(rule, Alias)
+        for rule in rules.restrict(tied, helpers.shapes(helpers.tiny("small")))
+    )
     # a third of a packed tensor cannot be converted
     part = rules.restrict(table, ["decoder.blocks.0.self_attention.query.kernel"])
     assert part == []
@@ -439,6 +436,6 @@ def test_norms_under_other_names():
 def test_a_configuration_that_an_architecture_cannot_name_is_refused():
     message = r"architecture 'deep_dive' has no names for this configuration: .*output_bias"
     with pytest.raises(ConfigError, match=message):
-        weight_table(tiny("deep_dive", source_vocab_size=13, tying="output"))
+        weight_table(helpers.tiny("deep_dive", source_vocab_size=13, tying="output"))
     with pytest.raises(ConfigError, match=r"architecture 'blog2023' has no names .*\.norm\.bias"):
-        weight_table(tiny("blog2023", bias=False))
+        weight_table(helpers.tiny("blog2023", bias=False))
