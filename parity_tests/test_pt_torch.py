@@ -149,53 +149,13 @@ def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) 
 
 
 def random_plain(draw: random.Random) -> Any:
-    return draw.choice(
-        (
-            *(
-                None,
-                True,
-                False,
-                0,
-                255,
-                256,
-                65536,
-                -1,
-                -(2**31),
-                2**31,
-                2**63,
-                -(2**63),
-                2**64,
-                2**600,
-                -(2**600),
-                0.0,
-                -0.0,
-                1e-320,
-            ),
-            *(
-                float("nan"),
-                float("inf"),
-                0.1,
-                "",
-                "é😀",
-                "x" * 300,
-                "x" * 70_000,
-                (0.9, 0.999),
-                (),
-                (1,),
-                (1, 2),
-                (1, 2, 3),
-                (1, 2, 3, 4),
-            ),
-            *(
-                torch.float32,
-                torch.bfloat16,
-                torch.device("cpu"),
-                torch.device("cuda", 1),
-                torch.Size([2, 3]),
-                complex(1, -0.0),
-            ),
-        )
-    )
+    numbers = [0, 255, 256, 65536, -1, -(2**31), 2**31, 2**63, -(2**63), 2**64, 2**600, -(2**600)]
+    floats = [0.0, -0.0, 1e-320, float("nan"), float("inf"), 0.1]
+    texts = ["", "é😀", "x" * 300, "x" * 70_000]
+    tuples = [(0.9, 0.999), (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+    kinds = [torch.float32, torch.bfloat16, torch.device("cpu"), torch.device("cuda", 1)]
+    kinds += [torch.Size([2, 3]), complex(1, -0.0)]
+    return draw.choice((None, True, False, *numbers, *floats, *texts, *tuples, *kinds))
 
 
 @pytest.mark.parametrize(

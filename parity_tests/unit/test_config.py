@@ -90,15 +90,8 @@ def random_config(draw):
         for name, (parts, residuals, self_mask, cross_mask) in stacks.items()
     }
     free = (
-        "score_scale",
-        "embedding_scale",
-        "dropout_site",
-        "dropout_masks",
-        "norm_placement",
-        "init",
-        "tying",
-        "mask_fill",
-    )
+        "score_scale embedding_scale dropout_site dropout_masks norm_placement init tying mask_fill"
+    ).split()
     enums = {
         field.name: draw(one_of(type(field.default)))
         for field in dataclasses.fields(LESSON10)
