@@ -68,58 +68,29 @@ LINES |= {
 }
 
 
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+MASK = PLAIN | {"content": "<mask>", "lstrip": True, "normalized": True}
+STRIPPED = PLAIN | {"content": "</s>", "lstrip": True, "rstrip": True, "special": True}
+NEW = STRIPPED | {"content": "<new>", "normalized": True, "special": False}
+ALIKE = {
+    str(550 + i): STRIPPED | {"content": text, "lstrip": False}
+    for i, text in enumerate(("<new>", "<new>er"))
+}
+
+
 def _nllb(**settings) -> dict:
     """NLLB's model with its languages and the mask after the pieces, as published."""
     files = models.fairseq(
         "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
     )
     count = len({"<s>", "<pad>", "</s>", "<unk>", *models.pieces(files["sentencepiece.bpe.model"])})
-    plain = {
-        "special": True,
-        "normalized": False,
-        "lstrip": False,
-        "rstrip": False,
-        "single_word": False,
-    }
+    plain = PLAIN | {"special": True}
     added = {
         str(count + i): plain | {"content": code} for i, code in enumerate(m2m_100.LANGUAGES_NLLB)
     }
-    added[str(count + len(m2m_100.LANGUAGES_NLLB))] = plain | {
-        "content": "<mask>",
-        "normalized": True,
-        "lstrip": True,
-    }
+    added[str(count + len(m2m_100.LANGUAGES_NLLB))] = plain | MASK
     files["tokenizer_config.json"]["added_tokens_decoder"] = added
     return files
-
-
-MASK = {
-    "content": "<mask>",
-    "single_word": False,
-    "lstrip": True,
-    "rstrip": False,
-    "normalized": True,
-}
-STRIPPED = {
-    "content": "</s>",
-    "single_word": False,
-    "lstrip": True,
-    "rstrip": True,
-    "normalized": False,
-    "special": True,
-}
-ALIKE = {
-    str(550 + i): STRIPPED | {"content": text, "lstrip": False}
-    for i, text in enumerate(("<new>", "<new>er"))
-}
-NEW = {
-    "content": "<new>",
-    "single_word": False,
-    "lstrip": True,
-    "rstrip": True,
-    "normalized": True,
-    "special": False,
-}
 
 
 def _marian_with_control() -> dict:

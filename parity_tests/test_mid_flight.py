@@ -390,31 +390,23 @@ def test_an_optimizer_that_pytorch_does_not_have_is_refused_by_name(
             refused()
 
 
+def group(**changes: Any) -> Callable[[Checkpoint], None]:
+    return lambda saved: saved["optimizer"]["param_groups"][0].update(changes)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
         (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
         (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
-        (
-            lambda saved: saved["optimizer"]["param_groups"][0].update(eps=1e-6),
-            ConfigError,
-            ["epsilon (1e-06 there, 1e-08 here)"],
-        ),
-        (
-            lambda saved: saved["optimizer"]["param_groups"][0].update(weight_decay=0.3),
-            ConfigError,
-            ["weight_decay (0.3 there, 0.01 here)"],
-        ),
+        (group(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
+        (group(weight_decay=0.3), ConfigError, ["weight_decay (0.3 there, 0.01 here)"]),
         (
             lambda saved: saved["scheduler"].update(last_epoch=N + 1),
             ConfigError,
             ["the learning rate after 5 updates"],
         ),
-        (
-            lambda saved: saved["optimizer"]["param_groups"][0].update(amsgrad=True),
-            InputError,
-            ["amsgrad"],
-        ),
+        (group(amsgrad=True), InputError, ["amsgrad"]),
     ],
 )
 def test_files_of_another_run_are_refused(
