@@ -86,10 +86,8 @@ def assert_begins_as_transformers(
 )
 def test_batches_are_those_of_transformers(tmp_path, name):
     """Sources, labels, and the decoder input, which each family derives from labels."""
-    module, languages = (
-        folders.save_model(name, tmp_path / "model"),
-        folders.FOLDERS[name].languages,
-    )
+    module = folders.save_model(name, tmp_path / "model")
+    languages = folders.FOLDERS[name].languages
     language_options = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **language_options)
     prepared_corpus = corpus.prepare(
