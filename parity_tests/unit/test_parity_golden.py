@@ -123,7 +123,7 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
         (["golden", "make", "x.safetensors", "a:b"], "--batch: give a .safetensors file"),
         (
             ["parity", "run", "twin", "--lengths", "1,x"],
-            "--lengths 1,x: must be lengths separated by commas",
+            "--lengths 1,x: must be lengths with commas, for example 1,7,31",
         ),
         (["parity", "/nowhere/run", "twin"], "/nowhere/run: no such file or folder"),
     ],
