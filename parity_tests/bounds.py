@@ -12,10 +12,8 @@ _STACKED = ("encoder", "logits", "loss")  # several blocks, one after another
 BOUNDS: dict[str, dict[str, float]] = {
     "float64": dict.fromkeys(LEVELS, 1e-12)
     | {"gradients": 1e-12}
-    | {
-        "losses of 10 steps": 1e-10,
-        "weights after 10 steps": 1e-10,
-    },  # Adam divides a gradient, rounding included, by its own magnitude
+    # Adam divides a gradient, rounding included, by its own magnitude
+    | {"losses of 10 steps": 1e-10, "weights after 10 steps": 1e-10},
     "float32": dict.fromkeys(LEVELS, 1e-6) | dict.fromkeys(_STACKED, 5e-6),
 }
 RATIO = 1.5

@@ -6,18 +6,9 @@ from typing import Any
 import jax_transformer as jt
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
+from parity_tests.unit.helpers import ODD
 
-# Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, as
-# every shape fits there.
-ODD: dict[str, Any] = dict(
-    source_vocab_size=11,
-    target_vocab_size=13,
-    d_model=12,
-    num_heads=3,
-    d_ff=20,
-    num_layers=2,
-    max_length=20,
-)
+# Square sizes (d_model = d_ff = lengths) show missing transposes, as every shape fits there
 SQUARE: dict[str, Any] = dict(
     source_vocab_size=16,
     target_vocab_size=16,
@@ -63,10 +54,7 @@ def _without_d_ff(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def document(preset: str) -> list[Case]:
-    """A document's preset at odd and at square sizes.
-
-    If d_ff is a multiple of d_model in the document, it stays so.
-    """
+    """A document's preset at odd and square sizes; a d_ff that is a multiple stays one."""
     ruled = "d_ff" in registry.presets()[preset].multiples
     sizes = {"": ODD, " square": SQUARE}
     return [

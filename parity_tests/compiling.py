@@ -9,7 +9,6 @@ FLAGS = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     )
 )
-if metadata.version("jaxlib").startswith(
-    "0.10."
-):  # jax 0.12 removed this flag, and an unknown flag ends the process
+# jax 0.12 removed this flag, and an unknown flag ends the process
+if metadata.version("jaxlib").startswith("0.10."):
     FLAGS += " --xla_cpu_use_fusion_emitters=false"

@@ -1,7 +1,4 @@
-"""Strict JAX around the model: 64 bits available, no silent promotion of dtypes or ranks.
-
-Imports no torch: the unit tests run without.
-"""
+"""Strict JAX around the model; imports no torch, as the unit tests run without it."""
 
 import atexit
 import ctypes
@@ -85,10 +82,7 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    """Record in a test's report what it proves of which family, for docs/huggingface.md.
-
-    See benchmarks/families_table.py.
-    """
+    """Record what a test proves of which family, for benchmarks/families_table.py."""
     for item in items:
         mark = item.get_closest_marker("proves")
         if mark is not None:
@@ -97,3 +91,62 @@ def pytest_collection_modifyitems(items):
             item.user_properties.extend(
                 ("of", value) for value in [*mark.args[1:], *values] if isinstance(value, str)
             )
+
+
+# Imported by the fixtures, as jaxtyping instruments the package after this file is read
+
+
+@pytest.fixture(scope="module")
+def as_a_user():
+    """Configure JAX as the command line does: for ``pytest.mark.usefixtures``."""
+    from parity_tests.unit import runs
+
+    with runs.as_a_user():
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained run, to read."""
+    from parity_tests.unit import runs
+
+    with runs.as_a_user():
+        return runs.trained(tmp_path_factory.getbasetemp()).path
+
+
+@pytest.fixture
+def console(capsys, monkeypatch):
+    from parity_tests.unit import runs
+
+    return runs.Console(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A lesson10 of odd sizes to convert: its configuration, weights file and config.json."""
+    from parity_tests.unit import conversions
+
+    return conversions.small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def config(small):
+    return small[0]
+
+
+@pytest.fixture(scope="module")
+def weights(small):
+    return small[1]
+
+
+@pytest.fixture(scope="module")
+def config_file(small):
+    return small[2]
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """Let transformers compute in float64 what it computes in float32 whatever its dtype."""
+    from parity_tests import huggingface
+
+    yield from huggingface.compute_in_float64(monkeypatch)

@@ -7,6 +7,7 @@ replaced here by the same arithmetic in float64; nothing else of its code is tou
 
 import importlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 from jax_transformer.nn.embeddings import sinusoids
+from parity_tests.marks import quick_if
 from torch_reference.huggingface import KeepFloat64
 
 _SIZES: dict[str, Any] = {
@@ -178,9 +180,7 @@ CASES = {
 
 REPEATED = ("plbart", "fsmt tied", "longt5", "longt5 square", "whisper square")
 """Cases made of the same parts as others; their tests are slow."""
-PARAMETERS = [
-    pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES
-]
+PARAMETERS = [quick_if(name not in REPEATED, name) for name in CASES]
 
 
 class Pair(NamedTuple):
@@ -242,8 +242,7 @@ def pair(
     return Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
 
 
-@pytest.fixture
-def in_float64(monkeypatch):
+def compute_in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compute T5's norm, LongT5's softmax and M2M100's positions in float64; see above.
 
     Use :func:`pair` after it, and :func:`exact_positions` on M2M100.
@@ -262,9 +261,7 @@ def in_float64(monkeypatch):
 
 
 def exact_positions(both: Pair) -> Pair:
-    """Compute M2M100's tables in float64 as ours are: its own, in float32, is off by 8e-7 within 33
-    positions.
-    """
+    """Compute M2M100's tables in float64, as ours: its own float32 is off by 8e-7 at 33."""
     if both.config.architecture == "m2m_100":
         for stack in (both.theirs.model.encoder, both.theirs.model.decoder):
             shape = stack.embed_positions.weights.shape

@@ -1,7 +1,4 @@
-"""Folders of Hugging Face's families, saved by transformers in the tests.
-
-Each has a small random model and a tokenizer that was trained on a few lines.
-"""
+"""Folders of Hugging Face's families that transformers saves: small models and tokenizers."""
 
 import json
 import warnings
@@ -102,10 +99,7 @@ def tokenizer(name: str, folder: Path) -> Any:
 
 
 def ended(words: Any, ids: list[int]) -> list[int]:
-    """Return ids of a line with its end, if transformers' tokenizer puts nothing around lines.
-
-    A model that is trained without an end never stops.
-    """
+    """Return a line's ids with an end, without which a trained model would never stop."""
     return ids if words.num_special_tokens_to_add() else [*ids, words.eos_token_id]
 
 

@@ -6,10 +6,12 @@ every level.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from jax_transformer.config import Mask, Part, TransformerConfig
@@ -31,10 +33,8 @@ class Inputs:
         self.x = _drawn(random, (*pair.target.shape, config.d_model)).astype(dtype)
         self.memory = _drawn(random, (*pair.source.shape, config.d_model)).astype(dtype)
         length = pair.target.shape[1]
-        padding, source_padding = (
-            pair.target == config.target_pad_id,
-            pair.source == config.source_pad_id,
-        )
+        padding = pair.target == config.target_pad_id
+        source_padding = pair.source == config.source_pad_id
         self.padding = padding if Mask.TARGET_PADDING in config.decoder.self_mask else None
         self.future = (
             np.triu(np.ones((length, length), bool), 1)
@@ -63,16 +63,12 @@ class Inputs:
 
 
 def _drawn(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal numbers rounded to sixteenths, exact in bfloat16: dtypes then differ in arithmetic
-    only.
-    """
+    """Normal numbers rounded to sixteenths, which bfloat16 holds exactly."""
     return np.round(random.normal(size=shape) * 16) / 16
 
 
 def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jnp.ndarray | None:
-    """The model's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q,
-    k).
-    """
+    """The model's mask (b, 1, q, k) of hidden keys (b, k) and hidden pairs (q, k)."""
     hidden = [
         mask
         for mask in (
@@ -212,10 +208,7 @@ def arrays(both: Both) -> Both:
 
 
 def error(both: Both, *, relative_to: float | None = None) -> float:
-    """The largest absolute difference over the largest absolute value of the reference.
-
-    Shapes must agree, and nothing may be NaN.
-    """
+    """The largest error relative to the largest reference value; nothing may be NaN."""
     ours, theirs = arrays(both)
     assert ours.shape == theirs.shape, f"shapes {ours.shape} and {theirs.shape}"
     assert np.isfinite(ours).all() and np.isfinite(theirs).all(), "not finite"
@@ -235,3 +228,26 @@ def assert_close(
         f"{what}: relative error {relative:.2e} over {bound:.0e} at {where}: "
         f"{ours[where]!r}, reference {theirs[where]!r}"
     )
+
+
+def assert_same_distributions(
+    ours: dict[str, np.ndarray],
+    theirs: dict[str, torch.Tensor],
+    *,
+    deviations: float = 6,
+    largest: Callable[[str], float] = lambda name: 0.3,
+) -> None:
+    """Assert for each new tensor the same mean, spread and bounds; they are not the same draws.
+
+    ``largest`` is the relative tolerance of the largest number.
+    """
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        array, reference = ours[name], tensor.numpy()
+        assert (array.std() == 0) == (reference.std() == 0), name
+        error = abs(array.mean() - reference.mean())
+        assert error <= deviations * (array.std() + 1e-9) / math.sqrt(array.size), name
+        if array.size >= 1000:
+            most = np.abs(reference).max()
+            assert array.std() == pytest.approx(reference.std(), rel=0.05), name
+            assert np.abs(array).max() == pytest.approx(most, rel=largest(name)), name

@@ -13,41 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from parity_tests import published
+
 Arrays = dict[str, np.ndarray]
-DEFAULTS: dict[str, Any] = {
-    "bert-train-type-embeddings": "true",
-    "dec-cell": "gru",
-    "dec-depth": 2,
-    "dim-emb": 6,
-    "dim-rnn": 1024,
-    "dim-vocabs": [11, 11],
-    "enc-depth": 1,
-    "enc-type": "bidirectional",
-    "input-types": [],
-    "layer-normalization": "false",
-    "lemma-dim-emb": 0,
-    "right-left": "false",
-    "skip": "false",
-    "tied-embeddings": "false",
-    "tied-embeddings-all": "true",
-    "tied-embeddings-src": "false",
-    "transformer-aan-depth": 2,
-    "transformer-decoder-autoreg": "self-attention",
-    "transformer-dim-ffn": 10,
-    "transformer-ffn-activation": "swish",
-    "transformer-ffn-depth": 2,
-    "transformer-heads": 3,
-    "transformer-no-projection": "false",
-    "transformer-postprocess": "dan",
-    "transformer-postprocess-emb": "d",
-    "transformer-postprocess-top": "",
-    "transformer-preprocess": "",
-    "transformer-tied-layers": [],
-    "transformer-train-position-embeddings": "false",
-    "type": "transformer",
-    "ulr": "false",
-    "version": "v1.12.0 65bf82ff 2023-02-21 09:56:29 -0800",
-}
+DEFAULTS = published.read("marian")
 PRE_NORM = {
     "transformer-preprocess": "n",
     "transformer-postprocess": "da",

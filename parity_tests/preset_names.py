@@ -1,8 +1,7 @@
 """Names of presets that tests run on."""
 
-import pytest
-
 import jax_transformer as jt
+from parity_tests.marks import quick_if
 
 TEXT = [name for name in jt.preset_names() if jt.preset(name).mel_bins is None]
 """Presets of models that read text."""
@@ -12,7 +11,4 @@ ALL = [*TEXT, "whisper_tiny"]
 
 def repaired_slow(names: list[str]) -> list:
     """The names as parameters of a test to which a repaired document adds nothing but time."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow if name.endswith("_repaired") else ())
-        for name in names
-    ]
+    return [quick_if(not name.endswith("_repaired"), name) for name in names]

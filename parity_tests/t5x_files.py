@@ -290,11 +290,9 @@ def _mlp(sizes: Sizes, param: Any, x: np.ndarray) -> np.ndarray:
 def _distances(table: np.ndarray, length: int, *, bidirectional: bool) -> np.ndarray:
     """Return the bias (1, h, q, k) of ``RelativePositionBiases``."""
     index = np.arange(length)
-    n, buckets, result = (
-        index[:, None] - index[None, :],
-        32,
-        np.zeros((length, length), int),
-    )
+    n = index[:, None] - index[None, :]
+    buckets = 32
+    result = np.zeros((length, length), int)
     if bidirectional:
         buckets //= 2
         result += (n < 0) * buckets

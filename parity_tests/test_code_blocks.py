@@ -90,12 +90,7 @@ class Block(NamedTuple):
 def blocks_of(page: str) -> list[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
     return [
-        Block(
-            page,
-            text[: match.start()].count("\n") + 1,
-            match[2],
-            textwrap.dedent(match[3]),
-        )
+        Block(page, text[: match.start()].count("\n") + 1, match[2], textwrap.dedent(match[3]))
         for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
     ]
 
@@ -240,9 +235,7 @@ def test_a_wrong_call_is_detected():
 
 
 def unproved(block: Block, tests: str) -> str | None:
-    """The reason why ``tests`` do not run the block: one is not there, or their files neither name
-    the page nor call what the block calls.
-    """
+    """Return why ``tests`` do not run the block: missing, or they do not call what it calls."""
     code = ""
     for test in tests.split():
         file, _, name = test.partition("::")

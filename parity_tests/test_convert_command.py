@@ -1,6 +1,4 @@
-"""``convert`` with PyTorch: files of torch.save are read, torch.load reads ours, and the self-check
-detects a wrong weight.
-"""
+"""``convert`` with PyTorch: torch.save's files, torch.load of ours, and the self-check."""
 
 import dataclasses
 import json
@@ -18,6 +16,7 @@ from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.storage import lazy, run_folder
 from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES
+from parity_tests.marks import quick_if
 from parity_tests.twins import pair
 from parity_tests.unit import runs
 
@@ -34,11 +33,7 @@ def convert(source, destination, config_file=None, **more) -> conversion.Outcome
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=str(case), marks=() if case.name in USUAL else pytest.mark.slow)
-        for case in (*ONE_EACH, TIED)
-    ],
+    "case", [quick_if(case.name in USUAL, case, id=str(case)) for case in (*ONE_EACH, TIED)]
 )
 def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_path):
     both = pair(case.config)
@@ -48,9 +43,8 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
     assert "next to the PyTorch twin" in outcome.checked.method
     blocks = case.config.encoder.layers + case.config.decoder.layers
-    assert (
-        len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
-    )
+    assert len(outcome.checked.errors) == 1 + blocks
+    assert max(outcome.checked.errors.values()) < 1e-12
     convert(tmp_path / "run", tmp_path / "b.pt", check=False)
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert sorted(again) == sorted(state)
@@ -74,9 +68,7 @@ def test_every_architecture_is_tried():
 
 
 def test_the_check_detects_two_exchanged_weights():
-    """Swapped square kernels fit every shape, and round-trip bit for bit through the same wrong
-    table.
-    """
+    """Swapped square kernels fit every shape and round-trip through the same wrong table."""
     both = pair(TIED.config)
     model = model_weights.model_weights(TIED.config)
     state = {
@@ -119,20 +111,13 @@ def run(tmp_path_factory):
         yield runs.trained(tmp_path_factory.getbasetemp()).path
 
 
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
 def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path):
     step = runs.STEPS
     code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
     assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
     saved = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert (
-        saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
-        and saved["step"] == step
-    )
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
+    assert saved["step"] == step
     module = twins.twin(TransformerConfig.from_json(saved["config"]))
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())
@@ -143,16 +128,10 @@ def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path)
     shutil.rmtree(folder / "checkpoints")
     assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
     assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
-    assert (
-        console.say(
-            "convert",
-            tmp_path / "out.pt",
-            folder / "checkpoints" / str(step),
-            "--training",
-            "--force",
-        )[0]
-        == 0
-    )
+    actual = console.say(
+        "convert", tmp_path / "out.pt", folder / "checkpoints" / str(step), "--training", "--force"
+    )[0]
+    assert actual == 0
     code, out, _ = console.say(
         "convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json"
     )
@@ -190,9 +169,7 @@ def test_invalid_training_checkpoints_are_refused(run, console, tmp_path):
 
 
 def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkeypatch):
-    """A run that trains until the conversion gets its lock may leave a newer step, which must be
-    converted.
-    """
+    """A run that trains until the lock is taken may leave a newer step."""
     folder, lock = tmp_path / "run", run_folder.lock
     shutil.copytree(run, folder)
     assert (

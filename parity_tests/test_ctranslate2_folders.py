@@ -48,7 +48,7 @@ def test_tokens_of_a_folder_translate_as_here(name, tmp_path):
     assert [texts[i] for i in words.suffix] == [words.source.tokens()[i] for i in words.suffix]
     end = settings["eos_token"]
     lines = [[*words.prefix, *words.encode(line), *words.suffix] for line in LINES]
-    forced = pretrained.generation_config(source, opened.config, words).forced_bos_token_id
+    forced = opened.generation_config(words).forced_bos_token_id
     prefix = [words.bos_id] if name == "mbart" else [] if forced is None else [forced]
     results = ctranslate2.Translator(str(out), intra_threads=1).translate_batch(
         [[texts[i] for i in line] for line in lines],

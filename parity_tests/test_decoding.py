@@ -1,7 +1,4 @@
-"""Decoding against a plain PyTorch loop: no cache, no batch of beams, hypotheses in lists.
-
-Token for token, in float64.
-"""
+"""Decoding, token for token in float64, against a PyTorch loop with hypotheses in lists."""
 
 import itertools
 
@@ -11,6 +8,7 @@ import torch
 
 import jax_transformer as jt
 from parity_tests.cases import CASES
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import decoding
 
@@ -20,16 +18,12 @@ SEARCHES = [(1, 0.6), (2, 0.0), (4, 1.0), (5, 2.5)]  # beam size and length pena
 NEAR = 1e-10
 
 
-SEARCHED = [
-    case for case in CASES if not case.name.endswith("square")
-]  # square sizes add nothing to a search
+# square sizes add nothing to a search
+SEARCHED = [case for case in CASES if not case.name.endswith("square")]
 
 
 def reader(both: Pair) -> decoding.Model:
-    """Return a call of the twin.
-
-    If both sides must be equally long, it pads the target to the source's length.
-    """
+    """Return a call of the twin, which pads targets if both sides must be equally long."""
     if not both.config.equal_lengths:
         return both.torch
 
@@ -55,21 +49,17 @@ SLOW = (
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(
+        quick_if(
+            not (case.name in SLOW or case.name in ("from_scratch_repaired", "lesson10_repaired")),
             case,
-            marks=pytest.mark.slow
-            if case.name in SLOW or case.name in ("from_scratch_repaired", "lesson10_repaired")
-            else (),
         )
         for case in SEARCHED
     ],
     ids=str,
 )
 def test_greedy_token_for_token(case):
-    lengths, ids = (
-        set(),
-        {"bos": case.config.bos_id, "eos": case.config.eos_id, "pad": case.config.target_pad_id},
-    )
+    lengths = set()
+    ids = {"bos": case.config.bos_id, "eos": case.config.eos_id, "pad": case.config.target_pad_id}
     for seed in range(3):
         both = pair(case.config, seed=seed, batch=4, source=9)
         ours = np.asarray(jt.generate.greedy(both.flax, both.source, max_length=12))
@@ -84,9 +74,7 @@ def test_greedy_token_for_token(case):
 
 
 def likely_end(both: Pair) -> int:
-    """Return a token that ends some hypotheses early and others never: the first row's third greedy
-    token, if it is not padding.
-    """
+    """Return a token that ends some hypotheses early and others never."""
     config = both.config
     ids = {"bos": config.bos_id, "eos": config.eos_id, "pad": config.target_pad_id}
     token = int(decoding.greedy(reader(both), as_torch(both.source[:1]), 3, **ids)[0, 2])
@@ -95,16 +83,10 @@ def likely_end(both: Pair) -> int:
 
 # One search per case, so that each search has a quarter of the cases; greedy decoding above covers
 # every case
-BEAMS = [
-    "deep_dive",
-    "lesson10",
-    "from_scratch",
-    "part2_encoder",
-    "blog2023",
-    "blog2023_repaired",
-    "vaswani2017_base",
-    "small",
-]
+BEAMS = (
+    "deep_dive lesson10 from_scratch part2_encoder blog2023 blog2023_repaired "
+    "vaswani2017_base small"
+).split()
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,10 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.nn.dropout import MaskedDropout
 from jax_transformer.transformer import Transformer
+from parity_tests import test_gradients as gradients_of
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
-from parity_tests.test_gradients import (
-    assert_same_gradients,
-    batch_of,
-    flax_gradients,
-    flax_loss,
-    torch_gradients,
-    torch_loss,
-)
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, pair
 
 
@@ -91,9 +85,7 @@ def dropping(config: TransformerConfig) -> TransformerConfig:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            f"{name}{sizes}", marks=pytest.mark.slow if sizes or "repaired" in name else ()
-        )
+        quick_if(not (sizes or "repaired" in name), f"{name}{sizes}")
         for name in DOCUMENTS
         for sizes in ("", " square")
         if name + sizes != "lesson10_repaired square"
@@ -104,20 +96,20 @@ def test_same_masks_same_loss_and_gradients(name: str):
     both = pair(dropping(case.config))
     masks: dict[str, np.ndarray] = {}
     rates: dict[str, float] = {}
-    batch = batch_of(both)
+    batch = gradients_of.batch_of(both)
     drawn = DrawnDropout(masks, rates)
     jax.eval_shape(
-        lambda params: flax_loss(params, both, batch, drawn),
+        lambda params: gradients_of.flax_loss(params, both, batch, drawn),
         transformer.flatten(both.flax, nnx.Param),
     )  # draws the masks
-    plain = torch_loss(both, batch)
+    plain = gradients_of.torch_loss(both, batch)
     inject(both, masks, rates)
     both.torch.train()
-    loss = torch_loss(both, batch)
+    loss = gradients_of.torch_loss(both, batch)
     loss.backward()
-    ours, gradients = flax_gradients(both, batch, drawn)
+    ours, gradients = gradients_of.flax_gradients(both, batch, drawn)
     assert_close((ours, loss), 1e-12, "loss")
-    assert_same_gradients(gradients, torch_gradients(both))
+    gradients_of.assert_same_gradients(gradients, gradients_of.torch_gradients(both))
     assert abs(plain.item() - ours.item()) > 1e-3, "the masks did something"
 
 

@@ -1,6 +1,4 @@
-"""Every level of the ladder for every case: the algorithm in float64, then the arithmetic in
-float32.
-"""
+"""Every level of the ladder for every case, in float64 and in float32."""
 
 import functools
 
@@ -12,6 +10,7 @@ import jax_transformer as jt
 from parity_tests.bounds import BOUNDS, RATIO
 from parity_tests.cases import CASES, DOCUMENTS, ODD, Case
 from parity_tests.levels import LEVELS, arrays, assert_close, error, levels, logits
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair, ragged, ragged_target
 
 DTYPES = (torch.float64, torch.float32)
@@ -40,9 +39,7 @@ IN_FLOAT32 = (
 
 
 def extra(case: Case, dtype: torch.dtype) -> bool:
-    """True if a rung is only under ``-m slow``. The square sizes of a repaired document differ in
-    nothing from those of the faithful one.
-    """
+    """True if a rung is only under ``-m slow``, as a repaired document's square sizes are."""
     return "repaired square" in case.name or (
         dtype is torch.float32 and case.name not in IN_FLOAT32
     )
@@ -50,10 +47,7 @@ def extra(case: Case, dtype: torch.dtype) -> bool:
 
 @pytest.mark.parametrize(
     ("case", "dtype", "level"),
-    [
-        pytest.param(*rung, marks=pytest.mark.slow if extra(rung[0], rung[1]) else ())
-        for rung in LADDER
-    ],
+    [quick_if(not extra(rung[0], rung[1]), *rung) for rung in LADDER],
     ids=[f"{case}-{str(dtype)[-7:]}-{level}" for case, dtype, level in LADDER],
 )
 def test_level(case: Case, dtype: torch.dtype, level: str):
@@ -66,13 +60,7 @@ def test_level(case: Case, dtype: torch.dtype, level: str):
 
 
 # A repaired document differs from the faithful one in no property of lengths: under `-m slow`
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow if "repaired" in n else ())
-        for n in [*DOCUMENTS, "small"]
-    ],
-)
+@pytest.mark.parametrize("name", [quick_if("repaired" not in n, n) for n in [*DOCUMENTS, "small"]])
 def test_every_length(name: str):
     """Each length has shapes, and so programs, of its own: three lengths cover source and target
     that are shorter, equal and longer, of one token and up to the end of the position tables.
@@ -105,9 +93,7 @@ def test_float32_logits_at_full_size():
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
 def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
-    """Errors against float64 with the same weights, the median of several random models: the
-    direction of a rounding is chance.
-    """
+    """Errors against float64, the median of several models: a rounding's sign is chance."""
     (case,) = (case for case in CASES if case.name == name)
     errors = []
     for seed in range(5):

@@ -1,6 +1,4 @@
-"""Every gradient, and ten optimizer steps, mapped between the frameworks by the same table as the
-weights.
-"""
+"""Every gradient, and ten optimizer steps, mapped by the same table as the weights."""
 
 import dataclasses
 from typing import Any
@@ -20,6 +18,7 @@ from jax_transformer.training.optimizer_options import OptimizerOptions, Schedul
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
+from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair, without_dropout
 
 SMOOTHING = 0.1
@@ -74,9 +73,7 @@ def flax_loss(
 def flax_gradients(
     both: Pair, batch: Batch, dropout: Any = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Operation by operation, not jitted: compiled operations serve all cases, while a program per
-    case takes seconds. The steps are jitted.
-    """
+    """Not jitted: compiled operations serve all cases, a program each takes seconds."""
     return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout))(
         transformer.flatten(both.flax, nnx.Param)
     )
@@ -85,9 +82,7 @@ def flax_gradients(
 def assert_same_gradients(
     ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12
 ) -> None:
-    """Relative to the largest gradient of the model: a key bias has only rounding for a gradient,
-    so it cannot be judged separately.
-    """
+    """Relative to the model's largest gradient: a key bias has only rounding for one."""
     largest = max(np.abs(g).max() for g in theirs.values())
     assert ours.keys() == theirs.keys()
     assert largest > 1e-3
@@ -104,11 +99,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES],
-    ids=str,
-)
+@pytest.mark.parametrize("case", [quick_if(case not in SLOW, case) for case in CASES], ids=str)
 def test_every_gradient(case):
     both = pair(case.config)
     batch = batch_of(both)
@@ -172,18 +163,12 @@ STEPS = [("lesson10", schedule) for schedule in Schedule]
 STEPS += [(name, Schedule.COSINE) for name in STEPPED]
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in STEPS],
-)
+@pytest.mark.parametrize(("name", "schedule"), [quick_if(each in QUICK, *each) for each in STEPS])
 def test_ten_steps(name: str, schedule: Schedule):
-    """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not
-    trained.
-    """
+    """AdamW with clipping and a schedule: losses, final weights, and untrained arrays."""
     (case,) = (case for case in CASES if case.name == name)
-    shallow = case.config.with_sizes(
-        num_layers=1
-    )  # half the time to compile; every gradient of two layers is compared above
+    # half the time to compile; every gradient of two layers is compared above
+    shallow = case.config.with_sizes(num_layers=1)
     both, config = pair(shallow), without_dropout(shallow)
     options = dataclasses.replace(OPTIMIZER, schedule=schedule)
     rule = optimizer.make(options, 10)
@@ -207,9 +192,7 @@ def test_ten_steps(name: str, schedule: Schedule):
 
 
 def frozen(both: Pair) -> set[str]:
-    """PyTorch's names of the arrays that are never trained: buffers, and parameters that the
-    document never uses.
-    """
+    """PyTorch's names of arrays that are never trained: buffers and unused parameters."""
     return (
         set(both.torch.state_dict())
         - {rule.torch for rule in trained_table(both)[0]}

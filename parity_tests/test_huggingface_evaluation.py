@@ -5,22 +5,10 @@ import json
 import pytest
 import torch
 
-from parity_tests.huggingface_folders import (
-    FOLDERS,
-    generated,
-    language_id,
-    mean_loss,
-    read,
-    save_model,
-    tokenizer,
-)
+from parity_tests import huggingface_folders as folders
 from parity_tests.unit import runs
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.mark.parametrize(
@@ -28,8 +16,8 @@ def _as_a_user():
 )
 def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     folder, lines = tmp_path / "model", tmp_path / "valid"
-    module = save_model(name, folder)
-    words = tokenizer(name, folder)
+    module = folders.save_model(name, folder)
+    words = folders.tokenizer(name, folder)
     # these ids are no text
     silent = [words.unk_token_id, *range(len(words), module.config.vocab_size)]
     module.generation_config.update(
@@ -49,23 +37,21 @@ def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
         tmp_path / "hypotheses",
     ]
     languages = dict(
-        zip(("--source-lang", "--target-lang"), FOLDERS[name].languages or (), strict=False)
+        zip(("--source-lang", "--target-lang"), folders.FOLDERS[name].languages or (), strict=False)
     )
     flags = [word for pair in languages.items() for word in pair]
     assert runs.main("evaluate", "--run", folder, *files, *flags, "--bootstrap", "0", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["pairs"], report["left_out_of_loss"], report["step"], report["weights"]) == (
-        8,
-        0,
-        0,
-        "model.safetensors",
-    )
-    assert report["loss"] == pytest.approx(mean_loss(name, folder, lines), rel=1e-5)
-    forced = language_id(name, words)
-    expected = generated(
+    assert report["pairs"] == 8
+    assert report["left_out_of_loss"] == 0
+    assert report["step"] == 0
+    assert report["weights"] == "model.safetensors"
+    assert report["loss"] == pytest.approx(folders.mean_loss(name, folder, lines), rel=1e-5)
+    forced = folders.language_id(name, words)
+    expected = folders.generated(
         name,
         folder,
-        read(lines, "source"),
+        folders.read(lines, "source"),
         **({} if forced is None else {"forced_bos_token_id": forced}),
     )
     assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected

@@ -1,7 +1,4 @@
-"""Fine-tuning of Hugging Face folders against transformers.
-
-Batches and the step equal transformers' for the same text; a run is exported and resumed.
-"""
+"""Fine-tuning of Hugging Face folders: batches and steps equal transformers' own."""
 
 import dataclasses
 import json
@@ -28,17 +25,7 @@ from jax_transformer.training import corpus, devices, optimizer, step, validatio
 from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 from jax_transformer.training.options import TrainOptions
 from parity_tests import huggingface
-from parity_tests.huggingface import in_float64  # noqa: F401
-from parity_tests.huggingface_folders import (
-    FOLDERS,
-    ended,
-    generated,
-    language_id,
-    mean_loss,
-    read,
-    save_model,
-    tokenizer,
-)
+from parity_tests import huggingface_folders as folders
 from parity_tests.levels import assert_close
 from parity_tests.twins import without_dropout
 from parity_tests.unit import runs
@@ -64,9 +51,7 @@ def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
 def assert_begins_as_transformers(
     prepared_corpus: corpus.Corpus, folder: Path, words: Any, language: int | None
 ) -> None:
-    """Validations, and exports, begin with the target's language if the family says
-    it so, and keep the folder's rules.
-    """
+    """Validations and exports begin with the target's language if the family says so."""
     generation_config = json.loads(
         folder.joinpath("huggingface", "generation_config.json").read_text()
     )
@@ -94,26 +79,28 @@ def assert_begins_as_transformers(
 @pytest.mark.parametrize(
     "name",
     # LongT5 has T5's tokenizer and shift
-    [pytest.param(name, marks=pytest.mark.slow if name == "longt5" else ()) for name in FOLDERS],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "longt5" else ())
+        for name in folders.FOLDERS
+    ],
 )
 def test_batches_are_those_of_transformers(tmp_path, name):
-    """Sources, labels, and the decoder input, which each family's model derives from labels
-    differently.
-    """
-    module, languages = save_model(name, tmp_path / "model"), FOLDERS[name].languages
+    """Sources, labels, and the decoder input, which each family derives from labels."""
+    module = folders.save_model(name, tmp_path / "model")
+    languages = folders.FOLDERS[name].languages
     language_options = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **language_options)
     prepared_corpus = corpus.prepare(
         TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run")
     )
-    words = tokenizer(name, tmp_path / "model")
+    words = folders.tokenizer(name, tmp_path / "model")
     for indices, batch in batches.eval_batches(
         prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
     ):
         for row, index in enumerate(indices):
             source, target = prepared_corpus.valid_pairs[index]
             encoded = words(source, text_target=target)
-            labels = torch.tensor([ended(words, encoded["labels"])])
+            labels = torch.tensor([folders.ended(words, encoded["labels"])])
             shifted = decoder_input(module, labels)
             count = labels.shape[1]
             assert batch.target_out[row, :count].tolist() == labels[0].tolist()
@@ -123,17 +110,15 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     (tmp_path / "run").mkdir()
     corpus.record(prepared_corpus, RunFolder(tmp_path / "run"))
     assert_begins_as_transformers(
-        prepared_corpus, tmp_path / "run", words, language_id(name, words)
+        prepared_corpus, tmp_path / "run", words, folders.language_id(name, words)
     )
-    assert (
-        sum(
-            len(indices)
-            for indices, _ in batches.eval_batches(
-                prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
-            )
+    actual = sum(
+        len(indices)
+        for indices, _ in batches.eval_batches(
+            prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
         )
-        == 8
     )
+    assert actual == 8
 
 
 def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
@@ -144,10 +129,8 @@ def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
 
 
 def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
-    """Otherwise one page-long line in a thousand would set the width of batches, and take the
-    memory of all others.
-    """
-    save_model("t5", tmp_path / "model")
+    """Otherwise one page-long line in a thousand would set the width of batches."""
+    folders.save_model("t5", tmp_path / "model")
     flags = runs.write_text(tmp_path)
     for side in ("source", "target"):
         with open(tmp_path / f"train.{side}", "a", encoding="utf-8") as file:
@@ -159,10 +142,8 @@ def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
 
 
 def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
-    """Otherwise transformers, and translate, would cut every translation of the model after
-    twenty tokens.
-    """
-    module, flags = save_model("t5", tmp_path / "model"), runs.write_text(tmp_path)
+    """Otherwise transformers, and translate, would stop after twenty tokens."""
+    module, flags = folders.save_model("t5", tmp_path / "model"), runs.write_text(tmp_path)
     path, file = tmp_path / "model/generation_config.json", "generation_config.json"
     for more, length in (({}, 513), ({"max_target_length": 40}, 41)):
         settings = json.loads(prepared(tmp_path, flags, **more).init_source.files[file])
@@ -182,12 +163,11 @@ def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
 
 @pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
-def test_a_step_equals_adamw_of_torch_on_the_loss(in_float64, monkeypatch, name):  # noqa: F811
+def test_a_step_equals_adamw_of_torch_on_the_loss(in_float64, monkeypatch, name):
     """Weights after a step in float64; what transformers does not train is unchanged."""
     case = huggingface.CASES[name]
-    shallow = dict.fromkeys(
-        (key for key in case.values if key.endswith("_layers")), 1
-    )  # this halves the compile time
+    # this halves the compile time
+    shallow = dict.fromkeys((key for key in case.values if key.endswith("_layers")), 1)
     monkeypatch.setitem(
         huggingface.CASES, name, dataclasses.replace(case, values=case.values | shallow)
     )
@@ -256,14 +236,11 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
-    """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and the
-    run's arguments.
-    """
+    """A folder with a Marian model in bfloat16, the run from it, and the run's arguments."""
     folder = tmp_path_factory.mktemp("tuned")
-    module = save_model("marian", folder / "model", torch.bfloat16)
-    module.generation_config.update(
-        min_length=8, no_repeat_ngram_size=1
-    )  # after little training it would end at once, or repeat one token
+    module = folders.save_model("marian", folder / "model", torch.bfloat16)
+    # after little training it would end at once, or repeat one token
+    module.generation_config.update(min_length=8, no_repeat_ngram_size=1)
     module.save_pretrained(folder / "model")
     (folder / "model" / "LICENSE").write_text("as the model's\n")
     arguments = ["--init", str(folder / "model"), *runs.write_text(folder), *ARGUMENTS]
@@ -276,13 +253,11 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
 @pytest.mark.proves("fine-tuning", "marian")
 def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, tmp_path):
     folder, result, _ = tuned
-    assert (
-        f"{folder / 'model'}: its weights are bfloat16, and train as float32"
-        in result.err.splitlines()
-    )
+    actual = f"{folder / 'model'}: its weights are bfloat16, and train as float32"
+    assert actual in result.err.splitlines()
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     before, after = (
-        mean_loss("marian", place, folder / "valid")
+        folders.mean_loss("marian", place, folder / "valid")
         for place in (folder / "model", tmp_path / "new")
     )
     assert after < 0.6 * before
@@ -314,23 +289,20 @@ def test_evaluate_scores_the_run_and_its_export_as_transformers_does(tuned, tmp_
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     capsys.readouterr()
     lines = folder / "valid"
-    expected = generated("marian", tmp_path / "new", read(lines, "source"))
+    expected = folders.generated("marian", tmp_path / "new", folders.read(lines, "source"))
     for place in (folder / "run", tmp_path / "new"):
         command = [
-            "evaluate",
-            "--run",
+            *"evaluate --run".split(),
             place,
             "--source",
             f"{lines}.source",
             "--target",
             f"{lines}.target",
-            "--bootstrap",
-            "0",
-            "--json",
+            *"--bootstrap 0 --json".split(),
         ]
         assert runs.main(*command, "--hypotheses", tmp_path / "hypotheses") == 0
         assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(
-            mean_loss("marian", tmp_path / "new", lines), rel=1e-4
+            folders.mean_loss("marian", tmp_path / "new", lines), rel=1e-4
         )
         assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected
     assert all(expected)

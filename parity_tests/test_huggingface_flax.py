@@ -1,7 +1,4 @@
-"""Folders of transformers' old Flax classes: config.json and flax_model.msgpack.
-
-The tests create them from PyTorch models, in the layout of those classes.
-"""
+"""Folders of transformers' old Flax classes, which the tests create from PyTorch models."""
 
 import json
 from pathlib import Path
@@ -21,7 +18,6 @@ from jax_transformer.extras.toolkits import flax_msgpack, msgpack
 from jax_transformer.formats import pretrained
 from jax_transformer.storage import safetensors
 from parity_tests import huggingface
-from parity_tests.huggingface import in_float64  # noqa: F401
 
 # M2M100 and UMT5 had no Flax class, and Marian's had one vocabulary
 NAMES = ["bart", "bart square", "mbart", "marian", "pegasus", "t5", "t5 v1.1", "mt5"]
@@ -29,9 +25,7 @@ NAMES += ["blenderbot", "blenderbot-small", "longt5 global"]
 
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module's Flax class by path, from the type of each part, not its
-    name.
-    """
+    """Return the tensors of a module's Flax class by path, from each part's type."""
     tensors = (
         {"final_logits_bias": module.final_logits_bias}
         if hasattr(module, "final_logits_bias")
@@ -98,16 +92,14 @@ def saved_and_opened(name: str, folder: Path, **options: Any) -> tuple[Any, pret
 @pytest.mark.parametrize("name", NAMES)
 def test_flax_state_equals_that_of_the_pytorch_class(tmp_path, name):
     module, opened = saved_and_opened(name, tmp_path, shards=1 + NAMES.index(name) % 2)
-    state, theirs = (
-        opened.read(),
-        {key: value.numpy() for key, value in module.state_dict().items()},
-    )
+    state = opened.read()
+    theirs = {key: value.numpy() for key, value in module.state_dict().items()}
     assert state.keys() == theirs.keys()
     assert [key for key, value in theirs.items() if not np.array_equal(state[key], value)] == []
 
 
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
-def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # noqa: F811
+def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):
     module, opened = saved_and_opened(name, tmp_path)
     ours = jt.convert.from_torch(opened.read(), opened.config)
     source, target = huggingface.batch(opened.config)

@@ -1,6 +1,4 @@
-"""Folders against transformers: its files round-trip byte for byte, and it loads and runs exported
-ones.
-"""
+"""Folders against transformers: byte for byte there and back, and exports that it runs."""
 
 import json
 from pathlib import Path
@@ -82,18 +80,14 @@ def test_a_folder_round_trips_byte_for_byte(name, saved, tmp_path):
 def test_a_conversion_is_checked_against_transformers(name, saved, tmp_path):
     """The self-check's twin is transformers' own class."""
     outcome = convert(saved(name)[1], tmp_path / "run", check=True)
-    assert (
-        "next to the PyTorch twin" in outcome.checked.method
-        and max(outcome.checked.errors.values()) < 1e-12
-    )
+    assert "next to the PyTorch twin" in outcome.checked.method
+    assert max(outcome.checked.errors.values()) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["marian two vocabularies", "t5"])
 @pytest.mark.parametrize("shard", ["1GB", "8KB"])
 def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
-    """transformers 5 writes no .bin files: these are state_dicts by torch.save, as earlier versions
-    wrote them, with tied copies.
-    """
+    """Written by torch.save as earlier versions of transformers did, with tied copies."""
     module, theirs = saved(name)
     state = dict(module.state_dict())
     (tmp_path / "old").mkdir()
@@ -167,9 +161,7 @@ def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
 
 
 def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path):
-    """A trained run of a family's architecture with our byte-level BPE has the same logits, ids and
-    greedy translation.
-    """
+    """With our byte-level BPE it has the same logits, ids and greedy translation."""
     lines = [
         "the cat sees the bird",
         "a bird sees a dog",
@@ -198,19 +190,14 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
     tokens = np.asarray(jt.generate.greedy(ours, inputs["input_ids"].numpy(), max_length=9))[0]
     assert theirs.tolist() == tokens[: len(theirs)].tolist()
     card = (tmp_path / "out/README.md").read_text()
-    assert (
-        card.startswith("---\n")
-        and '["translation", "t5"]' in card
-        and "license:" not in card.split("---")[1]
-    )
+    assert card.startswith("---\n")
+    assert '["translation", "t5"]' in card
+    assert "license:" not in card.split("---")[1]
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
-    """Only the folder is named: weights, tokenizer and generation settings are its own.
-
-    A run from it translates alike.
-    """
+    """Only the folder is named: all settings are its own. A run from it translates alike."""
     folder = tokenizer_models.write(tmp_path / "marian", tokenizer_models.marian())
     words = transformers.MarianTokenizer.from_pretrained(folder)
     case = huggingface.CASES["marian"]

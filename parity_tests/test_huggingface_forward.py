@@ -1,7 +1,4 @@
-"""Every hidden state, attention and logit of the Hugging Face families against transformers.
-
-float64 for the algorithm, then float32.
-"""
+"""Every hidden state, attention and logit of the families, in float64 and in float32."""
 
 import functools
 import importlib
@@ -28,14 +25,12 @@ from parity_tests.huggingface import (
     Pair,
     batch,
     exact_positions,
-    in_float64,
     inputs,
     module,
     pair,
 )
 from parity_tests.levels import assert_close, error
-
-__all__ = ["in_float64"]
+from parity_tests.marks import quick_if
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
 POSITIONS = ("marian", "bart", "m2m_100", "fsmt")  # one family for each kind of position table
@@ -51,9 +46,7 @@ def model_pair(name: str, dtype: str) -> Pair:
 
 
 def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the outputs of transformers' module: the stacks' inputs, their blocks' outputs, the
-    last one after the final norm, and attention weights.
-    """
+    """Return transformers' outputs: stacks' inputs, blocks' outputs, attention weights."""
     with torch.no_grad():
         out = both.theirs(
             **inputs(both.config, source),
@@ -124,12 +117,10 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
 # float64 tests the algorithm of every family, float32 two in the suite (only M2M100 has its own
 # position table), and all under `-m slow`
 RUN = [
-    pytest.param(
+    quick_if(
+        not (name in REPEATED or (dtype == "float32" and name not in ("m2m_100", "t5"))),
         name,
         dtype,
-        marks=pytest.mark.slow
-        if name in REPEATED or (dtype == "float32" and name not in ("m2m_100", "t5"))
-        else (),
     )
     for dtype in BOUNDS
     for name in CASES
@@ -145,10 +136,8 @@ def test_every_hidden_state_attention_and_logit(name: str, dtype: str, request):
     source, target = batch(both.config)
     reference, actual = theirs(both, source, target), ours(both, source, target)
     layers = both.config.encoder.layers, both.config.decoder.layers
-    assert (
-        actual.keys() == reference.keys()
-        and len(actual) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
-    )
+    assert actual.keys() == reference.keys()
+    assert len(actual) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
     for key, value in reference.items():
         assert actual[key].dtype == value.dtype == np.dtype(dtype), key
         assert_close((actual[key], value), BOUNDS[dtype], key)
@@ -282,9 +271,7 @@ def test_sixteen_bit_models_compute_in_sixteen_bits():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
-    """It is run as by a conversion's self-check, and the optimizer's order of parameters is the
-    module's, without frozen positions.
-    """
+    """The optimizer's order of parameters is the module's, without frozen positions."""
     both = model_pair(name, "float64")
     twin = twins.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())

@@ -13,6 +13,7 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface, registry
 from jax_transformer.data.tokenizer import Tokenizer
 from parity_tests import preset_names
+from parity_tests.marks import quick_if
 from parity_tests.unit import runs
 
 PRESETS = [
@@ -50,11 +51,7 @@ def test_the_families_with_presets_are_listed():
 
 # The others are built of the same parts
 @pytest.mark.parametrize(
-    "preset",
-    [
-        pytest.param(preset, marks=() if preset in ("marian", "bart", "t5") else pytest.mark.slow)
-        for preset in PRESETS
-    ],
+    "preset", [quick_if(preset in ("marian", "bart", "t5"), preset) for preset in PRESETS]
 )
 def test_transformers_loads_a_run_s_folder_and_generates_the_same(preset, tmp_path):
     run, out = random_run(preset, tmp_path / "run"), tmp_path / "out"

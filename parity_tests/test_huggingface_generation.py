@@ -87,13 +87,8 @@ SEARCHES: dict[int, list[dict[str, Any]]] = {
 }
 
 
-in_float64 = huggingface.in_float64
-
-
 class Float64(types.ModuleType):
-    """torch with float64 for float32, which records the smallest difference between the scores of
-    a chosen token and the next.
-    """
+    """torch with float64 for float32, recording the smallest difference to a next score."""
 
     float32 = float = torch.float64
 
@@ -169,9 +164,7 @@ def lively(name: str) -> Pair:
 
 @functools.cache
 def likely_end(name: str, index: int) -> int:
-    """A token that ends some hypotheses and not others: of those generated late, the one that the
-    fewest rows contain.
-    """
+    """A token that ends some hypotheses and not others: the late one of the fewest rows."""
     both = lively(name)
     settings = without_end(both, index) | {"forced_eos_token_id": None}
     settings["suppress_tokens"] = [*settings.get("suppress_tokens", []), both.config.eos_id]
@@ -224,10 +217,7 @@ def sources(config: TransformerConfig, seeds: int = 1) -> list[np.ndarray]:
 
 
 def without_padding(rows: np.ndarray, end: int) -> list[list[int]]:
-    """Return the tokens before the padding, the end included.
-
-    transformers pads its beams with the padding token, or with the end if padding is 0.
-    """
+    """Return the tokens before the padding, which may be the end token in transformers."""
     ends = [np.flatnonzero(row == end) for row in rows]
     return [
         row[: end_indices[0] + 1 if len(end_indices) else None].tolist()
@@ -387,9 +377,7 @@ STOPS = {EarlyStopping.HEURISTIC: False, EarlyStopping.FULL: True, EarlyStopping
 
 
 def test_early_stopping_has_three_meanings_that_differ(loops):
-    """Each equals transformers' own, and no two are equal: with many lengths, three searches of the
-    same batches give three results.
-    """
+    """Each equals transformers' own, and no two of them are equal."""
     both, results = lively("bart"), {}
     for ours, theirs in STOPS.items():
         results[ours] = []
@@ -408,9 +396,7 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
 
 
 def test_another_count_of_the_length_is_detected(loops, monkeypatch):
-    """The easiest fault to make: the start token counted in the length that a score is divided
-    by.
-    """
+    """The easiest fault: the start token counted in the length that divides a score."""
     both = lively("bart")
     divisor = scorers.AverageScorer.divisor
     monkeypatch.setattr(
@@ -446,20 +432,14 @@ def test_a_tie_is_detected(loops):
 
 
 def test_every_attribute_of_a_generation_config_is_known():
-    """A new one upstream fails here, until it is handled, ignored with a reason, or refused unless
-    it has its default.
-    """
+    """A new one upstream fails here until it is handled, ignored with a reason or refused."""
     upstream = set(transformers.GenerationConfig().to_dict())
     assert upstream <= generation.KNOWN, (
         f"new in transformers: {sorted(upstream - generation.KNOWN)}"
     )
-    assert generation.KNOWN - upstream <= {
-        "_commit_hash",
-        "penalty_alpha",
-        "num_beam_groups",
-        "diversity_penalty",
-        "low_memory",
-    }
+    assert generation.KNOWN - upstream <= set(
+        "_commit_hash penalty_alpha num_beam_groups diversity_penalty low_memory".split()
+    )
     everything = (
         transformers.GenerationConfig().to_dict()
         | transformers.GenerationConfig._get_default_generation_params()
@@ -475,12 +455,10 @@ def test_a_written_configuration_has_the_same_settings_in_transformers():
     )
     written = generation.to_generation_config(config, model_config)
     read = transformers.GenerationConfig.from_dict(written)
-    assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (
-        3,
-        2.0,
-        9,
-        2,
-    )
+    assert read.num_beams == 3
+    assert read.length_penalty == 2.0
+    assert read.max_length == 9
+    assert read.forced_eos_token_id == 2
     assert generation.from_generation_config(read.to_dict(), model_config) == config
 
 

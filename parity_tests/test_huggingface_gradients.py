@@ -1,6 +1,4 @@
-"""Training of Hugging Face families: the loss from ``labels``, and the gradient of
-every parameter.
-"""
+"""Training of Hugging Face families: the loss from ``labels``, and every gradient."""
 
 from dataclasses import replace
 
@@ -18,11 +16,10 @@ from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
 from jax_transformer.weights import rules
-from parity_tests.huggingface import CASES, Pair, batch, exact_positions, in_float64, inputs, pair
+from parity_tests.huggingface import CASES, Pair, batch, exact_positions, inputs, pair
 from parity_tests.levels import assert_close
+from parity_tests.marks import quick_if
 from parity_tests.test_dropout import DrawnDropout
-
-__all__ = ["in_float64"]
 
 
 def labelled(both: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -103,12 +100,7 @@ QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5", "whis
 
 @pytest.mark.proves("gradients")
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in CASES
-        if "square" not in name
-    ],
+    "name", [quick_if(name in QUICK, name) for name in CASES if "square" not in name]
 )
 def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
     both = exact_positions(pair(name))
@@ -157,9 +149,8 @@ class GivenDropout(nn.Module):
         if not training or p == 0:
             return x
         mask = torch.from_numpy(self.masks.pop(0))
-        assert mask.shape == x.shape and p == self.rate, (
-            f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
-        )
+        assert mask.shape == x.shape, f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
+        assert p == self.rate, f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
         return x * mask / (1 - p)
 
 
@@ -168,10 +159,7 @@ class GivenDropout(nn.Module):
 def test_the_same_masks_of_dropout_give_the_same_loss_and_gradients(
     name: str, in_float64, monkeypatch
 ):
-    """Both frameworks draw in the same order, so every dropout is at the same place.
-
-    BART and T5 stand for the others' code.
-    """
+    """Draws come in one order, so every dropout is at its place; for the others' code too."""
     both = pair(name, dropout=0.3)
     source, labels = labelled(both)
     inputs = batch_of(both, source, labels)

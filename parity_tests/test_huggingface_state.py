@@ -63,10 +63,8 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
         data, names=file, same=lambda one, other: equal({"": file[one]}, {"": file[other]})
     )
     assert config.tying is Tying.EMBEDDINGS
-    assert (
-        equal(states.saved(states.complete(file, config), config), again)
-        and "lm_head.weight" in again
-    )
+    assert equal(states.saved(states.complete(file, config), config), again)
+    assert "lm_head.weight" in again
     ours = jt.convert.from_torch(states.complete(file, config), config)
     source, target = np.asarray([[5, 6, 7, 1]]), np.asarray([[0, 9, 8]])
     with torch.no_grad():
@@ -74,9 +72,8 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
             input_ids=torch.from_numpy(source), decoder_input_ids=torch.from_numpy(target)
         ).logits.numpy()
     assert np.abs(logits - np.asarray(ours(source, target))).max() < 1e-5 * np.abs(logits).max()
-    through = jt.convert.into_torch(
-        ours, twins.twin(config)
-    )  # otherwise transformers' class ties it
+    # otherwise transformers' class ties it
+    through = jt.convert.into_torch(ours, twins.twin(config))
     assert equal(
         {key: value.numpy() for key, value in through.state_dict().items()},
         states.complete(file, config),
@@ -134,15 +131,12 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
         "model.encoder.embed_positions.weight": state["model.encoder.embed_positions.weight"][::-1]
     }
     if name == "marian":
-        with pytest.raises(
-            InputError,
-            match=r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines",
-        ):
+        message = r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines"
+        with pytest.raises(InputError, match=message):
             states.saved(other, config)
     else:
-        assert (
-            states.saved(other, config).keys() == states.saved(state, config).keys()
-        )  # Pegasus saves it
+        # Pegasus saves it
+        assert states.saved(other, config).keys() == states.saved(state, config).keys()
 
 
 def test_copies_that_differ_are_refused_by_name(tmp_path: Path):

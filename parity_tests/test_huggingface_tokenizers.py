@@ -1,10 +1,9 @@
-"""Tokenizers of Hugging Face folders against transformers' classes: the same ids of difficult text,
-and the same text of the ids.
-"""
+"""Tokenizers of Hugging Face folders against transformers' classes: ids and text."""
 
 import json
 import random
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from jax_transformer.architectures import huggingface, m2m_100, mbart, plbart
 from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from parity_tests import tokenizer_models
+from parity_tests import tokenizer_models as models
 
 LINES = {
     "empty": "",
@@ -69,75 +68,36 @@ LINES |= {
 }
 
 
-def _nllb(**settings) -> dict:
-    """NLLB's model with its languages and the mask after the pieces, as published folders name
-    them.
-    """
-    files = tokenizer_models.fairseq(
-        "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
-    )
-    count = len(
-        {
-            "<s>",
-            "<pad>",
-            "</s>",
-            "<unk>",
-            *tokenizer_models.pieces(files["sentencepiece.bpe.model"]),
-        }
-    )
-    plain = {
-        "special": True,
-        "normalized": False,
-        "lstrip": False,
-        "rstrip": False,
-        "single_word": False,
-    }
-    added = {
-        str(count + i): plain | {"content": code} for i, code in enumerate(m2m_100.LANGUAGES_NLLB)
-    }
-    added[str(count + len(m2m_100.LANGUAGES_NLLB))] = plain | {
-        "content": "<mask>",
-        "normalized": True,
-        "lstrip": True,
-    }
-    files["tokenizer_config.json"]["added_tokens_decoder"] = added
-    return files
-
-
-MASK = {
-    "content": "<mask>",
-    "single_word": False,
-    "lstrip": True,
-    "rstrip": False,
-    "normalized": True,
-}
-STRIPPED = {
-    "content": "</s>",
-    "single_word": False,
-    "lstrip": True,
-    "rstrip": True,
-    "normalized": False,
-    "special": True,
-}
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+MASK = PLAIN | {"content": "<mask>", "lstrip": True, "normalized": True}
+STRIPPED = PLAIN | {"content": "</s>", "lstrip": True, "rstrip": True, "special": True}
+NEW = STRIPPED | {"content": "<new>", "normalized": True, "special": False}
 ALIKE = {
     str(550 + i): STRIPPED | {"content": text, "lstrip": False}
     for i, text in enumerate(("<new>", "<new>er"))
 }
-NEW = {
-    "content": "<new>",
-    "single_word": False,
-    "lstrip": True,
-    "rstrip": True,
-    "normalized": True,
-    "special": False,
-}
+
+
+def _nllb(**settings) -> dict:
+    """NLLB's model with its languages and the mask after the pieces, as published."""
+    files = models.fairseq(
+        "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
+    )
+    count = len({"<s>", "<pad>", "</s>", "<unk>", *models.pieces(files["sentencepiece.bpe.model"])})
+    plain = PLAIN | {"special": True}
+    added = {
+        str(count + i): plain | {"content": code} for i, code in enumerate(m2m_100.LANGUAGES_NLLB)
+    }
+    added[str(count + len(m2m_100.LANGUAGES_NLLB))] = plain | MASK
+    files["tokenizer_config.json"]["added_tokens_decoder"] = added
+    return files
 
 
 def _marian_with_control() -> dict:
     """Pieces of a target are joined by the source's model, for which this piece is plain text."""
-    files = tokenizer_models.marian()
+    files = models.marian()
     return files | {
-        "target.spm": tokenizer_models.model("marian", control_symbols="<ctl>"),
+        "target.spm": models.model("marian", control_symbols="<ctl>"),
         "vocab.json": files["vocab.json"] | {"<ctl>": len(files["vocab.json"])},
         "config.json": files["config.json"] | {"vocab_size": 500},
     }
@@ -151,7 +111,7 @@ def _published_mbart50() -> dict:
         "sp_model_kwargs": {},
         "mask_token": MASK | {"__type": "AddedToken"},
     }
-    files = tokenizer_models.fairseq(
+    files = models.fairseq(
         "MBart50", "mbart", additional_special_tokens=mbart.LANGUAGES_50, **settings
     )
     return files | {
@@ -163,7 +123,7 @@ def _published_mbart50() -> dict:
 
 
 def _published_m2m_100() -> dict:
-    files = tokenizer_models.m2m_100()
+    files = models.m2m_100()
     count = len(files["vocab.json"])
     return files | {
         "added_tokens.json": {f"__{code}__": count + i for i, code in enumerate(m2m_100.LANGUAGES)}
@@ -171,138 +131,90 @@ def _published_m2m_100() -> dict:
 
 
 def _published_bart() -> dict:
-    return tokenizer_models.bart() | {
+    return models.bart() | {
         "special_tokens_map.json": {"mask_token": MASK},
         "tokenizer_config.json": {"add_prefix_space": True},
     }
 
 
-# name: files, class of transformers, languages
+# name: files, the beginning of transformers' class, languages of source and target
 CASES = {
-    "marian": (tokenizer_models.marian, "MarianTokenizer", {}),
-    "marian, cleaned up": (
-        lambda: tokenizer_models.marian(clean_up_tokenization_spaces=True),
-        "MarianTokenizer",
-        {},
-    ),
+    "marian": (models.marian, "Marian", ()),
+    "marian, cleaned up": (lambda: models.marian(clean_up_tokenization_spaces=True), "Marian", ()),
     "marian, special tokens split": (
-        lambda: tokenizer_models.marian(split_special_tokens=True),
-        "MarianTokenizer",
-        {},
+        lambda: models.marian(split_special_tokens=True),
+        "Marian",
+        (),
     ),
-    "marian, two vocabularies": (tokenizer_models.marian_separate, "MarianTokenizer", {}),
+    "marian, two vocabularies": (models.marian_separate, "Marian", ()),
     "marian, an end that strips": (
-        lambda: tokenizer_models.marian(added_tokens_decoder={"0": STRIPPED}),
-        "MarianTokenizer",
-        {},
+        lambda: models.marian(added_tokens_decoder={"0": STRIPPED}),
+        "Marian",
+        (),
     ),
     "marian, tokens that begin alike": (
-        lambda: tokenizer_models.marian(added_tokens_decoder=ALIKE),
-        "MarianTokenizer",
-        {},
+        lambda: models.marian(added_tokens_decoder=ALIKE),
+        "Marian",
+        (),
     ),
-    "marian, a control piece of the target's": (_marian_with_control, "MarianTokenizer", {}),
-    "m2m_100": (
-        tokenizer_models.m2m_100,
-        "M2M100Tokenizer",
-        {"source_lang": "de", "target_lang": "fr"},
-    ),
+    "marian, a control piece of the target's": (_marian_with_control, "Marian", ()),
+    "m2m_100": (models.m2m_100, "M2M100", ("de", "fr")),
     "m2m_100, languages not special": (
-        lambda: tokenizer_models.m2m_100(listed=False),
-        "M2M100Tokenizer",
-        {"source_lang": "de", "target_lang": "fr"},
+        lambda: models.m2m_100(listed=False),
+        "M2M100",
+        ("de", "fr"),
     ),
-    "m2m_100, languages told with ids": (
-        _published_m2m_100,
-        "M2M100Tokenizer",
-        {"source_lang": "de", "target_lang": "fr"},
-    ),
-    "mbart": (
-        lambda: tokenizer_models.fairseq("MBart", "mbart"),
-        "MBartTokenizer",
-        {"source_lang": "de_DE", "target_lang": "fr_XX"},
-    ),
-    "mbart50": (
-        lambda: tokenizer_models.fairseq("MBart50", "mbart"),
-        "MBart50Tokenizer",
-        {"source_lang": "de_DE", "target_lang": "xh_ZA"},
-    ),
+    "m2m_100, languages told with ids": (_published_m2m_100, "M2M100", ("de", "fr")),
+    "mbart": (lambda: models.fairseq("MBart", "mbart"), "MBart", ("de_DE", "fr_XX")),
+    "mbart50": (lambda: models.fairseq("MBart50", "mbart"), "MBart50", ("de_DE", "xh_ZA")),
     "mbart, two languages listed": (
-        lambda: tokenizer_models.fairseq(
-            "MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]
-        ),
-        "MBartTokenizer",
-        {"source_lang": "de_DE", "target_lang": "ro_RO"},
+        lambda: models.fairseq("MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]),
+        "MBart",
+        ("de_DE", "ro_RO"),
     ),
-    "mbart50, as published": (
-        _published_mbart50,
-        "MBart50Tokenizer",
-        {"source_lang": "de_DE", "target_lang": "xh_ZA"},
-    ),
-    "plbart": (
-        tokenizer_models.plbart,
-        "PLBartTokenizer",
-        {"source_lang": "java", "target_lang": "en_XX"},
-    ),
+    "mbart50, as published": (_published_mbart50, "MBart50", ("de_DE", "xh_ZA")),
+    "plbart": (models.plbart, "PLBart", ("java", "en_XX")),
     "plbart, seven languages": (
-        lambda: tokenizer_models.plbart(language_codes="multi", clean_up_tokenization_spaces=False),
-        "PLBartTokenizer",
-        {"source_lang": "go", "target_lang": "php"},
+        lambda: models.plbart(language_codes="multi", clean_up_tokenization_spaces=False),
+        "PLBart",
+        ("go", "php"),
     ),
     "plbart, seven languages and no source": (
-        lambda: tokenizer_models.plbart(language_codes="multi"),
-        "PLBartTokenizer",
-        {"target_lang": "php"},
+        lambda: models.plbart(language_codes="multi"),
+        "PLBart",
+        (None, "php"),
     ),
-    "fsmt": (tokenizer_models.fsmt, "FSMTTokenizer", {}),
-    "fsmt, lower case": (
-        lambda: tokenizer_models.fsmt(do_lower_case=True),
-        "FSMTTokenizer",
-        {},
-    ),
-    "fsmt, two vocabularies": (tokenizer_models.fsmt_separate, "FSMTTokenizer", {}),
-    "nllb": (_nllb, "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
-    "nllb, legacy": (
-        lambda: _nllb(legacy_behaviour=True),
-        "NllbTokenizer",
-        {"source_lang": "deu_Latn", "target_lang": "fra_Latn"},
-    ),
-    "whisper": (tokenizer_models.whisper, "WhisperTokenizer", {}),
-    "t5": (tokenizer_models.t5, "T5Tokenizer", {}),
-    "t5, cleaned up": (
-        lambda: tokenizer_models.t5(clean_up_tokenization_spaces=True),
-        "T5Tokenizer",
-        {},
-    ),
-    "t5, seven sentinels": (lambda: tokenizer_models.t5(extra_ids=7), "T5Tokenizer", {}),
-    "mt5, as published": (
-        lambda: tokenizer_models.t5(extra_ids=0, additional_special_tokens=None),
-        "T5Tokenizer",
-        {},
-    ),
-    "umt5, as published": (lambda: tokenizer_models.t5(extra_ids=300), "T5Tokenizer", {}),
-    "longt5, by its model's type": (
-        lambda: tokenizer_models.t5_of("longt5"),
-        "T5Tokenizer",
-        {},
-    ),
-    "t5, a token more": (
-        lambda: tokenizer_models.t5(added_tokens_decoder={"233": NEW}),
-        "T5Tokenizer",
-        {},
-    ),
-    "pegasus": (tokenizer_models.pegasus, "PegasusTokenizer", {}),
-    "bart": (tokenizer_models.bart, "BartTokenizer", {}),
-    "bart, a space before": (_published_bart, "BartTokenizer", {}),
-    "blenderbot": (tokenizer_models.blenderbot, "BlenderbotTokenizer", {}),
-    "blenderbot, two files": (tokenizer_models.blenderbot_files, "BlenderbotTokenizer", {}),
-    "blenderbot-small": (tokenizer_models.blenderbot_small, "BlenderbotSmallTokenizer", {}),
+    "fsmt": (models.fsmt, "FSMT", ()),
+    "fsmt, lower case": (lambda: models.fsmt(do_lower_case=True), "FSMT", ()),
+    "fsmt, two vocabularies": (models.fsmt_separate, "FSMT", ()),
+    "nllb": (_nllb, "Nllb", ("deu_Latn", "fra_Latn")),
+    "nllb, legacy": (lambda: _nllb(legacy_behaviour=True), "Nllb", ("deu_Latn", "fra_Latn")),
+    "whisper": (models.whisper, "Whisper", ()),
+    "t5": (models.t5, "T5", ()),
+    "t5, cleaned up": (lambda: models.t5(clean_up_tokenization_spaces=True), "T5", ()),
+    "t5, seven sentinels": (lambda: models.t5(extra_ids=7), "T5", ()),
+    "mt5, as published": (lambda: models.t5(extra_ids=0, additional_special_tokens=None), "T5", ()),
+    "umt5, as published": (lambda: models.t5(extra_ids=300), "T5", ()),
+    "longt5, by its model's type": (lambda: models.t5_of("longt5"), "T5", ()),
+    "t5, a token more": (lambda: models.t5(added_tokens_decoder={"233": NEW}), "T5", ()),
+    "pegasus": (models.pegasus, "Pegasus", ()),
+    "bart": (models.bart, "Bart", ()),
+    "bart, a space before": (_published_bart, "Bart", ()),
+    "blenderbot": (models.blenderbot, "Blenderbot", ()),
+    "blenderbot, two files": (models.blenderbot_files, "Blenderbot", ()),
+    "blenderbot-small": (models.blenderbot_small, "BlenderbotSmall", ()),
     "blenderbot-small, special tokens split": (
-        lambda: tokenizer_models.blenderbot_small(split_special_tokens=True),
-        "BlenderbotSmallTokenizer",
-        {},
+        lambda: models.blenderbot_small(split_special_tokens=True),
+        "BlenderbotSmall",
+        (),
     ),
 }
+
+
+def _case(name: str) -> tuple[Callable[[], dict], str, dict[str, str]]:
+    files, of, codes = CASES[name]
+    sides = zip(("source_lang", "target_lang"), codes, strict=False)
+    return files, of, {side: code for side, code in sides if code is not None}
 
 
 def _theirs(name: str, folder: Path, languages: dict[str, str]):
@@ -312,7 +224,7 @@ def _theirs(name: str, folder: Path, languages: dict[str, str]):
             f"{side[:-5].replace('source', 'src').replace('target', 'tgt')}_lang": code
             for side, code in languages.items()
         }
-        return getattr(transformers, name).from_pretrained(folder, **options)
+        return getattr(transformers, f"{name}Tokenizer").from_pretrained(folder, **options)
 
 
 def _of_targets(theirs):
@@ -346,9 +258,8 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
                 differences.append(f"{name}: ids of a {side}")
         expected = sides["target"][0]
         size = ours.target.vocab_size
-        everything = range(
-            size if size < 500 else 100
-        )  # a case has a gap in its ids, at which Marian's class raises
+        # a case has a gap in its ids, at which Marian's class raises
+        everything = range(size if size < 500 else 100)
         if name == "plain" and ours.decode(everything) != theirs.decode(
             list(everything), skip_special_tokens=True
         ):
@@ -360,21 +271,15 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
 
 @pytest.fixture(scope="module", params=CASES)
 def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
-    files, name, languages = CASES[request.param]
-    return (
-        tokenizer_models.write(tmp_path_factory.mktemp("case") / "folder", files()),
-        name,
-        languages,
-    )
+    files, name, languages = _case(request.param)
+    return (models.write(tmp_path_factory.mktemp("case") / "folder", files()), name, languages)
 
 
 @pytest.mark.proves("tokenizer")
 def test_ids_and_text_are_those_of_transformers(folder):
     path, name, languages = folder
-    theirs, ours = (
-        _theirs(name, path, languages),
-        huggingface_tokenizer.load_huggingface(path, **languages),
-    )
+    theirs = _theirs(name, path, languages)
+    ours = huggingface_tokenizer.load_huggingface(path, **languages)
     assert _differing(theirs, ours) == []
     end = theirs.sep_token_id if theirs.eos_token_id is None else theirs.eos_token_id
     assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, end)
@@ -392,12 +297,11 @@ def test_a_tokenizer_saved_by_transformers_gives_the_same_ids(folder, tmp_path):
 
 
 def test_the_comparison_detects_other_ids(tmp_path):
-    files = tokenizer_models.t5()
-    theirs = _theirs("T5Tokenizer", tokenizer_models.write(tmp_path / "t5", files), {})
-    other = tokenizer_models.write(
+    files = models.t5()
+    theirs = _theirs("T5", models.write(tmp_path / "t5", files), {})
+    other = models.write(
         tmp_path / "other",
-        files
-        | {"spiece.model": tokenizer_models.model("t5", user_defined_symbols="<sym>", part=1)},
+        files | {"spiece.model": models.model("t5", user_defined_symbols="<sym>", part=1)},
     )
     differences = _differing(theirs, huggingface_tokenizer.load_huggingface(other))
     assert "plain: ids of a source" in differences and "plain: text" in differences
@@ -405,12 +309,10 @@ def test_the_comparison_detects_other_ids(tmp_path):
 
 def test_languages_are_forced_as_in_transformers(tmp_path):
     for name in ("m2m_100", "mbart50", "nllb"):
-        files, of, languages = CASES[name]
-        path = tokenizer_models.write(tmp_path / name, files())
-        theirs, ours = (
-            _theirs(of, path, languages),
-            huggingface_tokenizer.load_huggingface(path, **languages),
-        )
+        files, of, languages = _case(name)
+        path = models.write(tmp_path / name, files())
+        theirs = _theirs(of, path, languages)
+        ours = huggingface_tokenizer.load_huggingface(path, **languages)
         options = {"return_tensors": None} if name == "mbart50" or name == "nllb" else {}
         for code in (languages["target_lang"], languages["source_lang"]):
             inputs = theirs._build_translation_inputs(
@@ -422,8 +324,8 @@ def test_languages_are_forced_as_in_transformers(tmp_path):
 
 def test_the_sizes_are_those_of_transformers(tmp_path):
     for name in ("marian", "m2m_100", "mbart", "mbart50", "nllb", "t5", "pegasus", "bart"):
-        files, of, languages = CASES[name]
-        path = tokenizer_models.write(tmp_path / name, files())
+        files, of, languages = _case(name)
+        path = models.write(tmp_path / name, files())
         assert huggingface_tokenizer.load_huggingface(path).source.vocab_size == len(
             _theirs(of, path, languages)
         ), name
@@ -440,10 +342,7 @@ def test_the_languages_are_those_of_transformers():
         (tokenization_mbart, mbart.LANGUAGES),
         (tokenization_mbart50, mbart.LANGUAGES_50),
         (tokenization_nllb, m2m_100.LANGUAGES_NLLB),
-        (
-            tokenization_m2m_100,
-            {"m2m100": m2m_100.LANGUAGES, "wmt21": m2m_100.LANGUAGES_WMT21},
-        ),
+        (tokenization_m2m_100, {"m2m100": m2m_100.LANGUAGES, "wmt21": m2m_100.LANGUAGES_WMT21}),
     ):
         assert ours == theirs.FAIRSEQ_LANGUAGE_CODES
     plbarts = {"base": plbart.LANGUAGES, "multi": plbart.LANGUAGES_MULTI}
@@ -454,13 +353,15 @@ def test_the_languages_are_those_of_transformers():
 
 def test_every_recipe_has_a_case():
     recipes = huggingface.tokenizer_recipes().values()
-    assert {recipe.class_name for recipe in recipes} == {name for _, name, _ in CASES.values()}
+    assert {recipe.class_name for recipe in recipes} == {
+        f"{name}Tokenizer" for _, name, _ in CASES.values()
+    }
 
 
 def test_a_tokenizer_json_of_a_generic_class_is_followed(tmp_path):
     """UMT5's folders name no family's class: transformers uses the file as it is, and so do we."""
-    source = tokenizer_models.write(tmp_path / "t5", tokenizer_models.t5())
-    _theirs("T5Tokenizer", source, {}).save_pretrained(tmp_path / "umt5")
+    source = models.write(tmp_path / "t5", models.t5())
+    _theirs("T5", source, {}).save_pretrained(tmp_path / "umt5")
     config = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())
     files = {"tokenizer_config.json": config | {"tokenizer_class": "TokenizersBackend"}}
     files["config.json"] = {
@@ -469,6 +370,6 @@ def test_a_tokenizer_json_of_a_generic_class_is_followed(tmp_path):
         "pad_token_id": 0,
         "eos_token_id": 1,
     }
-    tokenizer_models.write(tmp_path / "umt5", files)
+    models.write(tmp_path / "umt5", files)
     theirs = TokenizersBackend.from_pretrained(tmp_path / "umt5")  # AutoTokenizer's choice
     assert _differing(theirs, huggingface_tokenizer.load_huggingface(tmp_path / "umt5")) == []

@@ -1,6 +1,4 @@
-"""Models of Marian: to run folders against Marian's arithmetic, to Hugging Face folders against
-transformers.
-"""
+"""Models of Marian: to runs against Marian's arithmetic, to folders against transformers."""
 
 import json
 from typing import Any
@@ -15,9 +13,6 @@ import jax_transformer as jt
 from jax_transformer import cli
 from parity_tests import marian_files, tokenizer_models
 from parity_tests.bounds import BOUNDS
-from parity_tests.huggingface import in_float64
-
-__all__ = ["in_float64"]
 
 BOUND = BOUNDS["float64"]["logits"]
 SQUARE = {"dim_vocabs": [8, 8], "dim_emb": 8, "transformer_dim_ffn": 8, "transformer_heads": 2}
@@ -101,10 +96,8 @@ def test_transformers_computes_the_same_with_its_positions_and_norms(name, tmp_p
     expected = reference.logits(source, LENGTHS, target)
     assert np.abs(theirs[..., :start] - expected).max() <= BOUND * np.abs(expected).max()
     model, _ = jt.load(tmp_path / "hf")
-    assert (
-        np.abs(np.asarray(jax.jit(model)(source, begun)) - theirs).max()
-        <= BOUND * np.abs(theirs).max()
-    )
+    actual = np.abs(np.asarray(jax.jit(model)(source, begun)) - theirs).max()
+    assert actual <= BOUND * np.abs(theirs).max()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,4 @@
-"""A run that changes frameworks, PyTorch, JAX and PyTorch again, equals one that stays in either.
-
-Same batches, losses and weights, in float64.
-"""
+"""A run that changes frameworks twice equals one that stays in either, in float64."""
 
 import dataclasses
 import hashlib
@@ -173,9 +170,7 @@ def stayed(flight: Flight) -> tuple[list[Checkpoint], list[float]]:
 
 
 def furthest(ours: Checkpoint, theirs: Checkpoint) -> float:
-    """Return the largest error of weights and moments; structure, counts and settings must be
-    equal.
-    """
+    """Return the largest error of weights and moments; all else must be equal."""
     errors = []
 
     def compare(a: Any, b: Any, where: str) -> None:
@@ -257,12 +252,10 @@ def test_there_and_back_changes_no_bit(
         order = [name for name, _ in twins.twin(flight.corpus.config).named_parameters()]
         table = jt.convert.weight_table(flight.corpus.config)
         for each in (again, saved):
-            assert (
-                moments_of.parameter_names(
-                    each["model"], table, torch_checkpoint.buffers(flight.corpus.config)
-                )
-                == order
+            actual = moments_of.parameter_names(
+                each["model"], table, torch_checkpoint.buffers(flight.corpus.config)
             )
+            assert actual == order
 
 
 def shown(value: Any) -> Any:
@@ -271,11 +264,9 @@ def shown(value: Any) -> Any:
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [shown(item) for item in value]
-    return (
-        [str(value.dtype), value.shape, value.tobytes().hex()]
-        if isinstance(value, np.ndarray)
-        else repr(value)
-    )
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, value.tobytes().hex()]
+    return repr(value)
 
 
 def moments_dropped(state: TrainState) -> TrainState:
@@ -309,25 +300,19 @@ def data_off_by_one(state: TrainState) -> TrainState:
 def test_a_loss_in_the_conversion_is_detected(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable
 ):
-    """Negative control: a wrong moment, Adam count, schedule step or data position each far exceeds
-    the bound.
-    """
+    """Negative control: each wrong moment, count, schedule step or position shows."""
     state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
     ours = jt.convert.to_torch(
         transformer.unflatten(flight.corpus.config, state.params | state.frozen)
     )
-    assert (
-        max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours)
-        > 1e5 * BOUND
-    )
+    actual = max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours)
+    assert actual > 1e5 * BOUND
 
 
 def test_the_loop_by_its_command(
     flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Twice two updates equal four, bit for bit, and torch.load reads the checkpoint with
-    weights_only.
-    """
+    """Twice two updates equal four, bit for bit; torch.load reads with weights_only."""
 
     def run(steps: int, name: str, *more: str) -> list[dict]:
         monkeypatch.setattr(
@@ -350,9 +335,8 @@ def test_the_loop_by_its_command(
     lines += run(2, "four.pt", "--from", str(tmp_path / "two.pt"))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     saved = torch.load(tmp_path / "four.pt", weights_only=True)
-    assert (
-        saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == 4
-    )
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
+    assert saved["step"] == 4
     torch.manual_seed(0)
     loop = training.Loop(training.read(flight.folder.path), twins.twin(flight.corpus.config))
     assert list(loop.losses(4)) == [line["loss"] for line in lines]
@@ -408,31 +392,23 @@ def test_an_optimizer_that_pytorch_does_not_have_is_refused_by_name(
             refused()
 
 
+def group(**changes: Any) -> Callable[[Checkpoint], None]:
+    return lambda saved: saved["optimizer"]["param_groups"][0].update(changes)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
         (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
         (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
-        (
-            lambda saved: saved["optimizer"]["param_groups"][0].update(eps=1e-6),
-            ConfigError,
-            ["epsilon (1e-06 there, 1e-08 here)"],
-        ),
-        (
-            lambda saved: saved["optimizer"]["param_groups"][0].update(weight_decay=0.3),
-            ConfigError,
-            ["weight_decay (0.3 there, 0.01 here)"],
-        ),
+        (group(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
+        (group(weight_decay=0.3), ConfigError, ["weight_decay (0.3 there, 0.01 here)"]),
         (
             lambda saved: saved["scheduler"].update(last_epoch=N + 1),
             ConfigError,
             ["the learning rate after 5 updates"],
         ),
-        (
-            lambda saved: saved["optimizer"]["param_groups"][0].update(amsgrad=True),
-            InputError,
-            ["amsgrad"],
-        ),
+        (group(amsgrad=True), InputError, ["amsgrad"]),
     ],
 )
 def test_files_of_another_run_are_refused(
@@ -446,9 +422,7 @@ def test_files_of_another_run_are_refused(
 
 
 def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
-    """In float32, as for users: PyTorch, then ``train`` to the end, equals PyTorch to the end; its
-    last step is then exported again.
-    """
+    """In float32, as for users: PyTorch, then ``train``, equals PyTorch to the end."""
     if flight.options.model.preset != "small":
         pytest.skip("one model is enough for the commands: what crosses is tested above")
     run = tmp_path / "run"
@@ -474,10 +448,8 @@ def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
     np.testing.assert_allclose([losses[step] for step in sorted(losses)], rest, rtol=1e-4)
     assert abs(before[0] - rest[0]) > 0.01
     end = torch.load(tmp_path / "end.pt", weights_only=True)
-    assert (
-        end["step"] == flight.options.steps
-        and end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
-    )
+    assert end["step"] == flight.options.steps
+    assert end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
     loop.load(end)
     assert next(loop.losses(1)) < before[0]
 

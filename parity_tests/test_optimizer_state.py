@@ -1,8 +1,4 @@
-"""Real torch.optim optimizers on every twin: their state converts to Optax and back, and both
-continue alike.
-
-Nothing is compiled.
-"""
+"""Real torch.optim states convert to Optax and back, and both continue alike."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -123,9 +119,7 @@ def as_optax_needs() -> Iterator[None]:
 
 
 def differing(setting: Setting, rule: optax.GradientTransformation) -> list[str]:
-    """List the weights and moments that differ after two updates in PyTorch, whose state is
-    converted, and two more in both frameworks.
-    """
+    """List what differs after two updates in PyTorch and two more in both frameworks."""
     for _ in range(2):
         setting.step_torch(setting.gradients())
     moments, params = setting.moments(), setting.params()
@@ -139,10 +133,8 @@ def differing(setting: Setting, rule: optax.GradientTransformation) -> list[str]
         }
         updates, state = rule.update(ours, state, params)
         params = optax.apply_updates(params, updates)
-    mine, theirs = (
-        opt_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay),
-        setting.moments(),
-    )
+    mine = opt_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay)
+    theirs = setting.moments()
     return [
         *far("weight", params, setting.params(), atol=1e-14),
         *far("first moment", mine.first, theirs.first, rtol=1e-13, atol=1e-15),

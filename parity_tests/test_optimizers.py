@@ -60,8 +60,7 @@ def by_torch(options: OptimizerOptions) -> dict[str, np.ndarray]:
     params = {n: torch.nn.Parameter(torch.from_numpy(a)) for n, a in parameters().items()}
     torch_optimizer = training.make_optimizer(options, params.values())
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        torch_optimizer,
-        lambda step: training.relative_rate(step, *options.rate[1:], STEPS),
+        torch_optimizer, lambda step: training.relative_rate(step, *options.rate[1:], STEPS)
     )
     for gradient in gradients():
         for name, parameter in params.items():

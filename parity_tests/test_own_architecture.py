@@ -34,10 +34,7 @@ ENGLISH = "the cat dog sees a red house small bird and".split()
 GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(autouse=True)
@@ -282,9 +279,8 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path, text, name, message):
 def test_a_file_without_a_name_and_unknown_names_are_refused():
     with pytest.raises(ConfigError, match=r"name the Architecture too, mine\.py:NAME$"):
         registry.load_from("mine.py")
-    with pytest.raises(
-        ConfigError, match=r"^unknown architecture 'lesson1' \(did you mean 'lesson"
-    ):
+    message = r"^unknown architecture 'lesson1' \(did you mean 'lesson"
+    with pytest.raises(ConfigError, match=message):
         registry.load_from("lesson1")
     with pytest.raises(ConfigError, match=r"^cannot import not_installed: ModuleNotFoundError"):
         registry.load_from("not_installed:MINE")
@@ -315,9 +311,8 @@ def test_a_table_that_does_not_cover_the_model_is_refused_with_the_names(folder)
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR
     config = mine.presets["my_translator"].with_sizes(**FIELDS)
     short = jt.Architecture("my_translator", "", lambda config: mine.weight_table(config)[:-1])
-    with pytest.raises(
-        ConfigError, match=r"architecture 'my_translator' has no names .*final_norm"
-    ):
+    message = r"architecture 'my_translator' has no names .*final_norm"
+    with pytest.raises(ConfigError, match=message):
         jt.convert.weight_table(config, architecture=short)
 
 

@@ -10,9 +10,9 @@ import torch
 from flax import linen, nnx
 from torch import nn
 
-import jax_transformer as jt
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import Report, comparison
+from jax_transformer.parity import comparison
+from parity_tests.test_parity_models import compare
 
 
 class StopGradient(nnx.Linear):
@@ -36,12 +36,6 @@ class Custom(nnx.Module):
     def __call__(self, x):
         x = self.norm(self.first(x))
         return self.second(x)
-
-
-def compare(ours: Any, theirs: nn.Module, *arguments: Any, **options: Any) -> Report:
-    """Return the report, with promotion of dtypes and ranks allowed, which Flax's layers need."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return jt.parity.compare(ours, theirs, *arguments, **options)
 
 
 RULES = {"0": "first", "1": "norm", "2": "second"}
@@ -174,9 +168,8 @@ def test_a_batch_may_be_one_array_and_is_not_a_dict(sequential):
     x = batch()[0]
     report = compare(ported(sequential), sequential, x, RULES, gradients=False)
     assert report.agrees and report.about["batch"] == [[3, 5, 4]]
-    with pytest.raises(
-        ConfigError, match="the batch is a dict: pass a list of arrays in the order"
-    ):
+    message = "the batch is a dict: pass a list of arrays in the order"
+    with pytest.raises(ConfigError, match=message):
         comparison.arguments({"x": x})
     with pytest.raises(ConfigError, match="argument 1 of the batch is not an array of numbers"):
         comparison.arguments([x, {"x": x}])

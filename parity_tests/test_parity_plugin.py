@@ -1,7 +1,4 @@
-"""The fixture ``parity`` on the example of docs/parity-report.md.
-
-PyTorch runs in the same process, in another one, or is replaced by goldens.
-"""
+"""The fixture ``parity``: PyTorch in the same process, in another one, or as goldens."""
 
 import importlib.metadata
 import os
@@ -76,10 +73,7 @@ batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 
 def run(folder: Path, *arguments: str, installed: bool = False) -> str:
-    """Return the output of pytest in a separate folder, without this project's settings.
-
-    The plugin is passed by name, or pytest finds it if the package is installed.
-    """
+    """Return pytest's output without this project's settings, with the plugin by name or not."""
     environment = os.environ | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": f"{ROOT}",
@@ -132,10 +126,8 @@ def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
         "test_gelu": "FAILED",
     }, output
     assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in output
-    assert (
-        "blocks.0 | layers.0: its input agrees" in output
-        and "the input of down is the first that differs after up" in output
-    )
+    assert "blocks.0 | layers.0: its input agrees" in output
+    assert "the input of down is the first that differs after up" in output
     assert "plugin.py" not in output, "the message is the report, without a traceback"
     assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == [
         "test_epsilon.py__test_epsilon.html",
@@ -167,10 +159,8 @@ def test_readme_s_snippet_with_the_installed_plugin(tmp_path, files):
         "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float64"
         in output
     )
-    assert (
-        re.search(r"^blocks\.0\.up +agrees  agrees", output, re.MULTILINE)
-        and "plugin.py" not in output
-    )
+    assert re.search(r"^blocks\.0\.up +agrees  agrees", output, re.MULTILINE)
+    assert "plugin.py" not in output
 
 
 def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):

@@ -1,7 +1,4 @@
-"""Comparisons of this project's models with their twins, and the commands.
-
-Correct models agree; a fault is named at its module.
-"""
+"""Comparisons of our models with their twins: correct ones agree, a fault is named."""
 
 import dataclasses
 import json
@@ -19,7 +16,6 @@ from jax_transformer.parity import Report, golden
 from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
 from parity_tests.cases import SQUARE
-from parity_tests.huggingface import in_float64  # noqa: F401
 from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
 
@@ -36,11 +32,9 @@ def both() -> Pair:
 
 def encoded(model: Any, source: Any) -> Any:
     """Return the encoder's output, half as much to compile."""
-    return (
-        model.encode(source)
-        if isinstance(model, jt.Transformer)
-        else model.encode(source).transpose(0, 1)
-    )
+    if isinstance(model, jt.Transformer):
+        return model.encode(source)
+    return model.encode(source).transpose(0, 1)
 
 
 def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONFIG) -> Report:
@@ -73,24 +67,19 @@ def test_a_correct_model_agrees_in_outputs_and_gradients(both):
     assert report.summary().startswith("the models agree: largest difference ")
     assert max(entry.output.times for entry in report.entries) < 30
     gradients = [entry.gradients for entry in report.entries if entry.gradients is not None]
-    assert max(gradient.times for gradient in gradients) < 30 and len(gradients) == len(
-        report.entries
-    )
+    assert max(gradient.times for gradient in gradients) < 30
+    assert len(gradients) == len(report.entries)
     named = {entry.ours: entry.theirs for entry in report.entries}
-    assert (
-        named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
-        and named["output"] == "linear"
-    )
+    assert named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
+    assert named["output"] == "linear"
     assert set(report.entries[1].parameters) == {
         "encoder.layers.0.self_attn.out_proj.weight",
         "encoder.layers.0.self_attn.out_proj.bias",
     }
     data = json.loads(report.to_json())
-    assert (
-        data["agrees"]
-        and data["first_fault"] is None
-        and len(data["modules"]) == len(report.entries)
-    )
+    assert data["agrees"]
+    assert data["first_fault"] is None
+    assert len(data["modules"]) == len(report.entries)
 
 
 @pytest.mark.parametrize(
@@ -124,19 +113,15 @@ def test_another_epsilon_is_named_at_the_first_norm(both):
     assert report.summary().startswith(
         "encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: "
     )
-    assert (
-        1e6 < report.first_fault.output.times < 1e13
-        and report.first_fault.output.wide.max_abs < 1e-3
-    )
+    assert 1e6 < report.first_fault.output.times < 1e13
+    assert report.first_fault.output.wide.max_abs < 1e-3
 
 
 def test_another_gelu_is_named_between_two_linear_layers(both):
     report = compared(both, config=CONFIG.with_sizes(**{"encoder.activation": "gelu"}))
     assert report.summary().startswith("encoder.blocks.0 | encoder.layers.0: ")
-    assert (
-        "in it, the input of feed_forward.down is the first that differs after feed_forward.up"
-        in report.summary()
-    )
+    actual = "in it, the input of feed_forward.down is the first that differs after feed_forward.up"
+    assert actual in report.summary()
 
 
 class Wrapped(torch.nn.Module):
@@ -180,9 +165,8 @@ def test_documents_agree_if_the_batch_is_as_long_as_the_sequence(name):
     both = pair(jt.preset(name, **sizes), source=3, target=3)
     report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), gradients=False)
     report.check()
-    assert len(report.entries) > 15 and all(
-        entry.output is not None or entry.note for entry in report.entries
-    )
+    assert len(report.entries) > 15
+    assert all(entry.output is not None or entry.note for entry in report.entries)
 
 
 def test_inputs_of_another_kind_and_calls_in_another_order_are_not_differences():
@@ -223,7 +207,7 @@ def test_a_position_table_is_not_named_for_a_later_fault():
 
 
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
-def test_families_of_transformers_agree(name, in_float64):  # noqa: F811
+def test_families_of_transformers_agree(name, in_float64):
     both = huggingface.pair(name)
     report = compare_family(both, both.ours)
     report.check()
@@ -277,12 +261,10 @@ def run(both, tmp_path_factory):
 
 def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     page = run / "report.html"
-    assert (
-        cli.main(
-            ["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]
-        )
-        == 1
+    actual = cli.main(
+        ["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]
     )
+    assert actual == 1
     output = capsys.readouterr()
     # On this batch ReLU stops the difference, so the results are equal; the weight is wrong anyway
     line = (
@@ -291,18 +273,15 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     )
     assert output.err.startswith(f"jax-transformer: {line}") and output.err.count("\n") == 1
     assert output.err.endswith("; the results agree on this batch\n")
-    assert max(
-        map(len, output.out.splitlines()[:-1])
-    ) <= 100 and "feed_forward.up" in page.read_text(encoding="utf-8")
+    assert max(map(len, output.out.splitlines()[:-1])) <= 100
+    assert "feed_forward.up" in page.read_text(encoding="utf-8")
 
 
 def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
-    assert (
-        cli.main(
-            ["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]
-        )
-        == 0
+    actual = cli.main(
+        ["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]
     )
+    assert actual == 0
     reports = json.loads(capsys.readouterr().out)
     assert [report["about"]["batch"] for report in reports] == [[[3, 20], [3, 20]]]
     assert all(report["agrees"] for report in reports)
@@ -317,28 +296,22 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     torch.save(
         {name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt"
     )
-    assert (
-        cli.main(
-            [
-                "parity",
-                str(run / "run"),
-                str(run / "queries.pt"),
-                "--no-gradients",
-                "--lengths",
-                "1,2,7",
-            ]
-        )
-        == 1
+    actual = cli.main(
+        [
+            "parity",
+            str(run / "run"),
+            str(run / "queries.pt"),
+            *"--no-gradients --lengths 1,2,7".split(),
+        ]
     )
+    assert actual == 1
     output = capsys.readouterr()
     fault = (
         "decoder.blocks.0.self_attention | decoder.layers.0.self_attn:"
         " its input agrees and its output differs"
     )
-    assert (
-        "queries.pt, length 1: the models agree" in output.out
-        and f"queries.pt, length 7: {fault}" in output.out
-    )
+    assert "queries.pt, length 1: the models agree" in output.out
+    assert f"queries.pt, length 7: {fault}" in output.out
     assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
 
 

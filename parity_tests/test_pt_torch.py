@@ -1,7 +1,4 @@
-"""Our .pt files against PyTorch's own reader and writer, bit for bit.
-
-PyTorch reads with weights_only=True only.
-"""
+"""Our .pt files against PyTorch's reader (weights_only=True) and writer, bit for bit."""
 
 import collections
 import random
@@ -81,16 +78,12 @@ def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
     if isinstance(theirs, bytearray):
         theirs = bytes(theirs)
     if isinstance(theirs, float):
-        return (
-            []
-            if isinstance(ours, float) and struct.pack("d", ours) == struct.pack("d", theirs)
-            else [f"{name}: {ours} for {theirs}"]
-        )
-    return (
-        []
-        if type(ours) is type(theirs) and ours == theirs
-        else [f"{name}: {ours!r} for {theirs!r}"]
-    )
+        if isinstance(ours, float) and struct.pack("d", ours) == struct.pack("d", theirs):
+            return []
+        return [f"{name}: {ours} for {theirs}"]
+    if type(ours) is type(theirs) and ours == theirs:
+        return []
+    return [f"{name}: {ours!r} for {theirs!r}"]
 
 
 def loaded(path: Path) -> Any:
@@ -131,10 +124,7 @@ def random_tensor(draw: random.Random, dtype: str) -> torch.Tensor:
 
 
 def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) -> Any:
-    """Return a random tree of a checkpoint's types.
-
-    With ``plain``, only types that weights_only=True also reads in protocols 3 to 5.
-    """
+    """Return a random tree; ``plain``: of what weights_only reads in protocols 3 to 5."""
     if depth and draw.random() < 0.45:
         items = [
             random_value(draw, depth - 1, seen, plain) for _ in range(draw.choice((0, 1, 2, 5, 20)))
@@ -159,63 +149,20 @@ def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) 
 
 
 def random_plain(draw: random.Random) -> Any:
-    return draw.choice(
-        (
-            *(
-                None,
-                True,
-                False,
-                0,
-                255,
-                256,
-                65536,
-                -1,
-                -(2**31),
-                2**31,
-                2**63,
-                -(2**63),
-                2**64,
-                2**600,
-                -(2**600),
-                0.0,
-                -0.0,
-                1e-320,
-            ),
-            *(
-                float("nan"),
-                float("inf"),
-                0.1,
-                "",
-                "é😀",
-                "x" * 300,
-                "x" * 70_000,
-                (0.9, 0.999),
-                (),
-                (1,),
-                (1, 2),
-                (1, 2, 3),
-                (1, 2, 3, 4),
-            ),
-            *(
-                torch.float32,
-                torch.bfloat16,
-                torch.device("cpu"),
-                torch.device("cuda", 1),
-                torch.Size([2, 3]),
-                complex(1, -0.0),
-            ),
-        )
-    )
+    numbers = [0, 255, 256, 65536, -1, -(2**31), 2**31, 2**63, -(2**63), 2**64, 2**600, -(2**600)]
+    floats = [0.0, -0.0, 1e-320, float("nan"), float("inf"), 0.1]
+    texts = ["", "é😀", "x" * 300, "x" * 70_000]
+    tuples = [(0.9, 0.999), (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+    kinds = [torch.float32, torch.bfloat16, torch.device("cpu"), torch.device("cuda", 1)]
+    kinds += [torch.Size([2, 3]), complex(1, -0.0)]
+    return draw.choice((None, True, False, *numbers, *floats, *texts, *tuples, *kinds))
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))],
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))]
 )
 def test_files_of_torch_are_read_equal(seed: int, tmp_path):
-    """Protocol 2 (PyTorch's own) is compared with torch.load, and the other protocols, which it
-    reads only in part, with protocol 2.
-    """
+    """Protocol 2 against torch.load, which reads the others in part: against protocol 2."""
     draw = random.Random(seed)
     value = {
         "a": random_value(draw, 4, [], True),
@@ -331,10 +278,8 @@ def test_the_format_before_1_6_is_refused_with_a_hint(tmp_path):
             pickle_protocol=protocol,
         )
         assert pt.is_legacy(tmp_path / "a.pt")
-        with pytest.raises(
-            InputError,
-            match=r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again",
-        ):
+        message = r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again"
+        with pytest.raises(InputError, match=message):
             pt.read(tmp_path / "a.pt")
 
 
@@ -358,15 +303,13 @@ def _conjugated() -> torch.Tensor:
         "scalar": lambda: np.float64(1.0),
         "_reconstruct": lambda: np.ones(2),
     }.items(),
-    ids=lambda part: (
-        part if isinstance(part, str) else ""
-    ),  # a function's repr has its address, which differs between processes
+    # a function's repr has its address, which differs between processes
+    ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_values_that_are_no_plain_arrays_are_refused_by_name(name: str, value: Any, tmp_path):
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of quantised tensors and of complex32, which PyTorch itself discourages
+        # of quantised tensors and of complex32, which PyTorch itself discourages
+        warnings.simplefilter("ignore")
         torch.save({"a": value()}, tmp_path / "a.pt")
     with pytest.raises(UnsafeFileError, match=name):
         pt.read(tmp_path / "a.pt")

@@ -11,10 +11,8 @@ import transformers
 
 from jax_transformer import cli
 from parity_tests import t5x_files
-from parity_tests.huggingface import in_float64
+from parity_tests.marks import quick_if
 from parity_tests.t5x_files import Sizes
-
-__all__ = ["in_float64"]
 
 GATED = {"activations": ("gelu", "linear"), "via_embedding": False}
 SQUARE = {"vocab": 32, "emb": 32, "heads": 32, "head_dim": 1, "mlp": 32, "encoder": 1, "decoder": 2}
@@ -71,10 +69,7 @@ def same(ours: t5x_files.Arrays, original: t5x_files.Arrays) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES],
-)
+@pytest.mark.parametrize("name", [quick_if(name not in REPEATED, name) for name in CASES])
 def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
     name, tmp_path, in_float64
 ):

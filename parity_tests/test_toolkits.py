@@ -1,6 +1,4 @@
-"""Checkpoints of other PyTorch toolkits, against plain modules under their names and, where it is
-installed, against the toolkit itself.
-"""
+"""Checkpoints of other toolkits, against plain modules and, if installed, the toolkit itself."""
 
 import argparse
 import copy
@@ -25,12 +23,11 @@ from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.formats import pretrained
 from jax_transformer.storage import pt
 from jax_transformer.weights import rules
+from parity_tests import published
 from parity_tests import toolkit_models as models
 from parity_tests.bounds import BOUNDS
-from parity_tests.huggingface import in_float64
+from parity_tests.marks import quick_if
 from parity_tests.unit import hostile
-
-__all__ = ["in_float64"]
 
 BOUND = BOUNDS["float64"]["logits"]
 WORDS = ["<unk>", "<pad>", "<s>", "</s>", *"abcdefg"]
@@ -135,10 +132,7 @@ def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
         assert np.abs(gradient - grad).max() <= BOUNDS["float64"]["gradients"] * largest, name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in JOEY],
-)
+@pytest.mark.parametrize("name", [quick_if("square" in name, name) for name in JOEY])
 def test_joeynmt_computes_the_same(name, tmp_path, in_float64):
     path, module = joey(tmp_path / "model", JOEY[name])
     compare(path, module, pad=1)
@@ -244,63 +238,7 @@ def test_joeynmt_itself_computes_the_same(name, tmp_path, in_float64):
 # OpenNMT-py
 
 ONMT_WORDS = ["<unk>", "<blank>", "<s>", "</s>", *"abcdefg"]
-ONMT_OPTIONS: dict[str, Any] = {
-    "model_task": "seq2seq",
-    "model_type": "text",
-    "encoder_type": "transformer",
-    "decoder_type": "transformer",
-    "enc_layers": 2,
-    "dec_layers": 1,
-    "hidden_size": -1,
-    "enc_hid_size": 6,
-    "dec_hid_size": 6,
-    "src_word_vec_size": 6,
-    "tgt_word_vec_size": 6,
-    "heads": 3,
-    "transformer_ff": 10,
-    "position_encoding": True,
-    "position_encoding_type": "SinusoidalInterleaved",
-    "pos_ffn_activation_fn": "relu",
-    "self_attn_type": "scaled-dot",
-    "max_relative_positions": 0,
-    "relative_positions_buckets": 0,
-    "add_qkvbias": False,
-    "add_ffnbias": True,
-    "num_kv": 0,
-    "num_experts": 0,
-    "num_experts_per_tok": 2,
-    "parallel_residual": False,
-    "shared_layer_norm": False,
-    "layer_norm": "standard",
-    "norm_eps": 1e-6,
-    "copy_attn": False,
-    "generator_function": "softmax",
-    "share_embeddings": False,
-    "share_decoder_embeddings": False,
-    "dropout": [0.1],
-    "attention_dropout": [0.2],
-    "sliding_window": 0,
-    "lora_layers": [],
-    "quant_layers": [],
-    "use_ckpting": [],
-    "parallel_mode": "data_parallel",
-    "world_size": 1,
-    "rotary_interleave": True,
-    "rotary_theta": 10000,
-    "rotary_dim": 0,
-    "aan_useffn": False,
-    "optim": "adam",
-    "full_context_alignment": False,
-    "alignment_layer": -3,
-    "alignment_heads": 0,
-    "freeze_word_vecs_enc": False,
-    "freeze_word_vecs_dec": False,
-    "feat_merge": "concat",
-    "feat_vec_size": -1,
-    "feat_vec_exponent": 0.7,
-    "n_src_feats": 0,
-    "data": {"corpus": {"path_src": "train.de", "weight": 1}},
-}
+ONMT_OPTIONS = published.read("opennmt_py")
 _SHARED = {"share_embeddings": True, "share_decoder_embeddings": True, "add_qkvbias": True}
 _SQUARE = dict.fromkeys(
     ("enc_hid_size", "dec_hid_size", "src_word_vec_size", "tgt_word_vec_size", "heads"), 8
@@ -336,10 +274,7 @@ def onmt(path: Path, options: dict[str, Any], **changes: Any) -> tuple[Path, mod
     return path, module
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in ONMT],
-)
+@pytest.mark.parametrize("name", [quick_if("square" in name, name) for name in ONMT])
 def test_opennmt_py_computes_the_same(name, tmp_path, in_float64):
     path, module = onmt(tmp_path / "model_step_7.pt", ONMT[name])
     compare(path, module, pad=1)
@@ -547,30 +482,7 @@ def test_weights_that_opennmt_py_itself_saves_apart_are_read(tmp_path):
 # fairseq
 
 FAIRSEQ_WORDS = ["<s>", "<pad>", "</s>", "<unk>", *"abcdefg"]
-FAIRSEQ_OPTIONS: dict[str, Any] = {
-    "_name": "transformer_iwslt_de_en",
-    "arch": "transformer_iwslt_de_en",
-    "encoder_embed_dim": 6,
-    "decoder_embed_dim": 6,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_embed_dim": 10,
-    "decoder_ffn_embed_dim": 7,
-    "normalize_before": False,
-    "learned_pos": False,
-    "activation_fn": "relu",
-    "dropout": 0.3,
-    "no_scale_embedding": False,
-    "layernorm_embedding": False,
-    "share_all_embeddings": False,
-    "share_decoder_input_output_embed": True,
-    "adaptive_softmax_cutoff": None,
-    "max_source_positions": 20,
-    "max_target_positions": 20,
-    "quant_noise_pq": 0,
-}
+FAIRSEQ_OPTIONS = published.read("fairseq")
 FAIRSEQ = {
     "base": FAIRSEQ_OPTIONS,
     "square, pre-norm, learned, all shared": FAIRSEQ_OPTIONS
@@ -616,10 +528,7 @@ def fairseq(
     return folder / "checkpoint_best.pt", module
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in FAIRSEQ],
-)
+@pytest.mark.parametrize("name", [quick_if("square" in name, name) for name in FAIRSEQ])
 def test_fairseq_computes_the_same(name, tmp_path, in_float64):
     path, module = fairseq(tmp_path / "model", FAIRSEQ[name])
     compare(path, module, pad=1)

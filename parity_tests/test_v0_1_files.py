@@ -1,6 +1,4 @@
-"""Files that version 0.1 exported are read by torch and transformers, and its runs export
-the same.
-"""
+"""Exports of version 0.1 are read by torch and transformers, and its runs export the same."""
 
 import json
 from pathlib import Path
@@ -12,16 +10,12 @@ import torch
 import transformers
 
 import jax_transformer as jt
-from parity_tests.unit import runs
 from parity_tests.unit import v0_1_files as v0_1
 
 MODELS = v0_1.expected()["models"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 def loaded(path: Path) -> Any:

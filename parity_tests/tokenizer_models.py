@@ -75,24 +75,28 @@ def _vocabulary(names: list[str], *more: str) -> dict[str, int]:
     return {name: i for i, name in enumerate(dict.fromkeys([*names, *more]))}
 
 
-def marian(**settings: Any) -> dict[str, Any]:
-    """Return Marian's files.
+def _config(model_type: str, size: int, **ids: int) -> dict[str, Any]:
+    names = {name: f"{'decoder_' if name == 'start' else ''}{name}_token_id" for name in ids}
+    own = {names[name]: value for name, value in ids.items()}
+    return {"model_type": model_type, "vocab_size": size} | own
 
-    The vocabulary has another order than the model, and lacks some pieces.
-    """
+
+def _files(name: str, config: dict[str, Any], files: dict[str, Any], settings: dict[str, Any]):
+    """Return the files of a tokenizer of that class, with its two configurations."""
+    own = {"tokenizer_class": f"{name}Tokenizer", **settings}
+    return files | {"config.json": config, "tokenizer_config.json": own}
+
+
+def marian(**settings: Any) -> dict[str, Any]:
+    """Return Marian's files, whose vocabulary is ordered otherwise and lacks some pieces."""
     source, target = model("marian"), model("marian", part=1)
     words = sorted(
         name for name in {*pieces(source), *pieces(target)} if name not in ("<unk>", "</s>")
     )
     vocab = _vocabulary(["</s>", "<unk>", *words[3:]], ">>fra<<", ">>zlm_Latn<<", "<pad>")
-    config = {
-        "model_type": "marian",
-        "vocab_size": 600,
-        "pad_token_id": vocab["<pad>"],
-        "eos_token_id": 0,
-    }
-    files = {"source.spm": source, "target.spm": target, "vocab.json": vocab, "config.json": config}
-    return files | {"tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", **settings}}
+    config = _config("marian", 600, pad=vocab["<pad>"], eos=0)
+    files = {"source.spm": source, "target.spm": target, "vocab.json": vocab}
+    return _files("Marian", config, files, settings)
 
 
 def marian_separate() -> dict[str, Any]:
@@ -114,10 +118,7 @@ def marian_separate() -> dict[str, Any]:
 
 
 def m2m_100(*, listed: bool = True) -> dict[str, Any]:
-    """Return M2M100's files.
-
-    ``listed`` languages are special tokens, as in the published folders.
-    """
+    """Return M2M100's files; ``listed`` languages are special tokens, as published."""
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
     special = (
@@ -125,68 +126,29 @@ def m2m_100(*, listed: bool = True) -> dict[str, Any]:
         if listed
         else {}
     )
-    config = {
-        "model_type": "m2m_100",
-        "vocab_size": len(vocab) + 108,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-    }
-    files = {"sentencepiece.bpe.model": content, "vocab.json": vocab, "config.json": config}
-    return files | {
-        "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"},
-        "special_tokens_map.json": special,
-    }
+    config = _config("m2m_100", len(vocab) + 108, pad=1, eos=2, start=2)
+    files = {"sentencepiece.bpe.model": content, "vocab.json": vocab}
+    return _files("M2M100", config, files | {"special_tokens_map.json": special}, {})
 
 
 def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
     """Return files of mBART, mBART-50 and NLLB with only their SentencePiece model."""
     content = model(algorithm="bpe" if name == "Nllb" else "unigram")
-    config = {
-        "model_type": model_type,
-        "vocab_size": 1000,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-    }
-    return {
-        "sentencepiece.bpe.model": content,
-        "config.json": config,
-        "tokenizer_config.json": {"tokenizer_class": f"{name}Tokenizer", **settings},
-    }
+    config = _config(model_type, 1000, pad=1, eos=2, start=2)
+    return _files(name, config, {"sentencepiece.bpe.model": content}, settings)
 
 
 def plbart(**settings: Any) -> dict[str, Any]:
     """Return PLBART's SentencePiece model, whose pieces have ids one higher."""
-    config = {
-        "model_type": "plbart",
-        "vocab_size": 1000,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-    }
-    return {
-        "sentencepiece.bpe.model": model(),
-        "config.json": config,
-        "tokenizer_config.json": {"tokenizer_class": "PLBartTokenizer", **settings},
-    }
+    config = _config("plbart", 1000, pad=1, eos=2, start=2)
+    return _files("PLBart", config, {"sentencepiece.bpe.model": model()}, settings)
 
 
 def t5(**settings: Any) -> dict[str, Any]:
     """Return T5's model with a hundred sentinels, and an extra symbol that is never split."""
-    config = {
-        "model_type": "t5",
-        "vocab_size": 1000,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }
+    config = _config("t5", 1000, pad=0, eos=1, start=0)
     content = model("t5", user_defined_symbols="<sym>")
-    return {
-        "spiece.model": content,
-        "config.json": config,
-        "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", **settings},
-    }
+    return _files("T5", config, {"spiece.model": content}, settings)
 
 
 def t5_of(model_type: str) -> dict[str, Any]:
@@ -198,18 +160,8 @@ def t5_of(model_type: str) -> dict[str, Any]:
 
 def pegasus() -> dict[str, Any]:
     """Return Pegasus' model, with 103 ids before its pieces."""
-    config = {
-        "model_type": "pegasus",
-        "vocab_size": 1000,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }
-    return {
-        "spiece.model": model("t5"),
-        "config.json": config,
-        "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"},
-    }
+    config = _config("pegasus", 1000, pad=0, eos=1, start=0)
+    return _files("Pegasus", config, {"spiece.model": model("t5")}, {})
 
 
 def bart() -> dict[str, Any]:
@@ -228,13 +180,7 @@ def bart() -> dict[str, Any]:
     model_json = json.loads(built.to_str())["model"]
     vocab = model_json["vocab"] | {"<mask>": len(model_json["vocab"])}
     merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model_json["merges"]) + "\n"
-    config = {
-        "model_type": "bart",
-        "vocab_size": len(vocab),
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-    }
+    config = _config("bart", len(vocab), pad=1, eos=2, start=2)
     return {"vocab.json": vocab, "merges.txt": merges.encode(), "config.json": config}
 
 
@@ -262,26 +208,21 @@ def whisper() -> dict[str, Any]:
         for i, token in enumerate(times)
     }
     end = special[0]
-    config = {
-        "model_type": "whisper",
-        "vocab_size": len(vocab) + len(times),
-        "pad_token_id": vocab[end],
-        "bos_token_id": vocab[end],
-        "eos_token_id": vocab[end],
-        "decoder_start_token_id": vocab["<|startoftranscript|>"],
-    }
+    config = _config(
+        "whisper",
+        len(vocab) + len(times),
+        pad=vocab[end],
+        bos=vocab[end],
+        eos=vocab[end],
+        start=vocab["<|startoftranscript|>"],
+    )
     settings = {
-        "tokenizer_class": "WhisperTokenizer",
         "added_tokens_decoder": {str(index): token for index, token in added.items()},
         "additional_special_tokens": special,
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), end),
     }
-    return {
-        "vocab.json": vocab,
-        "merges.txt": files["merges.txt"],
-        "config.json": config,
-        "tokenizer_config.json": settings,
-    }
+    files = {"vocab.json": vocab, "merges.txt": files["merges.txt"]}
+    return _files("Whisper", config, files, settings)
 
 
 def blenderbot_files() -> dict[str, Any]:
@@ -290,22 +231,12 @@ def blenderbot_files() -> dict[str, Any]:
     tokens = ["<pad>", "<s>", "</s>", "<unk>"]
     others = [token for token in files["vocab.json"] if token not in tokens]
     vocab = _vocabulary(tokens, *others)
-    config = {
-        "model_type": "blenderbot",
-        "vocab_size": len(vocab),
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
-    }
-    settings = {"tokenizer_class": "BlenderbotTokenizer"}
-    return files | {"vocab.json": vocab, "config.json": config, "tokenizer_config.json": settings}
+    config = _config("blenderbot", len(vocab), pad=0, bos=1, eos=2, start=1)
+    return _files("Blenderbot", config, files | {"vocab.json": vocab}, {})
 
 
 def blenderbot() -> dict[str, Any]:
-    """Return Blenderbot's files with a ``tokenizer.json`` that ends lines, as transformers 4 wrote
-    it.
-    """
+    """Return Blenderbot's files with transformers 4's ``tokenizer.json``, which ends lines."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     files = blenderbot_files()
@@ -332,20 +263,9 @@ def blenderbot_small(**settings: Any) -> dict[str, Any]:
     special = ["__null__", "__start__", "__end__", "__unk__", "__newln__"]
     vocab = _vocabulary(special, *pieces)
     lines = "".join(f"{first} {second}\n" for first, second in merges)
-    config = {
-        "model_type": "blenderbot-small",
-        "vocab_size": len(vocab),
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
-    }
-    return {
-        "vocab.json": vocab,
-        "merges.txt": f"#version: 0.2\n{lines}".encode(),
-        "config.json": config,
-        "tokenizer_config.json": {"tokenizer_class": "BlenderbotSmallTokenizer", **settings},
-    }
+    config = _config("blenderbot-small", len(vocab), pad=0, bos=1, eos=2, start=1)
+    files = {"vocab.json": vocab, "merges.txt": f"#version: 0.2\n{lines}".encode()}
+    return _files("BlenderbotSmall", config, files, settings)
 
 
 def fsmt(**settings: Any) -> dict[str, Any]:
@@ -355,10 +275,7 @@ def fsmt(**settings: Any) -> dict[str, Any]:
 
 
 def fsmt_files(**settings: Any) -> dict[str, Any]:
-    """Byte-pair encoding of Moses' tokens, with one vocabulary in both files.
-
-    Its merges have counts, as fairseq's.
-    """
+    """Byte-pair encoding of Moses' tokens, one vocabulary in both files, counted merges."""
     merges = word_merges(cased=True)
     letters = sorted({letter for line in CORPUS for letter in line if not letter.isspace()})
     symbols = [symbol for letter in letters for symbol in (letter, f"{letter}</w>")]
@@ -394,9 +311,7 @@ def fsmt_separate() -> dict[str, Any]:
 
 @functools.cache
 def word_merges(size: int = 300, cased: bool = False) -> list[tuple[str, str]]:
-    """Merges of words, lower-cased unless asked, the most frequent pair first, learned from the
-    corpus.
-    """
+    """Merges of words, the most frequent pair first, lower-cased unless asked."""
     text = " ".join(CORPUS)
     text = text if cased else text.lower()
     words = [[*word[:-1], f"{word[-1]}</w>"] for word in text.split()]

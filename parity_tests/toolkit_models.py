@@ -20,11 +20,7 @@ def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible: torch.Tensor,
-    heads: int,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, heads: int
 ) -> torch.Tensor:
     """Attention of projected queries (b, q, d) to keys that are ``visible`` (b, q or 1, k)."""
 
@@ -43,19 +39,23 @@ def sinusoids(length: int, width: int) -> torch.Tensor:
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 
-# JoeyNMT
+class _Attention(nn.Module):
+    """Attention whose layers of keys, values, queries and output have these names."""
 
-
-class _JoeyAttention(nn.Module):
-    def __init__(self, heads: int, size: int):
+    def __init__(self, heads: int, size: int, names: str, bias: bool = True):
         super().__init__()
-        self.heads = heads
-        self.k_layer, self.v_layer = nn.Linear(size, size), nn.Linear(size, size)
-        self.q_layer, self.output_layer = nn.Linear(size, size), nn.Linear(size, size)
+        self.heads, self.names = heads, names.split()
+        for name in self.names:
+            setattr(self, name, nn.Linear(size, size, bias=bias))
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        keys, values = self.k_layer(memory), self.v_layer(memory)
-        return self.output_layer(attend(self.q_layer(x), keys, values, mask, self.heads))
+        key, value, query, output = (getattr(self, name) for name in self.names)
+        return output(attend(query(x), key(memory), value(memory), mask, self.heads))
+
+
+# JoeyNMT
+
+_JOEY = "k_layer v_layer q_layer output_layer"
 
 
 class _JoeyFeedForward(nn.Module):
@@ -79,10 +79,10 @@ class _JoeyLayer(nn.Module):
         size, heads = options["hidden_size"], options["num_heads"]
         self.pre = options.get("layer_norm", "post" if decoder else "pre") == "pre"
         if decoder:
-            self.trg_trg_att, self.src_trg_att = (_JoeyAttention(heads, size) for _ in "ab")
+            self.trg_trg_att, self.src_trg_att = (_Attention(heads, size, _JOEY) for _ in "ab")
             self.x_layer_norm, self.dec_layer_norm = (nn.LayerNorm(size, eps=1e-6) for _ in "ab")
         else:
-            self.src_src_att = _JoeyAttention(heads, size)
+            self.src_src_att = _Attention(heads, size, _JOEY)
             self.layer_norm = nn.LayerNorm(size, eps=1e-6)
         self.feed_forward = _JoeyFeedForward(size, options)
 
@@ -90,11 +90,7 @@ class _JoeyLayer(nn.Module):
         return x + branch(norm(x)) if self.pre else norm(x + branch(x))
 
     def forward(
-        self,
-        x: torch.Tensor,
-        mask: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        memory_mask: torch.Tensor | None = None,
+        self, x: torch.Tensor, mask: torch.Tensor, memory: Any = None, memory_mask: Any = None
     ) -> torch.Tensor:
         if memory is None:
             x = self.around(x, self.layer_norm, lambda y: self.src_src_att(y, y, mask))
@@ -162,16 +158,7 @@ class Joey(nn.Module):
 # OpenNMT-py
 
 
-class _OnmtAttention(nn.Module):
-    def __init__(self, heads: int, size: int, bias: bool):
-        super().__init__()
-        self.heads = heads
-        for name in ("linear_keys", "linear_values", "linear_query", "final_linear"):
-            setattr(self, name, nn.Linear(size, size, bias=bias))
-
-    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        keys, values = self.linear_keys(memory), self.linear_values(memory)
-        return self.final_linear(attend(self.linear_query(x), keys, values, mask, self.heads))
+_ONMT = "linear_keys linear_values linear_query final_linear"
 
 
 class _RmsNorm(nn.Module):
@@ -204,20 +191,16 @@ class _OnmtLayer(nn.Module):
     def __init__(self, options: dict[str, Any], *, decoder: bool):
         super().__init__()
         size, heads = options["enc_hid_size"], options["heads"]
-        self.self_attn = _OnmtAttention(heads, size, options["add_qkvbias"])
+        self.self_attn = _Attention(heads, size, _ONMT, options["add_qkvbias"])
         self.feed_forward = _OnmtFeedForward(options, _onmt_norm(options))
         if decoder:
-            self.context_attn = _OnmtAttention(heads, size, options["add_qkvbias"])
+            self.context_attn = _Attention(heads, size, _ONMT, options["add_qkvbias"])
             self.layer_norm_1, self.layer_norm_2 = _onmt_norm(options), _onmt_norm(options)
         else:
             self.layer_norm = _onmt_norm(options)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        mask: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        memory_mask: torch.Tensor | None = None,
+        self, x: torch.Tensor, mask: torch.Tensor, memory: Any = None, memory_mask: Any = None
     ) -> torch.Tensor:
         y = (self.layer_norm if memory is None else self.layer_norm_1)(x)
         x = x + self.self_attn(y, y, mask)
@@ -284,16 +267,7 @@ class Onmt(nn.Module):
 # fairseq
 
 
-class _FairseqAttention(nn.Module):
-    def __init__(self, heads: int, size: int):
-        super().__init__()
-        self.heads = heads
-        self.k_proj, self.v_proj = nn.Linear(size, size), nn.Linear(size, size)
-        self.q_proj, self.out_proj = nn.Linear(size, size), nn.Linear(size, size)
-
-    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        keys, values = self.k_proj(memory), self.v_proj(memory)
-        return self.out_proj(attend(self.q_proj(x), keys, values, mask, self.heads))
+_FAIRSEQ = "k_proj v_proj q_proj out_proj"
 
 
 class _FairseqLayer(nn.Module):
@@ -301,10 +275,10 @@ class _FairseqLayer(nn.Module):
         super().__init__()
         size, heads = options["encoder_embed_dim"], options[f"{side}_attention_heads"]
         self.pre, self.activation = options["normalize_before"], options["activation_fn"]
-        self.self_attn = _FairseqAttention(heads, size)
+        self.self_attn = _Attention(heads, size, _FAIRSEQ)
         self.self_attn_layer_norm = nn.LayerNorm(size)
         if side == "decoder":
-            self.encoder_attn = _FairseqAttention(heads, size)
+            self.encoder_attn = _Attention(heads, size, _FAIRSEQ)
             self.encoder_attn_layer_norm = nn.LayerNorm(size)
         else:  # of the fast path, zeros until it is used
             self.in_proj_bias = nn.Parameter(torch.zeros(3 * size))
@@ -324,11 +298,7 @@ class _FairseqLayer(nn.Module):
         return self.fc2(nn.functional.gelu(x, approximate=approximate))
 
     def forward(
-        self,
-        x: torch.Tensor,
-        mask: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        memory_mask: torch.Tensor | None = None,
+        self, x: torch.Tensor, mask: torch.Tensor, memory: Any = None, memory_mask: Any = None
     ) -> torch.Tensor:
         x = self.around(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, y, mask))
         if memory is not None:

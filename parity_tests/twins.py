@@ -1,6 +1,4 @@
-"""A Flax model and its PyTorch twin with the same random weights, batches for both, and calls of
-each twin's parts.
-"""
+"""A Flax model and its PyTorch twin with the same random weights, and batches for both."""
 
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -16,6 +14,7 @@ from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.transformer import Transformer
 from jax_transformer.weights import torch_bridge
 from parity_tests import adapters
+from parity_tests.unit.helpers import ragged
 
 torch.set_num_threads(1)  # so that sums have the same order on every machine
 
@@ -45,10 +44,7 @@ def pair(
     source: int = 7,
     target: int = 5,
 ) -> Pair:
-    """Return both models with :func:`random_twin`'s weights.
-
-    If source and target must be equally long, both have the source's length.
-    """
+    """Return both models with :func:`random_twin`'s weights, equally long if they must be."""
     target = source if config.equal_lengths else target
     module = random_twin(config, dtype, seed)
     flax = jt.convert.from_torch(module.state_dict(), config)
@@ -64,9 +60,7 @@ def pair(
 def random_twin(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> nn.Module:
-    """Return the twin with random weights everywhere, as PyTorch's zero biases and unit scales hide
-    swaps. A stored position table is random too.
-    """
+    """Return the twin with random weights everywhere, a stored position table included."""
     generator = torch.Generator().manual_seed(seed)
     module = twins.twin(config).to(dtype).eval()
     with torch.no_grad():
@@ -83,9 +77,7 @@ def random_twin(
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
-    """Every rate 0, those of single branches and stacks too: the twin is made of the configuration
-    itself and set to ``eval``.
-    """
+    """Every rate 0: the twin is made of the configuration itself and set to ``eval``."""
     rates: dict[str, Any] = dict.fromkeys(
         ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
     )
@@ -97,22 +89,9 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
 
 
 def _is_scale(name: str) -> bool:
-    """Return True for a norm's scale: norm1.weight, layer_norm2.weight, normalization1.weight,
-    norm1.gamma.
-    """
+    """Return True for a norm's scale: norm1.weight, layer_norm2.weight, norm1.gamma."""
     owner, _, leaf = name.rpartition(".")
     return "norm" in owner.rpartition(".")[2] and leaf in ("weight", "gamma")
-
-
-def ragged(vocab: int, pad: int, batch: int, length: int, seed: int) -> np.ndarray:
-    """Ids (batch, length) without pads, then pads behind 0, 1, 2, ... fewer tokens a row; the first
-    row is full, none is empty.
-    """
-    ids = np.random.default_rng(seed).integers(0, vocab, (batch, length))
-    ids[ids == pad] = (pad + 1) % vocab
-    for row in range(batch):
-        ids[row, max(1, length - 2 * row) :] = pad
-    return ids
 
 
 def ragged_target(config: TransformerConfig, batch: int, length: int, seed: int) -> np.ndarray:

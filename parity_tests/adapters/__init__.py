@@ -15,10 +15,30 @@ Each module has its architecture's name and these functions. Masks are True wher
                                                 the dropout module is sequence first
 """
 
+import functools
 import importlib
 from types import ModuleType
+
+import torch
+from torch import Tensor
+
+Mask = Tensor | None
+Attended = tuple[Tensor, Tensor]
+"""Output and weights."""
 
 
 def of(architecture: str) -> ModuleType:
     """Return the adapter of the twin of that architecture."""
     return importlib.import_module(f"{__name__}.{architecture}")
+
+
+def hidden(padding: Mask, future: Mask = None) -> Mask:
+    """Join hidden keys (b, k) and pairs (q, k) in a mask (b, 1, q, k), axes of 1 allowed."""
+    masks = [None if padding is None else padding[:, None, None], future]
+    parts = [mask for mask in masks if mask is not None]
+    return functools.reduce(torch.logical_or, parts) if parts else None
+
+
+def visible(padding: Mask, future: Mask = None) -> Mask:
+    mask = hidden(padding, future)
+    return None if mask is None else ~mask

@@ -1,12 +1,9 @@
-"""Calls of the parts of torch_reference.blog2023, batch first.
+"""Calls of the parts of torch_reference.blog2023, batch first."""
 
-A mask is True where a key is hidden.
-"""
-
-import torch
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
+from parity_tests.adapters import Attended, Mask, hidden
 
 
 def sequence_first(module: str) -> bool:
@@ -14,31 +11,17 @@ def sequence_first(module: str) -> bool:
     return False
 
 
-def _hidden(padding: Tensor | None, future: Tensor | None) -> Tensor | None:
-    """Join masks (b, 1, 1, k) and (q, k)."""
-    parts = [
-        mask
-        for mask in (padding if padding is None else padding[:, None, None, :], future)
-        if mask is not None
-    ]
-    return None if not parts else parts[0] if len(parts) == 1 else torch.logical_or(*parts)
-
-
 def norm(twin: nn.Module) -> nn.Module:
     return twin.decoder.decoder_layer[0].encoder_block.layer_norm2
 
 
-def self_attention(
-    twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return twin.decoder.decoder_layer[1].attention(x, x, x, _hidden(padding, future))
+def self_attention(twin: nn.Module, x: Tensor, padding: Mask, future: Mask) -> Attended:
+    return twin.decoder.decoder_layer[1].attention(x, x, x, hidden(padding, future))
 
 
-def cross_attention(
-    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def cross_attention(twin: nn.Module, x: Tensor, memory: Tensor, padding: Mask) -> Attended:
     return twin.decoder.decoder_layer[0].encoder_block.attention(
-        memory, x, memory, _hidden(padding, None)
+        memory, x, memory, hidden(padding, None)
     )
 
 
@@ -51,20 +34,15 @@ def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
     return block.feed_forward(x)
 
 
-def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
-    return twin.encoder.encoder_layers[0](x, x, x, _hidden(padding, None))
+def encoder_block(twin: nn.Module, x: Tensor, padding: Mask) -> Tensor:
+    return twin.encoder.encoder_layers[0](x, x, x, hidden(padding, None))
 
 
 def decoder_block(
-    twin: nn.Module,
-    x: Tensor,
-    memory: Tensor,
-    padding: Tensor | None,
-    future: Tensor | None,
-    memory_padding: Tensor | None,
+    twin: nn.Module, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
 ) -> Tensor:
     return twin.decoder.decoder_layer[1](
-        x, memory, _hidden(padding, future), _hidden(memory_padding, None)
+        x, memory, hidden(padding, future), hidden(memory_padding, None)
     )
 
 

@@ -1,30 +1,14 @@
-"""Calls of the parts of the deep_dive twin.
-
-Masks come in True where hidden; the twin's own are True where visible.
-"""
+"""Calls of the parts of the deep_dive twin, whose masks are True where visible."""
 
 from torch import Tensor, nn
 
 from jax_transformer.config import Part, TransformerConfig
+from parity_tests.adapters import Attended, Mask, visible
 
 
 def sequence_first(module: str) -> bool:
     """Return False: the twin is batch first."""
     return False
-
-
-def _visible(padding: Tensor | None, future: Tensor | None = None) -> Tensor | None:
-    """The twin's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q,
-    k).
-    """
-    hidden = [
-        mask
-        for mask in (None if padding is None else padding[:, None, None], future)
-        if mask is not None
-    ]
-    if not hidden:
-        return None
-    return ~hidden[0] if len(hidden) == 1 else ~(hidden[0] | hidden[1])
 
 
 def norm(twin: nn.Module) -> nn.Module:
@@ -33,16 +17,12 @@ def norm(twin: nn.Module) -> nn.Module:
     return block.transformer_block.normalization2 if twin.repaired else block.normalization2
 
 
-def self_attention(
-    twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return twin.decoder.DecoderBlocklayers[1].attention_layer(x, _visible(padding, future))
+def self_attention(twin: nn.Module, x: Tensor, padding: Mask, future: Mask) -> Attended:
+    return twin.decoder.DecoderBlocklayers[1].attention_layer(x, visible(padding, future))
 
 
-def cross_attention(
-    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return twin.decoder.DecoderBlocklayers[0].EncoderDecoderAttention(x, memory, _visible(padding))
+def cross_attention(twin: nn.Module, x: Tensor, memory: Tensor, padding: Mask) -> Attended:
+    return twin.decoder.DecoderBlocklayers[0].EncoderDecoderAttention(x, memory, visible(padding))
 
 
 def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
@@ -54,20 +34,15 @@ def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
     return block.feed_forward_layers(x)
 
 
-def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
-    return twin.encoder.EncoderBlocklayers[0](x, _visible(padding))
+def encoder_block(twin: nn.Module, x: Tensor, padding: Mask) -> Tensor:
+    return twin.encoder.EncoderBlocklayers[0](x, visible(padding))
 
 
 def decoder_block(
-    twin: nn.Module,
-    x: Tensor,
-    memory: Tensor,
-    padding: Tensor | None,
-    future: Tensor | None,
-    memory_padding: Tensor | None,
+    twin: nn.Module, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
 ) -> Tensor:
     return twin.decoder.DecoderBlocklayers[1](
-        x, memory, _visible(padding, future), _visible(memory_padding)
+        x, memory, visible(padding, future), visible(memory_padding)
     )
 
 

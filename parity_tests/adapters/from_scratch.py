@@ -1,11 +1,9 @@
-"""Calls of the parts of the twin of "Transformer from scratch".
-
-Its masks are True where a key is visible, ours here where it is hidden.
-"""
+"""Calls of the parts of "Transformer from scratch", whose masks are True where visible."""
 
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
+from parity_tests.adapters import Attended, Mask, visible
 
 
 def sequence_first(module: str) -> bool:
@@ -13,31 +11,17 @@ def sequence_first(module: str) -> bool:
     return False
 
 
-def _seen(padding: Tensor | None, future: Tensor | None) -> Tensor | None:
-    """One mask (b, 1, q, k), or None if nothing is hidden."""
-    hidden = [
-        mask
-        for mask in (None if padding is None else padding[:, None, None, :], future)
-        if mask is not None
-    ]
-    return ~(hidden[0] if len(hidden) == 1 else hidden[0] | hidden[1]) if hidden else None
-
-
 def norm(twin) -> nn.Module:
     return twin.decoder.layers[0].transformer_block.norm2
 
 
-def self_attention(
-    twin, x: Tensor, padding: Tensor | None, future: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return twin.decoder.layers[1].self_attention(x, x, x, _seen(padding, future))
+def self_attention(twin, x: Tensor, padding: Mask, future: Mask) -> Attended:
+    return twin.decoder.layers[1].self_attention(x, x, x, visible(padding, future))
 
 
-def cross_attention(
-    twin, x: Tensor, memory: Tensor, padding: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def cross_attention(twin, x: Tensor, memory: Tensor, padding: Mask) -> Attended:
     return twin.decoder.layers[0].transformer_block.self_attention(
-        memory, memory, x, _seen(padding, None)
+        memory, memory, x, visible(padding, None)
     )
 
 
@@ -47,20 +31,15 @@ def feed_forward(twin, stack: str, x: Tensor) -> Tensor:
     ].feed_forward(x)
 
 
-def encoder_block(twin, x: Tensor, padding: Tensor | None) -> Tensor:
-    return twin.encoder.layers[0](x, x, x, _seen(padding, None))
+def encoder_block(twin, x: Tensor, padding: Mask) -> Tensor:
+    return twin.encoder.layers[0](x, x, x, visible(padding, None))
 
 
 def decoder_block(
-    twin,
-    x: Tensor,
-    memory: Tensor,
-    padding: Tensor | None,
-    future: Tensor | None,
-    memory_padding: Tensor | None,
+    twin, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
 ) -> Tensor:
     return twin.decoder.layers[1](
-        x, memory, memory, _seen(memory_padding, None), _seen(padding, future)
+        x, memory, memory, visible(memory_padding, None), visible(padding, future)
     )
 
 
@@ -69,10 +48,7 @@ def memory(twin, source: Tensor) -> Tensor:
 
 
 def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
-    """The Flax sites of each dropout module: after a norm or on the embeddings.
-
-    A transformer block calls its one module twice.
-    """
+    """Each module's Flax sites; a transformer block calls its one module twice."""
     sites = {"encoder.dropout": ["encoder.embedding"], "decoder.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
         sites[f"encoder.layers.{i}.dropout"] = [

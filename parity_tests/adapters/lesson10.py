@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
+from parity_tests.adapters import Attended, Mask
 
 # A layer's dropout modules and the site of each in the Flax model. Branch k of a block ends in
 # ``output``.
@@ -31,16 +32,12 @@ def norm(twin: nn.Module) -> nn.Module:
     return twin.decoder.layers[0].norm3
 
 
-def self_attention(
-    twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def self_attention(twin: nn.Module, x: Tensor, padding: Mask, future: Mask) -> Attended:
     out, weights = twin.decoder.layers[1].self_attn(_swap(x), _swap(x), padding, future)
     return _swap(out), weights
 
 
-def cross_attention(
-    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def cross_attention(twin: nn.Module, x: Tensor, memory: Tensor, padding: Mask) -> Attended:
     out, weights = twin.decoder.layers[0].multihead_attn(_swap(x), _swap(memory), padding, None)
     return _swap(out), weights
 
@@ -49,17 +46,12 @@ def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
     return getattr(twin, stack).layers[0].feed_forward(x)
 
 
-def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
+def encoder_block(twin: nn.Module, x: Tensor, padding: Mask) -> Tensor:
     return _swap(twin.encoder.layers[0](_swap(x), padding))
 
 
 def decoder_block(
-    twin: nn.Module,
-    x: Tensor,
-    memory: Tensor,
-    padding: Tensor | None,
-    future: Tensor | None,
-    memory_padding: Tensor | None,
+    twin: nn.Module, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
 ) -> Tensor:
     return _swap(
         twin.decoder.layers[1](_swap(x), _swap(memory), padding, future, memory_padding)[0]

@@ -1,6 +1,4 @@
-"""Helpers of the tests of ``convert``: a small model's weights under PyTorch's names, as a file,
-and the command as a function.
-"""
+"""Helpers of the tests of ``convert``: a small model's weights as a file, and the command."""
 
 from pathlib import Path
 
@@ -46,11 +44,7 @@ def convert(
     **more,
 ) -> conversion.Outcome:
     request = Request(
-        str(source),
-        str(destination),
-        description or ModelDescription(),
-        check=check,
-        **more,
+        str(source), str(destination), description or ModelDescription(), check=check, **more
     )
     return conversion.convert(preparation.prepare(request))
 

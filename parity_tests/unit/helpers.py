@@ -1,6 +1,4 @@
-"""Tiny models with random weights everywhere, ragged batches, and calls without the type checker,
-as a user makes them.
-"""
+"""Tiny models with random weights everywhere, ragged batches, and calls as a user makes them."""
 
 import contextlib
 import functools
@@ -64,11 +62,7 @@ def shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 def random_arrays(
     config: TransformerConfig, *, seed: int = 0, dtype: str = "float64"
 ) -> dict[str, np.ndarray]:
-    """Return random arrays, biases and scales included.
-
-    They depend on their names, so that two configurations share the arrays that fit both.
-
-    """
+    """Return random arrays by name: two configurations share the arrays that fit both."""
     arrays = {}
     for name, shape in shapes(config).items():
         stack = name.split(".")[0]

@@ -300,11 +300,9 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 def lies() -> Iterator[tuple[str, bytes]]:
     """Yield storages and tensors with false sizes, types or names; the storage has 16 bytes."""
-    double, untyped, uint16 = (
-        name("torch", "DoubleStorage"),
-        name("torch.storage", "UntypedStorage"),
-        name("torch", "uint16"),
-    )
+    double = name("torch", "DoubleStorage")
+    untyped = name("torch.storage", "UntypedStorage")
+    uint16 = name("torch", "uint16")
     for size in (2**60, 2**40, 5, 3, 0, -1, -(2**62), 2**63, 2**100):
         yield f"a storage of {size}", file(tensor(storage(size=number(size)), shape=numbers(1)))
     for what, stored in {
@@ -336,37 +334,29 @@ def lies() -> Iterator[tuple[str, bytes]]:
     }.items():
         yield what, file(tensor(stored))
     for shape, stride, offset in (
-        *(
-            ((2**38,), (0,), 0),
-            ((2**62,), (1,), 0),
-            ((5,), (1,), 0),
-            ((4,), (1,), 1),
-            ((4,), (2,), 0),
-            ((1,), (1,), 4),
-            ((1,), (1,), 2**62),
-        ),
-        *(
-            ((-1,), (1,), 0),
-            ((4,), (-1,), 3),
-            ((4,), (1,), -1),
-            ((2, 2), (1,), 0),
-            ((4,), (1, 1), 0),
-            ((1,) * 65, (1,) * 65, 0),
-        ),
-        *(
-            ((2**32, 2**32), (0, 0), 0),
-            ((2**63,), (0,), 0),
-            ((2**64,), (1,), 0),
-            ((0, 2**62, 2**62), (0, 0, 0), 0),
-            ((0,), (1,), -1),
-        ),
-        *(
-            ((100_000, 4), (0, 1), 0),
-            ((3, 3), (2, 1), 0),
-            ((1000,), (0,), 0),
-            ((0,), (1,), 5),
-            ((0, 2**62), (1, 1), 0),
-        ),
+        ((2**38,), (0,), 0),
+        ((2**62,), (1,), 0),
+        ((5,), (1,), 0),
+        ((4,), (1,), 1),
+        ((4,), (2,), 0),
+        ((1,), (1,), 4),
+        ((1,), (1,), 2**62),
+        ((-1,), (1,), 0),
+        ((4,), (-1,), 3),
+        ((4,), (1,), -1),
+        ((2, 2), (1,), 0),
+        ((4,), (1, 1), 0),
+        ((1,) * 65, (1,) * 65, 0),
+        ((2**32, 2**32), (0, 0), 0),
+        ((2**63,), (0,), 0),
+        ((2**64,), (1,), 0),
+        ((0, 2**62, 2**62), (0, 0, 0), 0),
+        ((0,), (1,), -1),
+        ((100_000, 4), (0, 1), 0),
+        ((3, 3), (2, 1), 0),
+        ((1000,), (0,), 0),
+        ((0,), (1,), 5),
+        ((0, 2**62), (1, 1), 0),
     ):
         body = tensor(offset=number(offset), shape=numbers(*shape), stride=numbers(*stride))
         yield f"shape {shape}, stride {stride}, offset {offset}"[:80], file(body)

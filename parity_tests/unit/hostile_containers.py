@@ -61,10 +61,8 @@ def archives() -> Iterator[tuple[str, bytes]]:
         yield what, hostile.zipped(members)
     good = hostile.zipped(GOOD)
     end, first = len(good) - 22, good.index(b"PK\x01\x02")
-    start, number = (
-        struct.unpack_from("<L", good, end + 16)[0],
-        struct.unpack_from("<H", good, end + 8)[0],
-    )
+    start = struct.unpack_from("<L", good, end + 16)[0]
+    number = struct.unpack_from("<H", good, end + 8)[0]
     second = good.index(b"PK\x01\x02", first + 4)
     for what, content in {
         "something before it": b"#!/bin/sh\n" + good,
@@ -174,9 +172,7 @@ def _deflated_storage() -> bytes:
 
 
 def _overlapping() -> bytes:
-    """Return a good file with more members, each inside the previous one's data, so that few bytes
-    are read many times.
-    """
+    """Return a good file whose further members each lie inside the previous one's data."""
     good, body, entries = hostile.zipped(GOOD), b"", b""
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     names = [f"a/data/{number}".encode() for number in range(1, 200)]

@@ -1,6 +1,4 @@
-"""A tiny model on tiny text, trained through the command line, for the tests of training and of the
-commands.
-"""
+"""A tiny model on tiny text, trained through the command line."""
 
 import contextlib
 import dataclasses
@@ -30,10 +28,8 @@ from jax_transformer.training import step
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 200  # the same everywhere: it is a constant of the compiled step
 CHECKPOINTS = (100, 200)
-ENGLISH, GERMAN = (
-    "the cat dog sees a red house small bird and",
-    "die Katze Hund sieht eine rote Haus kleine Vogel und",
-)
+ENGLISH = "the cat dog sees a red house small bird and"
+GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und"
 WORDS = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
 OPTIONS = [
     *"--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1".split(),
@@ -121,9 +117,7 @@ def start(
 
 @dataclass
 class CommandResult:
-    """Result of a command: exit code, output, and the number of programs compiled for each jitted
-    train step.
-    """
+    """A command's exit code, output, and number of programs compiled for each train step."""
 
     code: int
     out: str
@@ -136,11 +130,7 @@ def _no_curves(metrics: Path, path: Path, **_: object) -> None:
 
 
 def train(*arguments: str | Path, curves: bool = False) -> CommandResult:
-    """Run ``train`` in this process.
-
-    Its curves.png is an empty file unless ``curves`` is set: to draw it takes a quarter of the time
-    of such a run.
-    """
+    """Run ``train`` here; to draw curves.png takes a quarter of the time of such a run."""
     steps, out, err = [], io.StringIO(), io.StringIO()
     make_step = step.make_step
 
@@ -208,9 +198,7 @@ class Console:
     def refused(
         self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b""
     ) -> None:
-        """Assert that a command is refused with this exit code, in one line that contains these
-        words.
-        """
+        """Assert a refusal with this exit code, in one line that contains these words."""
         exit_code, out, err = self.say(*command, stdin=stdin)
         assert (exit_code, out) == (code, ""), err
         assert (
@@ -223,13 +211,9 @@ class Console:
 
 
 def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
-    """Return every array of a checkpoint by its path: parameters, frozen arrays, both moments,
-    counts.
-    """
-    path, here = (
-        run / "checkpoints" / str(step),
-        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-    )
+    """Return every array of a checkpoint by its path: parameters, frozen, moments, counts."""
+    path = run / "checkpoints" / str(step)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
         ocp.metadata(path).metadata,

@@ -9,17 +9,12 @@ from parity_tests.unit.helpers import random_arrays
 
 
 def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
-    """Return a random model whose tokens depend on source and position, sometimes padding or the
-    end.
-
-    ``eos`` is added to the end token's logit.
-    """
+    """Return a random model with varied tokens; ``eos`` is added to the end token's logit."""
     arrays = random_arrays(config, seed=seed)
     for name, array in arrays.items():
         if name.endswith(("bias", "scale")):
-            array[...] = 0.2 * array + (
-                0.8 if name.endswith("scale") else 0
-            )  # unscaled, they dominate the rest
+            # unscaled, they dominate the rest
+            array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)
         if name.endswith(
             (
                 "positions.table",

@@ -1,6 +1,4 @@
-"""The page of attention maps: its figures are the model's, its tokens are the text's, and text is
-escaped.
-"""
+"""The page of attention maps: the model's figures, the text's tokens, and escaped text."""
 
 import base64
 import hashlib
@@ -117,17 +115,14 @@ def test_the_decoder_begins_as_in_the_translation(tokenizer):
 
 def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
     maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["hypotheses"][0]["attention"]
-    source, target = (
-        [*tokenizer.encode(LINE), tokenizer.eos_id],
-        [tokenizer.bos_id, *translated(tokenizer).ids[:-1]],
-    )
+    source = [*tokenizer.encode(LINE), tokenizer.eos_id]
+    target = [tokenizer.bos_id, *translated(tokenizer).ids[:-1]]
     ids = jnp.array([source]), jnp.array([target])
     _, attention = nnx.jit(lambda model: model(*ids, return_attention=True))(model())
     for name in ("cross", "encoder", "decoder"):
         expected = np.stack([np.asarray(layer[0]) for layer in getattr(attention, name)])
-        assert (
-            expected.std() > 0.05
-        )  # far from uniform, so that swapped rows, columns or heads show
+        # far from uniform, so that swapped rows, columns or heads show
+        assert expected.std() > 0.05
         assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
 
 
@@ -140,10 +135,8 @@ def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
     assert "".join(source[:-1]) == LINE
     assert (maps["cross"]["rows"], maps["cross"]["columns"]) == (target, source)
     assert (maps["encoder"]["rows"], maps["encoder"]["columns"]) == (source, source)
-    assert (maps["decoder"]["rows"], maps["decoder"]["columns"]) == (
-        target,
-        ["<bos>", *target[:-1]],
-    )
+    assert maps["decoder"]["rows"] == target
+    assert maps["decoder"]["columns"] == ["<bos>", *target[:-1]]
 
 
 @pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
@@ -182,9 +175,8 @@ def test_pieces_are_readable(tokenizer):
     assert attention_page.pieces(
         tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
     ) == ["<bos>", " ", "<pad>", "<eos>"]
-    broken = attention_page.pieces(
-        tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids]
-    )  # a character that starts four times and never ends
+    # a character that starts four times and never ends
+    broken = attention_page.pieces(tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids])
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
 
 
@@ -222,14 +214,11 @@ def test_text_is_escaped(tmp_path, tokenizer):
     )
     assert hostile.tags == innocent.tags
     assert hostile.script == innocent.script
-    assert not set("<>&\u2028") & set(
-        hostile.raw
-    )  # stricter than this parser: browsers end a script in more cases
-    assert (
-        hostile.data["title"],
-        hostile.sentences[0]["source"],
-        hostile.sentences[0]["hypotheses"][0]["text"],
-    ) == (HOSTILE, HOSTILE, HOSTILE)
+    # stricter than this parser: browsers end a script in more cases
+    assert not set("<>&\u2028") & set(hostile.raw)
+    assert hostile.data["title"] == HOSTILE
+    assert hostile.sentences[0]["source"] == HOSTILE
+    assert hostile.sentences[0]["hypotheses"][0]["text"] == HOSTILE
 
 
 def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer):

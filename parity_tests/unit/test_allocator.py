@@ -1,6 +1,4 @@
-"""Freed memory is used again without the system clearing it, or given back, as the command needs,
-unless the environment chooses.
-"""
+"""Freed memory is used again, or given back, as the command needs."""
 
 import ctypes
 import os

@@ -1,6 +1,4 @@
-"""The pages of docs/architectures agree with the code: modules and shapes in diagrams, fields and
-values in tables.
-"""
+"""The pages of docs/architectures agree with the code: diagrams and tables."""
 
 import functools
 import re
@@ -96,9 +94,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @functools.cache
 def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
-    """Return the output shape of every module of a call, by path, with weights for attention, and
-    the letters' sizes.
-    """
+    """Return every module's output shape by path, with attention's weights, and letters."""
     letters = dict(SIZES)
     if jt.preset(preset).equal_lengths:
         letters["t"] = letters["s"]
@@ -151,9 +147,7 @@ def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
 
 
 def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], Shapes]]:
-    """List (path, label, letters, true shapes) of every edge from a module, in every preset that
-    has it.
-    """
+    """List (path, label, letters, true shapes) of every edge from a module, by preset."""
     edges = []
     for diagram in diagrams(document):
         for node, path in diagram.modules().items():
@@ -218,9 +212,8 @@ def test_a_wrong_diagram_is_detected():
         ("words", "(b, s, d)", "sum"),
         ("sum", None, "rest"),
     ]
-    assert (
-        diagram.modules() == {"words": "source_embedding"} and diagram.texts["rest"] == "the rest"
-    )
+    assert diagram.modules() == {"words": "source_embedding"}
+    assert diagram.texts["rest"] == "the rest"
     for line in (
         "words --> nowhere",
         'a["x"] ==> b["y"]',
@@ -237,9 +230,8 @@ def test_the_recorded_shapes_are_the_model_s():
     assert shapes["decoder.blocks.0.cross_attention"] == {"": (b, t, d), "weights": (b, h, t, s)}
     assert shapes["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
     assert shapes["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
-    assert shapes["output"] == {"": (b, t, letters["v"])} and not any(
-        ".unused." in path for path in shapes
-    )
+    assert shapes["output"] == {"": (b, t, letters["v"])}
+    assert not any(".unused." in path for path in shapes)
 
 
 # Tables of fields
@@ -262,24 +254,18 @@ def value_at(config: TransformerConfig, field: str) -> object:
 
 
 def cell_text(value: object) -> str | None:
-    """Return a value as the tables write it, words in backticks, or None if only prose can describe
-    it.
-    """
+    """Return a value as the tables write it, or None if only prose can describe it."""
     if isinstance(value, tuple):
+        if not value:
+            return "none"
         return (
-            "none"
-            if not value
-            else None
-            if isinstance(value[0], Branch)
-            else ", ".join(f"`{item.value}`" for item in value)
+            None if isinstance(value[0], Branch) else ", ".join(f"`{item.value}`" for item in value)
         )
     if isinstance(value, (StackConfig, type(None))):
         return None
-    return (
-        str(value).lower()
-        if isinstance(value, (bool, int, float)) and not hasattr(value, "value")
-        else f"`{value}`"
-    )
+    if isinstance(value, (bool, int, float)) and not hasattr(value, "value"):
+        return str(value).lower()
+    return f"`{value}`"
 
 
 def table(document: str) -> list[tuple[str, str, str]]:

@@ -19,18 +19,14 @@ from parity_tests.unit.helpers import batch, random_model, tiny
 
 
 def test_a_norm_of_large_numbers_keeps_its_digits():
-    """The mean of squares minus the square of the mean would err by more than the result.
-
-    Mean 1000, deviation 0.01, float32.
-    """
+    """At mean 1000 a difference of squares would err by more than the result."""
     x = (1000 + 0.01 * np.random.default_rng(0).normal(size=(2, 3, 64))).astype(np.float32)
     wide = x.astype(np.float64)
     expected = (wide - wide.mean(axis=-1, keepdims=True)) / np.sqrt(
         wide.var(axis=-1, keepdims=True) + 1e-12
     )
-    assert (
-        np.abs(np.asarray(residual.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
-    )  # the precision of 0.01 next to 1000 in float32
+    # the precision of 0.01 next to 1000 in float32
+    assert np.abs(np.asarray(residual.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
 
 
 @pytest.mark.parametrize("kind", [Norm.LAYER, Norm.RMS])

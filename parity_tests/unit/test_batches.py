@@ -1,6 +1,4 @@
-"""Batches: few shapes, every pair once per epoch, a new order each epoch, and always the same batch
-at the same step.
-"""
+"""Batches: few shapes, every pair once per epoch, and the same batch at the same step."""
 
 import dataclasses
 import itertools
@@ -23,10 +21,7 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 
 
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
-    """Return pairs of random lengths.
-
-    The first source token is the pair's index and identifies a row.
-    """
+    """Return pairs of random lengths; the first source token identifies the pair."""
     random = np.random.default_rng(seed)
     sources = [
         random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)
@@ -233,9 +228,8 @@ def test_steps_count_on_across_epochs():
             assert np.array_equal(PLAN.batch_indices(epoch * count + position)[1], indices)
     far = PLAN.batch_indices(10**9)[1]
     assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
-    assert np.array_equal(
-        PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1]
-    )  # an earlier step again, after its epoch left the cache
+    # an earlier step again, after its epoch left the cache
+    assert np.array_equal(PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1])
     with pytest.raises(errors.ConfigError, match="step=-1"):
         PLAN.batch_indices(-1)
 
@@ -423,9 +417,8 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     for indices, batch in evaluated:
         assert batch.source.shape[::-1] in set(zip(widths, rows, strict=True))
         assert pairs_in(batch) == indices.tolist()
-        assert (
-            pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()
-        )  # filler comes last
+        # filler comes last
+        assert pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()
         assert (batch.target_out[len(indices) :] == IDS.target_pad).all()
     assert sum(len(indices) < len(batch.source) for indices, batch in evaluated) <= len(widths)
     restored = np.empty(503, int)

@@ -1,6 +1,4 @@
-"""Trackers: their contents, no duplicates after a resume, and an early error for a missing
-package; and the lines of progress.
-"""
+"""Trackers: contents, no duplicates after a resume, missing packages; lines of progress."""
 
 import importlib.util
 import json
@@ -77,10 +75,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
         metrics_logger.check_trackers,
         lambda options: metrics_logger.Trackers(RunFolder(tmp_path), options),
     ):
-        with pytest.raises(
-            ConfigError,
-            match=rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$",
-        ):
+        message = rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$"
+        with pytest.raises(ConfigError, match=message):
             ask(TrainOptions(**options))
     metrics_logger.check_trackers(TrainOptions())
 
@@ -103,9 +99,8 @@ def shown(folder: Path) -> dict[tuple[str, int], float]:
     scalars: dict[tuple[str, int], float] = {}
     for path in sorted(folder.iterdir()):
         content, at = path.read_bytes(), 0
-        while at < len(
-            content
-        ):  # a record: its size, a checksum of that, the bytes, a checksum of them
+        # a record: its size, a checksum of that, the bytes, a checksum of them
+        while at < len(content):
             (size,) = struct.unpack_from("<Q", content, at)
             event = Event.FromString(content[at + 12 : at + 12 + size])
             at += size + 16
@@ -136,13 +131,8 @@ def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted
         valid(200),
         valid(200, weights="averaged"),
     ]
-    sessions = [
-        lines[:5],
-        lines[3:5],
-        lines[5:6],
-        lines[3:4],
-        lines[4:],
-    ]  # killed, killed again, stopped, resumed from before, ended
+    # killed, killed again, stopped, resumed from before, ended
+    sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:]]
     for session in sessions:
         board = metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
         for line in session:
@@ -204,19 +194,16 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
     }
     first, _, second, _ = wandb.asked
     assert first | {"id": "run0"} == second and first["id"] is None
-    assert (first["project"], first["name"], first["resume"], first["dir"]) == (
-        "project",
-        "run",
-        "allow",
-        str(folder.path),
-    )
+    assert first["project"] == "project"
+    assert first["name"] == "run"
+    assert first["resume"] == "allow"
+    assert first["dir"] == str(folder.path)
     assert first["config"]["steps"] == 7 and first["config"]["optimizer"]["schedule"] == "cosine"
 
 
 def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
-    with pytest.raises(
-        ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
-    ):
+    message = r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
+    with pytest.raises(ConfigError, match=message):
         metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
     (tmp_path / "wandb.json").write_text("{")
     with pytest.raises(InputError, match=r"wandb\.json: "):

@@ -1,6 +1,4 @@
-"""Checkpoints come back bit for bit, completely or not at all, and every damage is refused with the
-file's name.
-"""
+"""Checkpoints come back bit for bit, completely or not at all; every damage is named."""
 
 import hashlib
 import json
@@ -135,10 +133,8 @@ def test_relative_folders_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("runs/here"), 7)
     assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
-    assert (
-        checkpoint.open(Path("runs/here"), 7).tensors
-        == checkpoint.open(tmp_path / "runs/here", 7).tensors
-    )
+    actual = checkpoint.open(Path("runs/here"), 7).tensors
+    assert actual == checkpoint.open(tmp_path / "runs/here", 7).tensors
 
 
 def test_prune_removes_only_the_other_steps(tmp_path):
@@ -270,9 +266,8 @@ def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_pat
         True,
     ]
     damage(tmp_path, 5)
-    with pytest.raises(
-        errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"
-    ):
+    message = r"10/.*damaged.*; nor is any of the 2 before it intact"
+    with pytest.raises(errors.CheckpointError, match=message):
         run_folder.newest_intact(tmp_path)
 
 

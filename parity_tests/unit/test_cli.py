@@ -8,14 +8,13 @@ import io
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import jax
-import numpy as np
 import pytest
-import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
@@ -26,133 +25,17 @@ from jax_transformer.config.option import Option
 from jax_transformer.training import options
 from parity_tests.unit import runs
 
-FLAGS = {
-    "train": """
-        --config --architecture --run --init --resume --steps --seed --log-every
-        --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience
-        --average --average-of --freeze --loss-chunks --devices --tensorboard
-        --no-tensorboard --wandb
-        --compilation-cache --model.preset --model.d-model --model.num-heads
-        --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
-        --model.dropout --model.attention-dropout --model.activation-dropout
-        --model.embedding-dropout --model.norm-placement --model.tying --model.precision
-        --model.attention-backend --model.remat --model.scan-layers --model.no-scan-layers
-        --data.train-source --data.train-target --data.valid-source --data.valid-target
-        --data.train --data.train-weights --data.valid --data.dataset --data.dataset-config
-        --data.train-split --data.valid-split --data.source-field --data.target-field
-        --data.vocabularies --data.vocab-size --data.tokenizer --data.target-tokenizer
-        --data.bpe-dropout
-        --data.source-lang --data.target-lang --data.max-source-length
-        --data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
-        --optimizer.name --optimizer.learning-rate --optimizer.schedule
-        --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon
-        --optimizer.momentum --optimizer.nesterov --optimizer.no-nesterov
-        --optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing
-        --optimizer.accumulate --optimizer.ema
-        --lora.rank --lora.alpha --lora.targets --mesh.fsdp --mesh.tensor
-        --distributed.coordinator-address --distributed.num-processes --distributed.process-id
-        --distributed.auto --distributed.no-auto --distributed.heartbeat-timeout""".split(),
-    "translate": """
-        --run --weights --ensemble --precision --engine --quantization --architecture
-        --source-lang --target-lang
-        --input --output --tokens-per-batch
-        --buffer --too-long --attention --max-length --beam --length-penalty
-        --penalty --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
-        --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
-    "serve": """
-        --weights --architecture --source-lang --target-lang --host --port
-        --allowed-hosts --queue-size --timeout --max-lines --max-characters
-        --max-body-bytes --max-beam --max-configs --batch-rows --batch-wait --max-length
-        --beam --length-penalty --penalty --early-stopping --no-repeat-ngram-size
-        --repetition-penalty --min-new-tokens --sample --no-sample --temperature --top-k
-        --top-p --seed""".split(),
-    "evaluate": """
-        --run --source --target --pairs --source-field --target-field --reference
-        --weights --ensemble --precision --engine --quantization --tokens-per-batch --architecture
-        --source-lang --target-lang --max-length --beam --length-penalty --penalty --early-stopping
-        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --comet
-        --hypotheses --json --no-json""".split(),
-    "convert": """
-        --to --config --preset --architecture --set --dtype --weights --key
-        --strip-prefix --ignore --rename --training --no-training --dry-run --no-dry-run --force
-        --no-force --shard-size --scan-layers --no-scan-layers --param-scan-axis --quantization
-        --check --no-check --json --no-json""".split(),
-    "inspect": """
-        --json --no-json""".split(),
-    "parity": """
-        --config --preset --architecture --set --weights --dtype --gradients
-        --no-gradients --lengths --seed --html --json --no-json""".split(),
-    "golden": """
-        --batch --weights --architecture --python --seed""".split(),
-    "completion": [],
-}
-"""Flags, by command."""
+_FROZEN = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+FLAGS, FLAGS_0_1 = (
+    {command: flags.split() for command, flags in _FROZEN[version].items()}
+    for version in ("today", "0.1")
+)
 FLAGS["estimate"] = [
     *"--topology --length --device-memory --json --no-json".split(),
     *(flag for flag in FLAGS["train"] if not flag.startswith("--distributed.")),
 ]
-FLAGS_0_1 = {
-    "train": """
-        --config --run --init --resume --steps --seed --log-every --eval-every
-        --eval-pairs --samples --keep --keep-best --best-by --patience --average
-        --average-of --devices --tensorboard --no-tensorboard --wandb
-        --compilation-cache --model.preset --model.d-model --model.num-heads
-        --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
-        --model.dropout --model.attention-dropout --model.activation-dropout
-        --model.embedding-dropout --model.norm-placement --model.tying --model.precision
-        --data.train-source --data.train-target --data.valid-source --data.valid-target
-        --data.train --data.valid --data.dataset --data.dataset-config
-        --data.train-split --data.valid-split --data.source-field --data.target-field
-        --data.vocabularies --data.vocab-size --data.tokenizer --data.target-tokenizer
-        --data.source-lang --data.target-lang --data.max-source-length
-        --data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
-        --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps
-        --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon --optimizer.weight-decay
-        --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate
-        --optimizer.ema""",
-    "translate": """
-        --run --weights --source-lang --target-lang --input --output --attention
-        --max-length --beam --length-penalty --penalty --early-stopping
-        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample
-        --no-sample --temperature --top-k --top-p --seed""",
-    "evaluate": """
-        --run --source --target --weights --source-lang --target-lang --max-length
-        --beam --length-penalty --penalty --early-stopping --no-repeat-ngram-size
-        --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""",
-    "convert": """
-        --to --config --preset --set --dtype --weights --key --strip-prefix --training
-        --no-training --dry-run --no-dry-run --force --no-force --shard-size --check
-        --no-check --json --no-json""",
-    "inspect": """
-        --json --no-json""",
-    "parity": """
-        --config --preset --set --weights --dtype --gradients --no-gradients --lengths
-        --seed --html --json --no-json""",
-    "golden": """
-        --batch --weights --python --seed""",
-}
-"""Flags of version 0.1, by command."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    """A small .safetensors file."""
-    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    safetensors.numpy.save_file(
-        {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
-    )
-    return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 # Help, version and imports
@@ -219,17 +102,15 @@ def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkey
 def test_flags_of_version_0_1_still_work(command):
     known = listed(cli.COMMANDS[command].kind)
     accepted = {flag for each in known for flag in (*each.flags, *each.former)}
-    assert not set(FLAGS_0_1[command].split()) - accepted
+    assert not set(FLAGS_0_1[command]) - accepted
 
 
 def test_help_shows_values_as_they_are_typed(console):
     assert "{cosine,inverse_sqrt,linear,constant}" in console.say("train", "--help")[1]
-    assert (
-        cli.parse(
-            "train", options.TrainOptions, ["--optimizer.schedule", "inverse_sqrt"]
-        ).optimizer.schedule
-        == "inverse_sqrt"
-    )
+    actual = cli.parse(
+        "train", options.TrainOptions, ["--optimizer.schedule", "inverse_sqrt"]
+    ).optimizer.schedule
+    assert actual == "inverse_sqrt"
 
 
 def test_no_command_lists_the_commands(console):
@@ -337,11 +218,7 @@ def test_version_prints_the_version(console):
 
 def test_underscores_in_flags_are_dashes():
     words = [
-        "--eval_every",
-        "7",
-        "--optimizer.learning_rate=0.5",
-        "--data.train_source",
-        "a_b",
+        *"--eval_every 7 --optimizer.learning_rate=0.5 --data.train_source a_b".split(),
         *"--data.train-target b".split(),
     ]
     parsed = cli.parse(
@@ -349,11 +226,9 @@ def test_underscores_in_flags_are_dashes():
         options.TrainOptions,
         [*words, "--data.valid_source", "c", "--data.valid-target", "d"],
     )
-    assert (parsed.eval_every, parsed.optimizer.learning_rate, parsed.data.train_source) == (
-        7,
-        0.5,
-        ("a_b",),
-    )
+    assert parsed.eval_every == 7
+    assert parsed.optimizer.learning_rate == 0.5
+    assert parsed.data.train_source == ("a_b",)
 
 
 def test_flags_have_the_names_of_transformers_as_well():
@@ -458,10 +333,8 @@ def test_help_and_inspect_do_not_wait_for_jax(weights):
 
 def test_the_module_and_train_py_run_the_command(tmp_path):
     assert finished("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
-    module, script = (
-        finished("train", "--help"),
-        finished("--help", program=(str(runs.ROOT / "train.py"),), cwd=tmp_path),
-    )
+    module = finished("train", "--help")
+    script = finished("--help", program=(str(runs.ROOT / "train.py"),), cwd=tmp_path)
     assert module == script and module[0] == 0 and "--optimizer.learning-rate" in module[1]
     assert finished("--steps", "0", program=(str(runs.ROOT / "train.py"),))[0] == 2
 

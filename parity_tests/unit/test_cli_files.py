@@ -16,16 +16,7 @@ TINY = "d_model=16 num_heads=2 d_ff=32 num_layers=1 max_length=40 vocab_size=300
 SMALL = ["--preset", "small", "--set", *TINY]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
-
-
-@pytest.fixture(scope="module")
-def run(_as_a_user, tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    return runs.trained(tmp_path_factory.getbasetemp()).path
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +25,6 @@ def weights(run, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     assert runs.main("convert", run, path) == 0
     return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
@@ -50,11 +36,9 @@ def test_weights_round_trip_byte_for_byte(console, run, weights, tmp_path):
     assert console.say("convert", weights, folder, *SMALL)[0] == 0
     code, out, err = console.say("convert", folder, again)
     assert (code, err) == (0, "")
-    assert (
-        out.startswith(f"{folder} (last, step 0) -> {again}: ")
-        and "float32" in out
-        and str(len(tensors(weights))) in out
-    )
+    assert out.startswith(f"{folder} (last, step 0) -> {again}: ")
+    assert "float32" in out
+    assert str(len(tensors(weights))) in out
     assert again.read_bytes() == weights.read_bytes()
     assert (folder / "config.json").read_bytes() == (run / "config.json").read_bytes()
     assert (
@@ -84,22 +68,18 @@ def test_weights_are_under_the_names_of_pytorch(weights):
 
 
 def test_dtype_casts_the_file_and_is_kept_on_the_way_back(console, weights, tmp_path):
-    half, folder, again = (
-        tmp_path / "half.safetensors",
-        tmp_path / "half",
-        tmp_path / "again.safetensors",
-    )
+    half = tmp_path / "half.safetensors"
+    folder = tmp_path / "half"
+    again = tmp_path / "again.safetensors"
     assert console.say("convert", weights, tmp_path / "folder", *SMALL)[0] == 0
     assert console.say("convert", tmp_path / "folder", half, "--dtype", "bfloat16")[0] == 0
     original = tensors(weights)
     assert {str(array.dtype) for array in tensors(half).values()} == {"bfloat16"}
-    assert (
-        runs.differing(
-            tensors(half),
-            {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()},
-        )
-        == []
+    actual = runs.differing(
+        tensors(half),
+        {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()},
     )
+    assert actual == []
     assert console.say("convert", half, folder, *SMALL)[0] == 0
     assert console.say("convert", folder, again)[0] == 0
     assert again.read_bytes() == half.read_bytes()
@@ -120,12 +100,10 @@ def test_float64_converts_in_32_bit_mode_and_is_refused_if_narrowed(
         jt.load(tmp_path / "folder")
     with pytest.raises(InputError, match="float64"):
         jt.convert.load(double, preset="small")
-    assert (
-        console.say(
-            "convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"
-        )[0]
-        == 0
-    )
+    actual = console.say(
+        "convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"
+    )[0]
+    assert actual == 0
     assert (tmp_path / "single.safetensors").read_bytes() == weights.read_bytes()
 
 
@@ -152,10 +130,7 @@ def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
         2,
         ["dmodel", "did you mean 'd_model'?"],
         *to_folder,
-        "--preset",
-        "small",
-        "--set",
-        "dmodel=16",
+        *"--preset small --set dmodel=16".split(),
     )
     console.refused(
         2, ["d_model", "'wide'"], *to_folder, "--preset", "small", "--set", "d_model=wide"
@@ -216,12 +191,10 @@ def test_settings_keep_the_types_of_their_values(console, run, weights, tmp_path
         "output_bias=false",
         "encoder.positions=sinusoidal",
     ]
-    assert (
-        console.say("convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings)[
-            0
-        ]
-        == 0
-    )
+    actual = console.say(
+        "convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings
+    )[0]
+    assert actual == 0
     written, original = (
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "new", run)
     )

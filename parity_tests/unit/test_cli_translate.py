@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jax_transformer.formats.pretrained import Pretrained
 from jax_transformer.inference import translation
@@ -33,31 +32,7 @@ LINES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
-
-
-@pytest.fixture(scope="module")
-def run(_as_a_user, tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    return runs.trained(tmp_path_factory.getbasetemp()).path
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    """A small .safetensors file."""
-    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    safetensors.numpy.save_file(
-        {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
-    )
-    return path
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 # translate
@@ -100,22 +75,16 @@ def test_empty_input_gives_empty_output(console, run):
 
 def test_beam_search_by_its_flag(console, run):
     translations = translated(console, run, LINES, "--beam", "2", "--length-penalty", "1")
-    assert (
-        len(translations) == len(LINES)
-        and not translations[2]
-        and all(line for i, line in enumerate(translations) if i != 2)
-    )
+    assert len(translations) == len(LINES)
+    assert not translations[2]
+    assert all(line for i, line in enumerate(translations) if i != 2)
     console.refused(2, ["num_beams=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
     console.refused(
         2,
         ["length_penalty=-1"],
-        "translate",
-        "--run",
+        *"translate --run".split(),
         run,
-        "--beam",
-        "2",
-        "--length-penalty",
-        "-1",
+        *"--beam 2 --length-penalty -1".split(),
         stdin=b"a\n",
     )
 
@@ -153,10 +122,8 @@ def test_n_best_lists_by_their_flag(console, run):
 @pytest.mark.slow
 def test_samples_by_their_flags(console, run):
     command = ["--sample", "--temperature", "3", "--top-k", "50", "--seed"]
-    first, second = (
-        translated(console, run, LINES, *command, "1"),
-        translated(console, run, LINES, *command, "2"),
-    )
+    first = translated(console, run, LINES, *command, "1")
+    second = translated(console, run, LINES, *command, "2")
     assert len(first) == len(LINES) and not first[2] and first != second
     assert translated(console, run, LINES, *command, "1") == first
     assert translated(console, run, LINES[:4], *command, "1") == first[:4]
@@ -190,9 +157,8 @@ def test_files_in_and_out(console, run, tmp_path):
         "--output",
         tmp_path / "out",
     )
-    assert (tmp_path / "out").read_bytes().decode() == expected and len(
-        list(tmp_path.iterdir())
-    ) == 3
+    assert (tmp_path / "out").read_bytes().decode() == expected
+    assert len(list(tmp_path.iterdir())) == 3
     console.refused(3, [tmp_path / "none"], *command[:4], tmp_path / "none")
     console.refused(
         2, [tmp_path / "none" / "out"], *command[:5], "--output", tmp_path / "none" / "out"
@@ -310,13 +276,11 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     finally:
         signal.signal(number, handler)
     partial = tmp_path / "out.partial"
-    assert (code, err.splitlines()) == (
-        130,
-        [
-            f"translated 6 lines in {partial}; to go on, translate the input from line 7",
-            "jax-transformer: stopped at once",
-        ],
-    )
+    assert code == 130
+    assert err.splitlines() == [
+        f"translated 6 lines in {partial}; to go on, translate the input from line 7",
+        "jax-transformer: stopped at once",
+    ]
     assert partial.read_text().splitlines() == expected[:6]
     assert (tmp_path / "out").read_text() == "before"
     monkeypatch.undo()
@@ -447,54 +411,40 @@ def test_head_may_close_the_pipe(weights):
 
 def test_evaluate_gives_the_scores_of_the_end_of_training(console, run, tmp_path):
     command = [
-        "evaluate",
-        "--run",
+        *"evaluate --run".split(),
         run,
         "--source",
         run.parent / "valid.source",
         "--target",
         run.parent / "valid.target",
-        "--weights",
-        "last",
+        *"--weights last".split(),
     ]
     code, out, err = console.say(
         *command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses"
     )
     report = json.loads(out)
     assert (code, out.count("\n"), err) == (0, 1, "")
-    keys = {
-        "weights",
-        "step",
-        "pairs",
-        "dropped_empty",
-        "bleu",
-        "chrf",
-        "ter",
-        "exact_match",
-        "signatures",
-        "loss",
-        "perplexity",
-        "left_out_of_loss",
-    }
+    keys = set(
+        (
+            "weights step pairs dropped_empty bleu chrf ter exact_match signatures loss "
+            "perplexity left_out_of_loss"
+        ).split()
+    )
     assert report.keys() == keys
     last = runs.metrics(run)[-1]
     assert not [name for name in ("bleu", "chrf", "exact_match") if report[name] != last[name]]
     assert last["signatures"].items() <= report["signatures"].items()
-    assert (
-        report["step"],
-        report["pairs"],
-        report["dropped_empty"],
-        report["left_out_of_loss"],
-    ) == (runs.STEPS, 8, 0, 0)
-    assert report["loss"] == pytest.approx(last["valid_loss"], rel=1e-5) and math.isfinite(
-        report["loss"]
-    )
+    assert report["step"] == runs.STEPS
+    assert report["pairs"] == 8
+    assert report["dropped_empty"] == 0
+    assert report["left_out_of_loss"] == 0
+    assert report["loss"] == pytest.approx(last["valid_loss"], rel=1e-5)
+    assert math.isfinite(report["loss"])
     assert report["perplexity"] == pytest.approx(math.exp(report["loss"]))
     assert (tmp_path / "hypotheses").read_text().count("\n") == 8
     code, out, _ = console.say(*command, "--bootstrap", "20")
-    assert code == 0 and not [
-        name for name in keys - {"signatures"} if f"\n{name} " not in f"\n{out}"
-    ]
+    assert code == 0
+    assert not [name for name in keys - {"signatures"} if f"\n{name} " not in f"\n{out}"]
     assert (
         f"{report['loss']:.4f}" in out and f"{report['bleu']:.4f} (μ = " in out and "bs:20" in out
     )

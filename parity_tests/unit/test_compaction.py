@@ -9,6 +9,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.generate import BeamScorer, Constraints, EarlyStopping, logits, loops
+from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
 
@@ -73,10 +74,7 @@ SEARCHES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n == "gnmt" else ()) for n in SEARCHES],
-)
+@pytest.mark.parametrize("name", [quick_if(n != "gnmt", n) for n in SEARCHES])
 def test_a_large_batch_gives_each_row_what_small_ones_give(name):
     search, model = SEARCHES[name], loud(CONFIG, 3)
     source = ragged(CONFIG.source_vocab_size, CONFIG.source_pad_id, ROWS, 7, 1)

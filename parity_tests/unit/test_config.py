@@ -54,9 +54,7 @@ def random_branches(draw, parts: list[Part], residuals: list[Residual]):
 
 
 def random_config(draw):
-    """This is outside hypothesis' strategies, because the tests' type checker draws random numbers
-    too.
-    """
+    """Not a hypothesis strategy: the tests' type checker draws random numbers as well."""
     heads, vocab = draw(st.integers(1, 9)), draw(st.integers(4, 10**6))
     stacks = {
         "encoder": ([Part.SELF, Part.FFN], [Residual.INPUT], [Mask.SOURCE_PADDING], []),
@@ -92,15 +90,8 @@ def random_config(draw):
         for name, (parts, residuals, self_mask, cross_mask) in stacks.items()
     }
     free = (
-        "score_scale",
-        "embedding_scale",
-        "dropout_site",
-        "dropout_masks",
-        "norm_placement",
-        "init",
-        "tying",
-        "mask_fill",
-    )
+        "score_scale embedding_scale dropout_site dropout_masks norm_placement init tying mask_fill"
+    ).split()
     enums = {
         field.name: draw(one_of(type(field.default)))
         for field in dataclasses.fields(LESSON10)
@@ -156,14 +147,11 @@ def test_any_configuration_round_trips_through_json(data):
 def test_json_is_plain_and_complete():
     data = json.loads(LESSON10.to_json())
     assert list(data) == [field.name for field in dataclasses.fields(LESSON10)]
-    assert (
-        data["decoder"]["self_mask"] == ["target_padding", "causal"]
-        and data["norm_placement"] == "post"
-        and data["head_dim"] is None
-    )
-    assert (
-        type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
-    )  # other JSON writers write 0.0 as 0
+    assert data["decoder"]["self_mask"] == ["target_padding", "causal"]
+    assert data["norm_placement"] == "post"
+    assert data["head_dim"] is None
+    # other JSON writers write 0.0 as 0
+    assert type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
 
 
 def edited(path: str, value) -> str:

@@ -1,6 +1,4 @@
-"""``convert`` keeps every bit of every dtype, from one or several files, and the same input gives
-the same bytes.
-"""
+"""``convert`` keeps every bit of every dtype, and the same input gives the same bytes."""
 
 import importlib.util
 import json
@@ -12,37 +10,11 @@ import pytest
 import safetensors.numpy
 
 from campaigns import round_trips
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import pt
 from jax_transformer.storage.pt import writer
-from parity_tests.unit import conversions, runs
+from parity_tests.unit import runs
 from parity_tests.unit.conversions import convert, state_of, write
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def config(small) -> TransformerConfig:
-    return small[0]
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
-
-
-@pytest.fixture(scope="module")
-def config_file(small) -> Path:
-    return small[2]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

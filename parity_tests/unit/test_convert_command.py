@@ -1,11 +1,8 @@
-"""``convert``: sizes from shapes, plans, strictness, the self-check without a twin, and the same as
-functions.
-"""
+"""``convert``: sizes from shapes, plans, strictness, the self-check, and its functions."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ import safetensors.numpy
 
 import jax_transformer as jt
 from jax_transformer.architectures import model_weights, registry
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import checking, infer
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
@@ -21,34 +17,8 @@ from jax_transformer.storage import lazy, pt
 from jax_transformer.storage.pt import writer
 from jax_transformer.weights import rules
 from parity_tests import preset_names
-from parity_tests.unit import conversions, helpers, runs
+from parity_tests.unit import helpers, runs
 from parity_tests.unit.conversions import config_of, convert, state_of, write
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def config(small) -> TransformerConfig:
-    return small[0]
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
-
-
-@pytest.fixture(scope="module")
-def config_file(small) -> Path:
-    return small[2]
-
 
 # Sizes
 
@@ -120,12 +90,7 @@ def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
         "convert",
         weights,
         tmp_path / "new",
-        "--preset",
-        "lesson10_repaired",
-        "--set",
-        "d_model=12",
-        "num_heads=6",
-        "--dry-run",
+        *"--preset lesson10_repaired --set d_model=12 num_heads=6 --dry-run".split(),
     )
     assert code == 0 and "d_model" not in out.splitlines()[0] and list(tmp_path.iterdir()) == []
 
@@ -152,9 +117,8 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
         for move in plan["moves"]
         if move["source"] == ["encoder.layers.0.self_attn.in_proj_weight"]
     )
-    assert packed["operation"] == "split, transpose, cast" and packed["before"] == [
-        {"shape": [36, 12], "dtype": "float32"}
-    ]
+    assert packed["operation"] == "split, transpose, cast"
+    assert packed["before"] == [{"shape": [36, 12], "dtype": "float32"}]
     assert packed["after"] == [{"shape": [12, 12], "dtype": "float16"}] * 3
     assert plan["bytes"] == 2 * sum(int(np.prod(shape)) for shape in model.shapes["flax"].values())
     text = console.say("convert", weights, tmp_path / "new", *options, "--dry-run")[1]
@@ -218,9 +182,7 @@ def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
         "convert",
         source,
         tmp_path / "new",
-        "--preset",
-        "small",
-        "--set",
+        *"--preset small --set".split(),
         *sizes,
         "--dry-run",
     )
@@ -247,12 +209,10 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
     code, out, _ = console.say(
         "convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check"
     )
-    assert (
-        code == 0
-        and "training.pt (model)" in out
-        and "not converted: optimizer" in out
-        and "not converted: epoch" in out
-    )
+    assert code == 0
+    assert "training.pt (model)" in out
+    assert "not converted: optimizer" in out
+    assert "not converted: epoch" in out
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
     writer.write(path, {"first": state, "second": state})
     console.refused(3, ["--key", "first, second"], "convert", path, tmp_path / "two.safetensors")
@@ -301,10 +261,8 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     for other in models:
         assert other.config == config
         assert runs.differing(jt.convert.to_torch(other), jt.convert.to_torch(model)) == []
-    assert (
-        jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
-        == np.float16
-    )
+    actual = jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
+    assert actual == np.float16
     with pytest.raises(ConfigError, match="config or preset"):
         jt.convert.load(weights)
     with pytest.raises(ConfigError, match=r"its own config\.json"):
@@ -335,10 +293,7 @@ def test_without_pytorch_everything_but_the_twin_works(weights, config_file, tmp
             "convert",
             tmp_path / "a.pt",
             tmp_path / "again.safetensors",
-            "--preset",
-            "lesson10",
-            "--set",
-            "num_heads=3",
+            *"--preset lesson10 --set num_heads=3".split(),
         ],
     ]
     program = WITHOUT_TORCH + "".join(

@@ -9,34 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import checking
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import atomic, checkpoint, pt
-from parity_tests.unit import conversions, runs
+from parity_tests.unit import runs
 from parity_tests.unit.conversions import convert
 
 MANIFEST = "checkpoints/0/manifest.json"
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
-
-
-@pytest.fixture(scope="module")
-def config_file(small) -> Path:
-    return small[2]
 
 
 def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_path):
@@ -68,12 +47,7 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     os.symlink(folder, tmp_path / "link")
     console.refused(3, ["link"], *to_folder[:2], tmp_path / "link", *to_folder[3:], "--force")
     console.refused(2, ["source"], "convert", file, file, "--force")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "12",
-        "file.pt",
-        "folder",
-        "link",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["12", "file.pt", "folder", "link"]
 
 
 KILLED = """
@@ -111,9 +85,7 @@ for line in sys.stdin:  # a kill at a call, each in a copy of this process
 
 
 class Forks:
-    """Run ``convert`` repeatedly in forks that are killed at a chosen call, without restarting
-    Python.
-    """
+    """Run ``convert`` repeatedly in forks that are killed at a chosen call."""
 
     def __init__(self, *command: str | Path):
         program = [
@@ -137,9 +109,7 @@ class Forks:
         self.process.communicate(timeout=100)
 
     def kill_at(self, number: int) -> dict[str, int]:
-        """Return the exit ``code``, the number of the ``exchange`` call, and the number of
-        ``calls``.
-        """
+        """Return the exit ``code``, the ``exchange``'s number and the number of ``calls``."""
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
         report = {}
@@ -171,9 +141,7 @@ def test_killed_at_any_call_it_leaves_the_old_file_or_the_new_one(weights, tmp_p
 
 
 def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, config_file, tmp_path):
-    """Killed before the first call, while writing, right before and after the exchange of names,
-    and while removing the old one.
-    """
+    """While writing, around the exchange of names, and while removing the old one."""
     target, copy = tmp_path / "here" / "folder", tmp_path / "kept"
     target.parent.mkdir()
     convert(weights, target, description=ModelDescription(str(config_file)))
@@ -185,10 +153,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
         target,
         "--config",
         config_file,
-        "--dtype",
-        "float16",
-        "--no-check",
-        "--force",
+        *"--dtype float16 --no-check --force".split(),
     ]
     with Forks(*command) as forks:
         complete = forks.kill_at(0)
@@ -236,9 +201,8 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
 
     monkeypatch.setattr(atomic, "_exchange", watched)
     convert(weights, folder, description=description, dtype="float16", force=True)
-    assert seen == [{"float32"}, {"float16"}] and [path.name for path in tmp_path.iterdir()] == [
-        "folder"
-    ]
+    assert seen == [{"float32"}, {"float16"}]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("kind", ["file.pt", "file.safetensors", "folder", "12"])
@@ -257,8 +221,6 @@ def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, mon
     again = convert(
         target, tmp_path / "again.safetensors", description=description if kind == "12" else None
     )
-    assert (
-        "float32" in again.summary
-        and (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
-        and outcome.sha256
-    )
+    assert "float32" in again.summary
+    assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
+    assert outcome.sha256

@@ -69,9 +69,7 @@ class Counted:
     ],
 )
 def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monkeypatch):
-    """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed or
-    written; here none may.
-    """
+    """A checkpoint has one batch of arrays, here two; here no small array may wait."""
     monkeypatch.setattr(lazy, "_MOST_AHEAD", 0)
     monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
     monkeypatch.setattr(checkpoint_stream, "_READ", 2 * LENGTH * 40)
@@ -242,9 +240,8 @@ def test_a_terminal_shows_the_bytes_that_were_converted(stderr, tmp_path, monkey
     monkeypatch.setattr(sys, "stderr", stderr)
     assert cli.main(["convert", str(source), str(tmp_path / "b.pt")]) == 0
     shown = stderr.getvalue()
-    assert ("b.pt" in shown and "0.00/800k" in shown) == stderr.isatty() and bool(
-        shown
-    ) == stderr.isatty()
+    assert ("b.pt" in shown and "0.00/800k" in shown) == stderr.isatty()
+    assert bool(shown) == stderr.isatty()
 
 
 SIZES = {"d_model": 1024, "d_kv": 64, "num_heads": 16, "d_ff": 2048, "vocab_size": 20_000}

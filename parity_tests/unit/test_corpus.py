@@ -1,6 +1,4 @@
-"""From options to a corpus: all data sources agree, vocabularies fit the model, and invalid input
-is refused early.
-"""
+"""From options to a corpus: all sources agree, vocabularies fit, invalid input is refused."""
 
 import dataclasses
 import gzip
@@ -164,11 +162,9 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
 
 
 def test_the_built_in_task_is_the_default():
-    assert (
-        DataOptions().kind is DataSource.PHRASES
-        and DataOptions().builtin
-        and DataOptions().files == []
-    )
+    assert DataOptions().kind is DataSource.PHRASES
+    assert DataOptions().builtin
+    assert DataOptions().files == []
 
 
 def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
@@ -273,9 +269,8 @@ def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monk
         "looks_swapped",
         lambda train, valid: (train, valid) == (TRAIN, [(t, s) for s, t in VALID]),
     )
-    with pytest.raises(
-        InputError, match="the validation sources are in the language of the training targets"
-    ):
+    message = "the validation sources are in the language of the training targets"
+    with pytest.raises(InputError, match=message):
         prepared(tmp_path, **swapped)
 
 
@@ -288,9 +283,8 @@ def test_less_than_one_batch_is_refused_with_a_size_that_works(tmp_path):
     ):
         prepared(tmp_path, **files, tokens_per_batch=1000, buckets=1)
     assert prepared(tmp_path, **files, tokens_per_batch=108, buckets=1).plan.rows == (9,)
-    with pytest.raises(
-        InputError, match=r"less than one batch of 10 rows .* lower devices, 10 now"
-    ):
+    message = r"less than one batch of 10 rows .* lower devices, 10 now"
+    with pytest.raises(InputError, match=message):
         prepared(tmp_path, **files, tokens_per_batch=108, buckets=1, rows_multiple=10)
 
 
@@ -325,9 +319,8 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_
 def test_rows_are_a_multiple_of_the_devices(tmp_path, lines):
     loaded = prepared(tmp_path, **lines, rows_multiple=3)
     assert loaded.about["rows"] == list(loaded.plan.rows)
-    assert all(rows % 3 == 0 for rows in loaded.plan.rows) and not all(
-        rows % 3 == 0 for rows in prepared(tmp_path, **lines).plan.rows
-    )
+    assert all(rows % 3 == 0 for rows in loaded.plan.rows)
+    assert not all(rows % 3 == 0 for rows in prepared(tmp_path, **lines).plan.rows)
 
 
 # Vocabularies
@@ -340,10 +333,8 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
         tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, vocab_size=9999
     )
     assert isinstance(loaded.tokenizer, TokenizerPair) and loaded.config.tying is Tying.OUTPUT
-    sizes = (
-        loaded.tokenizer.source.vocab_size,
-        loaded.tokenizer.target.vocab_size,
-    )  # the text has no more merges
+    # the text has no more merges
+    sizes = (loaded.tokenizer.source.vocab_size, loaded.tokenizer.target.vocab_size)
     assert (
         loaded.config.source_vocab_size,
         loaded.config.target_vocab_size,
@@ -383,12 +374,10 @@ def test_a_given_tokenizer_is_used_unchanged(tmp_path, lines):
     config = loaded.config
     assert loaded.tokenizer.hash == Tokenizer.load(path).hash
     assert (config.source_vocab_size, config.target_vocab_size) == (290, 290)
-    assert (config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id) == (
-        5,
-        5,
-        7,
-        3,
-    )
+    assert config.source_pad_id == 5
+    assert config.target_pad_id == 5
+    assert config.bos_id == 7
+    assert config.eos_id == 3
     assert loaded.train.ids == (5, 3, 5, 7, 3)
 
 
@@ -405,17 +394,13 @@ def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
         tokenizer=paths[0],
         target_tokenizer=paths[1],
     )
-    assert (
-        loaded.config.source_pad_id,
-        loaded.config.target_pad_id,
-        loaded.config.bos_id,
-        loaded.config.eos_id,
-    ) == (5, 0, 1, 2)
+    assert loaded.config.source_pad_id == 5
+    assert loaded.config.target_pad_id == 0
+    assert loaded.config.bos_id == 1
+    assert loaded.config.eos_id == 2
     assert loaded.train.ids == (5, 3, 0, 1, 2)
-    assert (loaded.config.source_vocab_size, loaded.config.target_vocab_size) == (
-        290,
-        loaded.tokenizer.target.vocab_size,
-    )
+    assert loaded.config.source_vocab_size == 290
+    assert loaded.config.target_vocab_size == loaded.tokenizer.target.vocab_size
 
 
 # Resuming
@@ -441,13 +426,11 @@ def test_a_resumed_run_uses_its_own_tokenizer(tmp_path, lines, recorded, no_trai
 def test_other_data_are_named_and_refused(tmp_path, lines, recorded):
     again = prepared(tmp_path, **{**lines, **write_lines(tmp_path, train=TRAIN[:-1])})
     changed = corpus.changes(again, recorded)
-    assert "train_pairs (60 -> 59)" in changed and any(
-        reason.startswith("train_sha256 (") for reason in changed
-    )
+    assert "train_pairs (60 -> 59)" in changed
+    assert any(reason.startswith("train_sha256 (") for reason in changed)
     assert not any("valid" in reason or "tokenizer" in reason for reason in changed)
-    with pytest.raises(
-        ConfigError, match=r"the data changed since this run began \(.*train_sha256"
-    ):
+    message = r"the data changed since this run began \(.*train_sha256"
+    with pytest.raises(ConfigError, match=message):
         corpus.check(again, recorded)
 
 
@@ -459,9 +442,8 @@ def test_another_tokenizer_is_named(tmp_path, lines):
     assert corpus.changes(prepared(tmp_path, **lines, tokenizer=path), folder) == []
     shutil.copy(given_tokenizer(tmp_path / "other.json", TRAIN[:5]), path)
     changed = corpus.changes(prepared(tmp_path, **lines, tokenizer=path), folder)
-    assert changed[0].startswith("tokenizer_sha256 (") and not any(
-        "_pairs" in reason for reason in changed
-    )
+    assert changed[0].startswith("tokenizer_sha256 (")
+    assert not any("_pairs" in reason for reason in changed)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "5"])

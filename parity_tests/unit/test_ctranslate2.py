@@ -146,13 +146,6 @@ def test_a_distance_that_rounds_to_another_bucket_is_refused(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    with runs.as_a_user():
-        return runs.trained(tmp_path_factory.getbasetemp()).path
-
-
-@pytest.fixture(scope="module")
 def exported(run, tmp_path_factory) -> Path:
     """The run as CTranslate2's folder in float32."""
     path = tmp_path_factory.mktemp("exported") / "ct2"
@@ -372,11 +365,6 @@ def test_evaluate_gives_the_scores_of_the_engine(console, copy, tmp_path):
     assert "loss" in ours and "loss" not in theirs
 
 
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
 # More models, and a longer run
 
 
@@ -413,11 +401,7 @@ def test_searches_of_random_models_equal_ours(preset, tmp_path):
     }
     for (beams, penalty), tokens in searches.items():
         results = engine.translate_batch(
-            words,
-            beam_size=beams,
-            length_penalty=penalty,
-            num_hypotheses=tokens.shape[1],
-            **shared,
+            words, beam_size=beams, length_penalty=penalty, num_hypotheses=tokens.shape[1], **shared
         )
         for rows, result in zip(np.asarray(tokens).tolist(), results, strict=True):
             cut = [

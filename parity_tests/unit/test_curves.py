@@ -145,9 +145,8 @@ def test_a_run_is_drawn_and_drawn_again(draw):
     path, stderr = draw(text(entries(400)))
     assert is_a_picture(path) and stderr == ""
     first = path.read_bytes()
-    path, stderr = draw(
-        text(entries()), title="runs/$\\frac$ 日本"
-    )  # dollars are no mathematics, and the font lacks some letters
+    # dollars are no mathematics, and the font lacks some letters
+    path, stderr = draw(text(entries()), title="runs/$\\frac$ 日本")
     assert is_a_picture(path) and stderr == "" and path.read_bytes() != first
 
 
@@ -191,15 +190,12 @@ def test_a_failed_drawing_warns_once_and_the_last_picture_stays(draw, tmp_path, 
     path, _ = draw(text(entries(400)))
     before = path.read_bytes()
     path, stderr = draw('{"step": 1}\nnot JSON\n{"step": 2}\n')
-    assert (
-        stderr.startswith(f"warning: {path} is not drawn, training goes on: ")
-        and stderr.count("\n") == 1
-    )
+    assert stderr.startswith(f"warning: {path} is not drawn, training goes on: ")
+    assert stderr.count("\n") == 1
     assert draw("[1]\n") == (path, "")
     assert path.read_bytes() == before and is_a_picture(path)
-    curves.draw(
-        tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run"
-    )  # another picture, another line
+    # another picture, another line
+    curves.draw(tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run")
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -212,9 +208,8 @@ def test_a_failed_write_of_a_picture_leaves_no_partial_file(draw, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", full)
     path, stderr = draw(text(entries(400)))
-    assert "No space left on device" in stderr and [
-        file.name for file in path.parent.iterdir()
-    ] == ["metrics.jsonl"]
+    assert "No space left on device" in stderr
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
 
 
 def test_matplotlib_prints_nothing_and_its_settings_are_unchanged(draw, monkeypatch, caplog):
@@ -228,11 +223,9 @@ def test_matplotlib_prints_nothing_and_its_settings_are_unchanged(draw, monkeypa
         warnings.warn("Glyph 26085 missing from font(s) DejaVu Sans.", stacklevel=1)
         return save(self, path, **options)
 
-    save, settings, level = (
-        Figure.savefig,
-        dict(matplotlib.rcParams),
-        logging.getLogger("matplotlib").level,
-    )
+    save = Figure.savefig
+    settings = dict(matplotlib.rcParams)
+    level = logging.getLogger("matplotlib").level
     monkeypatch.setattr(Figure, "savefig", loud)
     path, stderr = draw(text(entries(400)))
     assert is_a_picture(path) and stderr == "" and caplog.records == []

@@ -3,6 +3,7 @@
 import pytest
 
 import jax_transformer as jt
+from parity_tests.marks import quick_if
 from parity_tests.unit import runs
 
 # lesson10 is what the other tests of training and commands train
@@ -15,25 +16,15 @@ LINES = ["the cat", "a red dog sees the small bird", "", "house"]
 FEW = ["--steps", "6", "--eval-every", "6", "--data.buckets", "1", "--optimizer.warmup-steps", "1"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 # The others train as lesson10 does, which test_training.py trains
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "part2_encoder" else pytest.mark.slow)
-        for name in FAITHFUL
-    ],
-)
+@pytest.mark.parametrize("name", [quick_if(name == "part2_encoder", name) for name in FAITHFUL])
 def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
-    attention = (
-        ["--attention", page] if name == "blog2023" else []
-    )  # whose target is padded to its source
+    # whose target is padded to its source
+    attention = ["--attention", page] if name == "blog2023" else []
     training = runs.train(
         "--run", run, "--model.preset", name, *runs.write_text(tmp_path), *runs.OPTIONS, *FEW
     )
@@ -65,21 +56,14 @@ def test_lines_too_long_for_the_positions_are_refused(tmp_path, capsys):
     """deep_dive has rows for 50 tokens, whatever its max_length."""
     flags = runs.write_text(tmp_path)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)
-    assert (
-        runs.main(
-            "train",
-            "--run",
-            tmp_path / "run",
-            "--model.preset",
-            "deep_dive",
-            *flags,
-            *options,
-            "--data.max-source-length",
-            "51",
-        )
-        == 2
+    actual = runs.main(
+        *"train --run".split(),
+        tmp_path / "run",
+        *"--model.preset deep_dive".split(),
+        *flags,
+        *options,
+        *"--data.max-source-length 51".split(),
     )
-    assert (
-        "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
-        in capsys.readouterr().err
-    )
+    assert actual == 2
+    actual = "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
+    assert actual in capsys.readouterr().err

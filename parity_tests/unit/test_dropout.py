@@ -116,9 +116,8 @@ def test_values_are_zeroed_or_scaled(dtype):
         assert dropped.dtype == x.dtype
         expected = np.where(np.asarray(keep_mask), np.asarray(x, np.float64) / (1 - rate), 0.0)
         assert furthest(dropped, expected) <= float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-        assert ((np.asarray(dropped) == 0) == ~np.asarray(keep_mask)).all() and 0 < np.asarray(
-            keep_mask
-        ).sum() < x.size
+        assert ((np.asarray(dropped) == 0) == ~np.asarray(keep_mask)).all()
+        assert 0 < np.asarray(keep_mask).sum() < x.size
 
 
 def test_rates_at_the_ends_of_the_range():
@@ -158,20 +157,14 @@ def test_threefry_is_jax_random_bernoulli():
 
 
 def test_both_words_of_a_key_matter():
-    """Keys are well mixed, as fold_in leaves them.
-
-    Second words that differ only in their last bits give masks that are each other's reverse.
-    """
+    """Second words that differ in their last bits give masks that are reversals."""
     pairs = ((5, 0x3C6EF372), (5, 0xDAA66D2B), (6, 0x3C6EF372))
     keys = [jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32)) for words in pairs]
     assert pairwise([np.asarray(hash_bits(key, (40, 500))) >> 31 for key in keys]) < 5
 
 
 def test_row_variance_is_that_of_independent_draws():
-    """The variance of the rate is that of independent draws.
-
-    A sequence that is spread too evenly has the right rate and uncorrelated neighbours.
-    """
+    """A sequence that is spread too evenly has the right rate and too little variance."""
     bits = np.asarray(hash_bits(KEY, (1_000_000,)))
     for width in (8, 20, 100, 500, 512):
         rows = (
@@ -203,21 +196,17 @@ def random(*shape: int) -> jax.Array:
 
 
 def test_attention_drops_its_weights_and_reports_them_so():
-    q, k, v, mask = (
-        random(3, 7, 2, 4),
-        random(3, 7, 2, 4) + 1,
-        random(3, 7, 2, 4) - 1,
-        np.tril(np.ones((7, 7), bool)),
-    )
+    q = random(3, 7, 2, 4)
+    k = random(3, 7, 2, 4) + 1
+    v = random(3, 7, 2, 4) - 1
+    mask = np.tril(np.ones((7, 7), bool))
     mixed, weights = attend(
         q, k, v, jnp.asarray(mask)[None, None], scale=0.3, rate=0.5, dropout=Halved()
     )
     scores = np.where(mask, np.exp(0.3 * np.einsum("bqhe,bkhe->bhqk", q, k)), 0.0)
     expected = halved(scores / scores.sum(axis=-1, keepdims=True))
-    assert (
-        furthest(weights, expected) < 1e-14
-        and furthest(mixed, np.einsum("bhqk,bkhe->bqhe", expected, v)) < 1e-14
-    )
+    assert furthest(weights, expected) < 1e-14
+    assert furthest(mixed, np.einsum("bhqk,bkhe->bqhe", expected, v)) < 1e-14
 
 
 def test_the_feed_forward_drops_after_its_activation():

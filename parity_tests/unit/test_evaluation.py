@@ -1,6 +1,4 @@
-"""Each pair of a test set is scored, excluded from the loss, or excluded completely, and
-counted.
-"""
+"""Each pair of a test set is scored, excluded from the loss or completely, and counted."""
 
 import json
 import math
@@ -16,7 +14,6 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import pretrained
 from jax_transformer.inference import translation
 from jax_transformer.training import evaluation
-from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny
 
 PAD, BOS, EOS = 1, 2, 3
@@ -35,10 +32,7 @@ def translator() -> translation.Translator:
     return translation.Translator(random_model(config, dtype="float32"), tokenizer, widths=(16,))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture
@@ -67,12 +61,10 @@ def evaluate(translator, monkeypatch, tmp_path):
 
 def test_excluded_pairs_are_counted(evaluate, translator):
     report, hypotheses = evaluate(SOURCES, TARGETS)
-    assert (
-        report["step"],
-        report["pairs"],
-        report["dropped_empty"],
-        report["left_out_of_loss"],
-    ) == (7, 3, 2, 1)
+    assert report["step"] == 7
+    assert report["pairs"] == 3
+    assert report["dropped_empty"] == 2
+    assert report["left_out_of_loss"] == 1
     assert report["exact_match"] == pytest.approx(100 / 3)
     assert hypotheses == ["two one", "three", "", "five", ""]
     total, tokens, counted = evaluation.loss(
@@ -81,19 +73,16 @@ def test_excluded_pairs_are_counted(evaluate, translator):
     assert counted == 2 and tokens == sum(
         len(translator.tokenizer.encode(line)) + 1 for line in ("two one", "five four")
     )
-    assert report["loss"] == pytest.approx(total / tokens, rel=1e-6) and report[
-        "perplexity"
-    ] == pytest.approx(math.exp(total / tokens))
+    assert report["loss"] == pytest.approx(total / tokens, rel=1e-6)
+    assert report["perplexity"] == pytest.approx(math.exp(total / tokens))
 
 
 def test_no_loss_is_reported_if_no_reference_fits(evaluate):
     report, _ = evaluate(["one two"], [LONG])
-    assert (report["loss"], report["perplexity"], report["left_out_of_loss"], report["pairs"]) == (
-        None,
-        None,
-        1,
-        1,
-    )
+    assert report["loss"] is None
+    assert report["perplexity"] is None
+    assert report["left_out_of_loss"] == 1
+    assert report["pairs"] == 1
 
 
 def test_intervals_by_resampling(evaluate):
@@ -121,9 +110,8 @@ def test_text_may_come_from_pipes(evaluate, tmp_path):
 
 
 def test_a_source_that_is_too_long_is_named_by_its_line(evaluate):
-    with pytest.raises(
-        InputError, match=r"source: line 2 is 21 tokens long, over the model's max_length=16$"
-    ):
+    message = r"source: line 2 is 21 tokens long, over the model's max_length=16$"
+    with pytest.raises(InputError, match=message):
         evaluate(["one two", LONG], ["two one", "x"])
 
 

@@ -1,6 +1,4 @@
-"""The train step and the decoding loops are lowered for CPU, GPU and TPU, without their hardware:
-nothing in them needs one kind of device.
-"""
+"""The train step and the decoding loops are lowered for CPU, GPU and TPU without them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,4 @@
-"""Decoding with a cache equals decoding without one, and beam search equals a plain loop over
-lists.
-"""
+"""Decoding with a cache equals decoding without one; beam search equals a plain loop."""
 
 import dataclasses
 import functools
@@ -25,9 +23,7 @@ PAD, BOS, EOS = 1, 2, 3  # lesson10's
 
 @pytest.fixture(scope="module", autouse=True)
 def steps():
-    """A list that grows by one in every step of a decoding loop, by a callback in freshly compiled
-    code.
-    """
+    """A list that grows by one in every step of a freshly compiled decoding loop."""
     jax.clear_caches()
     seen: list[int] = []
     decode_step = transformer.Transformer.decode_step
@@ -98,10 +94,8 @@ def test_greedy_is_the_plain_loop_without_a_cache(config):
     for seed in range(8):
         model, source = loud(config, seed), sources(config, seed)
         tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
-        assert (
-            tokens.dtype == np.int32
-            and (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
-        )
+        assert tokens.dtype == np.int32
+        assert (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
         seen.append(tokens)
     seen = np.concatenate(seen)
     ended = (seen == config.eos_id).any(axis=1)
@@ -128,10 +122,8 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
     logits, length, valid = run(state, jnp.asarray(target.T, jnp.int32))
     full = forward(model)(source, target)
     assert furthest(logits, full) <= 1e-12 * np.abs(full).max()
-    assert (
-        int(length) == target.shape[1]
-        and (np.asarray(valid) == (target != model.config.target_pad_id)).all()
-    )
+    assert int(length) == target.shape[1]
+    assert (np.asarray(valid) == (target != model.config.target_pad_id)).all()
 
 
 @pytest.mark.parametrize(
@@ -139,10 +131,8 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
 )
 def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, LENGTH))
-    target[0, :3], target[1, 2] = (
-        config.target_pad_id,
-        config.target_pad_id,
-    )  # a row that begins with padding sees no key
+    # a row that begins with padding sees no key
+    target[0, :3], target[1, 2] = (config.target_pad_id, config.target_pad_id)
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
@@ -184,9 +174,8 @@ def test_every_position_rule_decodes_from_a_cache(config):
     )
     for row in range(ROWS):
         expected, score = plain_beam(model, source[row], 3, 0.6)
-        assert np.asarray(tokens)[row].tolist() == expected and abs(
-            float(scores[row]) - score
-        ) <= 1e-12 * abs(score)
+        assert np.asarray(tokens)[row].tolist() == expected
+        assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
 
 
 def test_a_cache_of_invalid_length_is_refused():
@@ -261,18 +250,15 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
             assert jax.eval_shape(
                 lambda d=decode, p=new_tokens: d(model, source, max_length=p)
             ).shape == (ROWS, expected), name
-        with pytest.raises(
-            ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"
-        ):
+        message = r"^max_length=21 must be between 1 and the model's 20$"
+        with pytest.raises(ConfigError, match=message):
             decode(model, source, max_length=21)
     few = np.asarray(generate.greedy(model, source, max_length=3))
     assert (
         few == np.asarray(generate.greedy(model, source))[:, :3]
     ).all()  # max_length does not shorten the source
-    with pytest.raises(
-        ConfigError,
-        match=r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$",
-    ):
+    message = r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$"
+    with pytest.raises(ConfigError, match=message):
         model.init_cache(source, 8)
 
 
@@ -294,9 +280,8 @@ def test_an_end_token_is_followed_by_padding_and_the_loop_stops_early(steps):
         tokens = np.asarray(decode(model, source, max_length=LENGTH))
         jax.effects_barrier()
         assert (tokens == [[EOS] + [PAD] * (LENGTH - 1)] * ROWS).all()
-        assert (
-            len(steps) == expected
-        )  # with a beam of two, the second hypothesis ends one step later
+        # with a beam of two, the second hypothesis ends one step later
+        assert len(steps) == expected
 
 
 def test_the_number_of_tokens_is_bounded_by_the_model():
@@ -305,15 +290,13 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
     assert jax.eval_shape(lambda: generate.beam(model, source))[0].shape == (ROWS, 20)
     for decode in (generate.greedy, generate.beam):
         for new_tokens in (0, -1, 21):
-            with pytest.raises(
-                ConfigError, match=f"^max_length={new_tokens} must be between 1 and the model's 20$"
-            ):
+            message = f"^max_length={new_tokens} must be between 1 and the model's 20$"
+            with pytest.raises(ConfigError, match=message):
                 decode(model, source, max_length=new_tokens)
         for name in ("bos_id", "eos_id"):
             for value in (-1, 13):
-                with pytest.raises(
-                    ConfigError, match=f"^{name}={value} is outside the vocabulary of 13$"
-                ):
+                message = f"^{name}={value} is outside the vocabulary of 13$"
+                with pytest.raises(ConfigError, match=message):
                     decode(model, source, max_length=3, **{name: value})
         with pytest.raises(InputError, match=r"^source id 11 is outside the vocabulary of 11$"):
             decode(model, np.full((1, 3), 11), max_length=3)
@@ -322,9 +305,8 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
 def test_beam_refuses_invalid_arguments():
     model, source = random_model(FAITHFUL), sources(FAITHFUL, 0)
     for size in (0, -2, 7):
-        with pytest.raises(
-            ConfigError, match=f"^num_beams={size} must be (between 1 and half .* 13|at least 1)$"
-        ):
+        message = f"^num_beams={size} must be (between 1 and half .* 13|at least 1)$"
+        with pytest.raises(ConfigError, match=message):
             generate.beam(model, source, beam_size=size)
     for penalty in (-0.5, float("nan")):
         with pytest.raises(ConfigError, match=f"^length_penalty={penalty} must not be negative"):
@@ -335,10 +317,8 @@ def test_scores_of_a_16_bit_model_add_up_in_float32():
     model = random_model(
         tiny("lesson10", encoder_layers=1, compute_dtype="bfloat16"), dtype="float32"
     )
-    assert (
-        jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype
-        == jnp.bfloat16
-    )
+    actual = jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype
+    assert actual == jnp.bfloat16
     assert (
         jax.eval_shape(lambda: generate.beam(model, sources(FAITHFUL, 0)))[1].dtype == jnp.float32
     )
@@ -350,16 +330,13 @@ def test_an_n_best_list_begins_with_the_best():
         np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=LENGTH)
     )
     best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=LENGTH))
-    assert (
-        tokens.shape == (ROWS, 3, LENGTH)
-        and (tokens[:, 0] == best).all()
-        and (scores[:, 0] == score).all()
-    )
+    assert tokens.shape == (ROWS, 3, LENGTH)
+    assert (tokens[:, 0] == best).all()
+    assert (scores[:, 0] == score).all()
     assert all(len(np.unique(row, axis=0)) == 3 for row in tokens)
     for count in (0, 5):
-        with pytest.raises(
-            ConfigError, match=f"^num_return_sequences={count} (must be at least 1|.* not 4$)"
-        ):
+        message = f"^num_return_sequences={count} (must be at least 1|.* not 4$)"
+        with pytest.raises(ConfigError, match=message):
             generate.n_best(model, source, count)
 
 
@@ -380,9 +357,7 @@ def plain_beam(
     alpha: float,
     new_tokens: int = LENGTH,
 ) -> tuple[list[int], float]:
-    """Search one row with lists: of the 2k best continuations those with an end are finished (the
-    best k stay), and the k best others continue.
-    """
+    """Search one row with lists: of the 2k best, those with an end finish, k others go on."""
     logits, config = forward(model), model.config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
@@ -467,9 +442,8 @@ def test_a_row_s_beam_does_not_depend_on_other_rows():
     model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
     tokens, scores = generate.beam(model, source, beam_size=2, max_length=LENGTH)
     again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=LENGTH)
-    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(
-        others[::-1], scores
-    ) < 1e-12
+    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all()
+    assert furthest(others[::-1], scores) < 1e-12
 
 
 # Ensembles
@@ -501,7 +475,6 @@ def test_an_ensemble_needs_one_vocabulary_and_reads_what_its_shortest_model_read
     for name, value in (("target_vocab_size", 14), ("eos_id", 4)):
         other = transformer.abstract(PRE_NORM.with_sizes(**{name: value}))
         first = getattr(PRE_NORM, name)
-        with pytest.raises(
-            ConfigError, match=f"^model 2 of .* {name}={value}, and the first {first}"
-        ):
+        message = f"^model 2 of .* {name}={value}, and the first {first}"
+        with pytest.raises(ConfigError, match=message):
             generate.split([models[0], other])

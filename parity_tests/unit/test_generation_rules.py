@@ -35,12 +35,10 @@ def assert_constrained(rows: np.ndarray) -> None:
     for row in rows.tolist():
         tokens = row[: row.index(CONFIG.eos_id) + 1]  # forced at the latest
         pairs = list(zip([CONFIG.bos_id, *tokens], tokens, strict=False))
-        assert (
-            len(tokens) > 3
-            and 5 not in tokens
-            and (7, 8) not in pairs
-            and len(set(pairs)) == len(pairs)
-        ), tokens
+        assert len(tokens) > 3, tokens
+        assert 5 not in tokens, tokens
+        assert (7, 8) not in pairs, tokens
+        assert len(set(pairs)) == len(pairs), tokens
 
 
 WAYS = {
@@ -196,21 +194,12 @@ FOLDER = GenerationConfig(
 def test_flags_override_the_generation_config_of_a_folder():
     assert FOLDER.overridden({"beam": None, "max_length": None}) == FOLDER
     config = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
-    assert (
-        config.num_beams,
-        config.length_penalty,
-        config.max_new_tokens,
-        config.early_stopping,
-    ) == (
-        2,
-        1.5,
-        9,
-        EarlyStopping.FULL,
-    )
-    assert (
-        config.constraints.no_repeat_ngram_size == 0
-        and config.constraints.bad_words_ids == RULES.bad_words_ids
-    )
+    assert config.num_beams == 2
+    assert config.length_penalty == 1.5
+    assert config.max_new_tokens == 9
+    assert config.early_stopping == EarlyStopping.FULL
+    assert config.constraints.no_repeat_ngram_size == 0
+    assert config.constraints.bad_words_ids == RULES.bad_words_ids
     drawn = FOLDER.overridden({"sample": True, "top_k": 5})
     assert (drawn.do_sample, drawn.num_beams, drawn.num_return_sequences, drawn.top_k) == (
         True,
@@ -265,24 +254,18 @@ def test_missing_keys_have_transformers_defaults():
         length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
     )  # 20 within positions for 20
     assert transformers_config.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
-    assert (
-        transformers_config.from_generation_config(
-            {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
-        ).max_new_tokens
-        == 7
-    )
-    assert (
-        transformers_config.from_generation_config(
-            {"min_length": 5}, CONFIG
-        ).constraints.min_new_tokens
-        == 4
-    )
-    assert (
-        transformers_config.from_generation_config(
-            {"min_length": 5, "min_new_tokens": 5}, CONFIG
-        ).constraints.min_new_tokens
-        == 5
-    )
+    actual = transformers_config.from_generation_config(
+        {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
+    ).max_new_tokens
+    assert actual == 7
+    actual = transformers_config.from_generation_config(
+        {"min_length": 5}, CONFIG
+    ).constraints.min_new_tokens
+    assert actual == 4
+    actual = transformers_config.from_generation_config(
+        {"min_length": 5, "min_new_tokens": 5}, CONFIG
+    ).constraints.min_new_tokens
+    assert actual == 5
 
 
 def test_the_keys_of_an_old_config_json():
@@ -350,12 +333,10 @@ def test_a_generation_config_round_trips():
         ),
         FOLDER.overridden({"beam": 3}),
     ):
-        assert (
-            transformers_config.from_generation_config(
-                transformers_config.to_generation_config(config, CONFIG), CONFIG
-            )
-            == config
+        actual = transformers_config.from_generation_config(
+            transformers_config.to_generation_config(config, CONFIG), CONFIG
         )
+        assert actual == config
     assert transformers_config.to_generation_config(GenerationConfig(), CONFIG) == {
         **{
             "decoder_start_token_id": CONFIG.bos_id,

@@ -57,24 +57,18 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
     assert (metadata["license"], metadata["language"]) == (
         "mit",
         ["en", "de"],
-    ) and metadata.keys() == {
-        "license",
-        "language",
-        "model-index",
-    }
+    ) and metadata.keys() == {"license", "language", "model-index"}
     assert metadata["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
     assert metadata["model-index"][0]["results"][0]["metrics"][0] == {
         "type": "bleu",
         "name": "BLEU",
         "value": 31.234,
     }
-    assert (
-        "- train_pairs: 1,200" in text
-        and "| BLEU | 31.23 |" in text
-        and '"optimizer.learning_rate"' in text
-        and '"model.dropout": 0.2' in text
-        and "/home" not in text
-    )
+    assert "- train_pairs: 1,200" in text
+    assert "| BLEU | 31.23 |" in text
+    assert '"optimizer.learning_rate"' in text
+    assert '"model.dropout": 0.2' in text
+    assert "/home" not in text
     assert "model.preset" not in text, "the model is that of init"
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5
 
@@ -88,11 +82,9 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
         model_card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")),
     )
     front = yaml.safe_load(text.split("---\n")[1])
-    assert (
-        front["language"] == ["en", "de"]
-        and front["pipeline_tag"] == "translation"
-        and "license" not in front
-    )
+    assert front["language"] == ["en", "de"]
+    assert front["pipeline_tag"] == "translation"
+    assert "license" not in front
     assert front["model-index"][0]["results"][0]["metrics"][0] == {
         "type": "bleu",
         "name": "BLEU",
@@ -140,10 +132,8 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
         TrainOptions(init=str(first), data=DataOptions(dataset="owner/pairs")),
     )
     text = exported(second, tmp_path / "out")
-    assert (front_of(text)["base_model"], front_of(text)["datasets"]) == (
-        "owner/name",
-        ["owner/pairs"],
-    )
+    assert front_of(text)["base_model"] == "owner/name"
+    assert front_of(text)["datasets"] == ["owner/pairs"]
     assert "on owner/pairs, from first.\n" in text
 
 

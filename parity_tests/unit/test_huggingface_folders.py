@@ -1,7 +1,4 @@
-"""Hugging Face folders without transformers.
-
-Detection, files, the export of weights and other files, replacement, and the hub.
-"""
+"""Hugging Face folders without transformers: detection, files, export, and the hub."""
 
 import json
 import os
@@ -28,7 +25,7 @@ from jax_transformer.storage import (
     safetensors,
 )
 from jax_transformer.weights import rules
-from parity_tests.unit import helpers, runs
+from parity_tests.unit import helpers
 
 T5 = {
     "model_type": "t5",
@@ -75,11 +72,6 @@ def theirs(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
 def prepare(source: Path | str, destination: Path | str, **more) -> preparation.Prepared:
     return preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
 
@@ -116,10 +108,8 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
     assert registry.of(theirs).name == "hf"
-    with pytest.raises(
-        InputError,
-        match=r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)",
-    ):
+    message = r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)"
+    with pytest.raises(InputError, match=message):
         registry.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
 
 
@@ -136,10 +126,8 @@ def test_a_damaged_configuration_is_one_line_that_names_it(content, theirs, tmp_
 
 def test_a_folder_without_weights_names_the_expected_files(theirs, tmp_path):
     bare = copied(theirs, tmp_path / "bare", **{"model.safetensors": None})
-    with pytest.raises(
-        InputError,
-        match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 cannot be read",
-    ):
+    message = r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 cannot be read"
+    with pytest.raises(InputError, match=message):
         convert(bare, tmp_path / "run")
 
 
@@ -197,9 +185,7 @@ def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_path):
-    """The file has every name of the PyTorch module, the folder only those that transformers
-    writes. Either config.json is accepted.
-    """
+    """The file has all of PyTorch's names, the folder those that transformers writes."""
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
     read = safetensors.read if suffix == "safetensors" else pt.read
@@ -227,11 +213,10 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
         "total_size": sum(a.nbytes for a in tensors.values()),
     }
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert (
-        shards
-        == [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-        and len(shards) > 2
-    )
+    assert shards == [
+        f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
+    ]
+    assert len(shards) > 2
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
@@ -280,9 +265,8 @@ def test_a_cast_changes_only_the_dtype_of_the_configuration(theirs, tmp_path):
 def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     code, out, _ = console.say("convert", theirs, tmp_path / "run", "--dry-run")
     assert code == 0 and "nothing was written" in out and not (tmp_path / "run").exists()
-    assert (
-        "encoder.embed_tokens.weight" not in out.split("tied")[0]
-    )  # a copy that is not in the file is not counted
+    # a copy that is not in the file is not counted
+    assert "encoder.embed_tokens.weight" not in out.split("tied")[0]
 
 
 # Destinations
@@ -395,17 +379,12 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     description = json.loads(done.stdout)
-    assert (
-        description["kind"] == "Hugging Face folder" and description["values"]["model_type"] == "t5"
-    )
+    assert description["kind"] == "Hugging Face folder"
+    assert description["values"]["model_type"] == "t5"
     assert description["tensors"].keys() == weights().keys()
-    assert set(description["sha256"]) == {
-        "model.safetensors",
-        "config.json",
-        "generation_config.json",
-        "spiece.model",
-        "README.md",
-    }
+    assert set(description["sha256"]) == set(
+        "model.safetensors config.json generation_config.json spiece.model README.md".split()
+    )
 
 
 # The hub
@@ -436,13 +415,9 @@ def client(theirs, monkeypatch):
 
 def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     convert("hf:owner/name@v1.0", tmp_path / "run")
-    patterns = [
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "spiece.model",
-    ]
+    patterns = (
+        "README.md config.json generation_config.json model.safetensors spiece.model"
+    ).split()
     # no code, and no second form of the weights
     assert client == [("owner/name", "v1.0", patterns)]
     model = pretrained.open("hf:owner/name").model()
@@ -450,13 +425,10 @@ def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
 
 
 def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
-    listed = [
-        "config.json",
-        "pytorch_model.bin",
-        "model.safetensors.index.json",
-        "model-00001-of-00002.safetensors",
-        "x-1-of-2.safetensors",
-    ]
+    listed = (
+        "config.json pytorch_model.bin model.safetensors.index.json "
+        "model-00001-of-00002.safetensors x-1-of-2.safetensors"
+    ).split()
     assert hub._to_download("hf:a/b", listed) == [
         "model.safetensors.index.json",
         "model-00001-of-00002.safetensors",

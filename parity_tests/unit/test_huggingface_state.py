@@ -85,12 +85,10 @@ def test_any_one_of_tied_tensors_suffices(present):
         "model.decoder.embed_tokens.weight",
         "lm_head.weight",
     }
-    assert (
-        states.complete(
-            {name: one for name, one in full.items() if name not in tied or name == present}, config
-        )
-        == full
+    actual = states.complete(
+        {name: one for name, one in full.items() if name not in tied or name == present}, config
     )
+    assert actual == full
     assert "model.shared.weight" not in states.complete(
         {name: one for name, one in full.items() if name not in tied}, config
     )
@@ -99,10 +97,8 @@ def test_any_one_of_tied_tensors_suffices(present):
 def test_dropped_tensors_have_reasons():
     marian, t5 = config_of("marian"), config_of("t5")
     assert states.why_completed("final_logits_bias", marian) == "is zero if a file does not hold it"
-    assert (
-        states.why_completed("model.encoder.embed_positions.weight", marian)
-        == "is computed: sines and cosines"
-    )
+    actual = states.why_completed("model.encoder.embed_positions.weight", marian)
+    assert actual == "is computed: sines and cosines"
     assert "repeats shared.weight or encoder.embed_tokens.weight" in states.why_completed(
         "lm_head.weight", t5
     )

@@ -1,6 +1,4 @@
-"""A run that starts from another run: what is copied, what may be changed, and that it is read only
-at the start.
-"""
+"""A run that starts from another: what is copied, what may change, and that it reads once."""
 
 import json
 import shutil
@@ -109,18 +107,15 @@ def test_another_init_is_refused_on_resume(tuned, before, tmp_path):
 
 def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
     run, arguments = tuned
-    again, other = (
-        shutil.copytree(run, tmp_path / "run"),
-        shutil.copytree(before.path, tmp_path / "before"),
-    )
+    again = shutil.copytree(run, tmp_path / "run")
+    other = shutil.copytree(before.path, tmp_path / "before")
     shutil.rmtree(again / "checkpoints")
     shutil.rmtree(other / "checkpoints" / "200")
     told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
     run_files.replace(again, "train_config.json", json.dumps(told_config))
     result = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
-    assert (
-        result.code == 2 and "the data changed since this run began (init_sha256 (" in result.err
-    ), result.err
+    assert result.code == 2, result.err
+    assert "the data changed since this run began (init_sha256 (" in result.err, result.err
 
 
 @pytest.mark.parametrize(
@@ -201,16 +196,14 @@ def test_a_run_of_another_rate_is_refused(by_version_0_1):
 
 
 def test_languages_without_init_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"data\.target_lang: languages of a tokenizer that init brings"
-    ):
+    message = r"data\.target_lang: languages of a tokenizer that init brings"
+    with pytest.raises(ConfigError, match=message):
         TrainOptions(data=DataOptions(target_lang="fr"))
 
 
 def test_languages_unknown_to_the_tokenizer_are_refused(before, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"data\.source_lang: the tokenizer of .* knows no languages"
-    ):
+    message = r"data\.source_lang: the tokenizer of .* knows no languages"
+    with pytest.raises(ConfigError, match=message):
         init_source.find(
             options(before.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path)
         )
@@ -218,9 +211,8 @@ def test_languages_unknown_to_the_tokenizer_are_refused(before, tmp_path):
 
 def test_a_second_tokenizer_is_refused(before, tmp_path):
     data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
-    with pytest.raises(
-        ConfigError, match="has the tokenizer that its model was trained with; leave this out"
-    ):
+    message = "has the tokenizer that its model was trained with; leave this out"
+    with pytest.raises(ConfigError, match=message):
         init_source.find(options(before.path, data=data), RunFolder(tmp_path))
 
 
@@ -239,16 +231,12 @@ def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
     convert.save(pretrained.open(before.path).model(), bare)
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
     train_options = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
-    with pytest.raises(
-        ValueError,
-        match="the tokenizer does not belong to this model: source_pad_id is 5, the model's",
-    ):
+    message = "the tokenizer does not belong to this model: source_pad_id is 5, the model's"
+    with pytest.raises(ValueError, match=message):
         init_source.find(train_options, RunFolder(tmp_path))
 
 
 def test_an_init_file_must_be_converted_first(before, tmp_path):
-    with pytest.raises(
-        ConfigError,
-        match="is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder",
-    ):
+    message = "is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder"
+    with pytest.raises(ConfigError, match=message):
         init_source.find(options(before.path / "checkpoints" / "200"), RunFolder(tmp_path))

@@ -1,6 +1,4 @@
-"""Invalid input is refused by every preset and every entry point, in one line with the numbers:
-never NaN, never a silent wrap.
-"""
+"""Every preset and entry point refuses invalid input in one line: no NaN, no silent wrap."""
 
 import re
 from collections.abc import Callable
@@ -27,11 +25,9 @@ WIDTH = ODD["d_model"]
 def small(name: str) -> TransformerConfig:
     """Return a small configuration, with enough positions to pass the end of a position rule."""
     config = tiny(name, num_layers=1)
-    return (
-        config.with_sizes(max_length=60)
-        if jt.preset(name).longest < jt.preset(name).max_length
-        else config
-    )
+    if jt.preset(name).longest < jt.preset(name).max_length:
+        return config.with_sizes(max_length=60)
+    return config
 
 
 def good(config: TransformerConfig, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
@@ -148,9 +144,7 @@ def test_source_and_target_of_different_batches_are_refused(model):
 
 
 def test_invalid_shapes_are_refused_under_jit(model):
-    """Values are unknown there: an id outside the vocabulary reads the table's last or first row,
-    and gives no NaN.
-    """
+    """Values are unknown there: an id outside the vocabulary reads the last or first row."""
     config = model.config
     source, target = good(config)
 
@@ -243,10 +237,8 @@ def test_a_mask_given_with_embeddings_hides_its_positions():
     """Without a mask in the encoder, as in one document, every position is visible."""
     for name in ("part2_encoder", "part2_encoder_repaired"):
         model = random_model(small(name))
-        x, valid = (
-            np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH)),
-            np.ones((ROWS, LENGTH), bool),
-        )
+        x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH))
+        valid = np.ones((ROWS, LENGTH), bool)
         valid[1, 3:] = False
         other = np.where(valid[..., None], x, 7.0)
         before, after = (
@@ -306,10 +298,8 @@ SIZES = [
     (dict(decoder_layers=0), "decoder.layers=0 must be at least 1"),
     (dict(head_dim=None, num_heads=5), "d_model=12 is not divisible by num_heads=5"),
     (dict(dropout=-0.1), "dropout=-0.1 must be at least 0 and below 1"),
-    (
-        dict(pad_id=-1),
-        "source_pad_id=-1 is outside the vocabulary of 1",
-    ),  # 11, or 13 for one shared vocabulary
+    # 11, or 13 for one shared vocabulary
+    (dict(pad_id=-1), "source_pad_id=-1 is outside the vocabulary of 1"),
     (dict(eos_id=13), "eos_id=13 is outside the vocabulary of 13"),
 ]
 

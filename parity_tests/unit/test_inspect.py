@@ -12,25 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.storage.pt import writer
-from parity_tests.unit import conversions, runs
+from parity_tests.unit import runs
 from parity_tests.unit.conversions import write
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
-    return conversions.small(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def weights(small) -> Path:
-    return small[1]
 
 
 def test_inspect_json_is_complete(console, weights, tmp_path):
@@ -41,9 +25,8 @@ def test_inspect_json_is_complete(console, weights, tmp_path):
         {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7},
     )
     report = json.loads(console.say("inspect", weights, "--json")[1])
-    assert report["tensors"].keys() == state.keys() and list(report["sha256"]) == [
-        "model.safetensors"
-    ]
+    assert report["tensors"].keys() == state.keys()
+    assert list(report["sha256"]) == ["model.safetensors"]
     report = json.loads(console.say("inspect", tmp_path / "a.pt", "--json")[1])
     assert report["ties"] == [["model.x", "model.y"]] and report["values"] == {"step": 7}
     assert report["tensors"]["model.z"] == {"shape": [2], "dtype": "bfloat16", "bytes": 4}

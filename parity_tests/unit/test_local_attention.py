@@ -26,9 +26,7 @@ def config_of(span: str) -> TransformerConfig:
 
 
 def members_of(valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the global block of each token of a row or -1, and the number of the row's blocks:
-    counted token by token.
-    """
+    """Return each token's global block or -1, and the row's number of blocks."""
     last = -1 + sum(bool(valid[end]) for end in range(SIZE - 1, len(valid), SIZE))
     blocks = [min(i // SIZE, last) if ok else -1 for i, ok in enumerate(valid)]
     return np.array(blocks), np.arange(last + 1)
@@ -118,11 +116,7 @@ def test_no_array_has_a_number_for_each_pair_of_tokens(span):
 def test_tokens_after_the_last_whole_block_belong_to_it():
     valid = np.arange(8)[None] < np.array([8, 5, 2])[:, None]
     blocks = np.asarray(global_blocks(jnp.asarray(valid), SIZE))
-    assert blocks.tolist() == [
-        [0, 0, 0, 1, 1, 1, 1, 1],
-        [0, 0, 0, 0, 0, -1, -1, -1],
-        [-1] * 8,
-    ]
+    assert blocks.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, -1, -1, -1], [-1] * 8]
 
 
 def test_sums_have_arrays_of_their_own():

@@ -28,9 +28,8 @@ def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
     with run_folder.lock(tmp_path / "run"):
         with pytest.raises(LockedError) as refused, run_folder.lock(tmp_path / "run"):
             pass
-        assert f"process {os.getpid()} on " in str(refused.value) and str(tmp_path / "run") in str(
-            refused.value
-        )
+        assert f"process {os.getpid()} on " in str(refused.value)
+        assert str(tmp_path / "run") in str(refused.value)
     with run_folder.lock(tmp_path / "run"):
         pass
 
@@ -130,9 +129,7 @@ def test_otherwise_a_stop_request_waits():
 
 
 def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
-    """JAX runs Python code in callbacks of the garbage collector, where exceptions are only
-    printed.
-    """
+    """JAX runs Python in the garbage collector's callbacks, which only print exceptions."""
 
     class Finalized:
         def __del__(self):

@@ -1,6 +1,4 @@
-"""The training loop around the step: the batches of each update, the lines of metrics, validations,
-averages, and where a stopped run goes on. The step, the batches and the validation are stand-ins.
-"""
+"""The training loop with stand-ins for the step, the batches and the validation."""
 
 from collections.abc import Callable, Iterator, Sequence
 

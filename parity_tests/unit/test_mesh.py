@@ -1,7 +1,4 @@
-"""Training on meshes of devices: the same updates as on one, with every array where it is planned.
-
-The devices are simulated, in a process that runs all cases (:mod:`on_meshes`).
-"""
+"""Training on simulated meshes of devices (:mod:`on_meshes`): the same updates as on one."""
 
 import collections
 import os
@@ -88,9 +85,7 @@ def several_devices(cases: list[tuple]) -> list[tuple]:
 
 
 def check_same(results: dict[tuple, Any], case: tuple) -> None:
-    """Assert that the updates are those of one device, by one program, and the state is laid out
-    as planned.
-    """
+    """Assert that the updates are one device's, by one program, laid out as planned."""
     function, preset, mesh, *changes = case
     one, several = results[function, preset, ONE, *changes], results[case]
     assert several["programs"] == 1

@@ -62,14 +62,10 @@ def test_other_rows_of_a_batch_change_nothing(model):
 
 
 def test_the_faithful_lesson10_sees_source_padding():
-    """The document's decoder attends to padding, so the padding of a batch changes its
-    translations.
-    """
+    """Its decoder attends to padding, so a batch's padding changes its translations."""
     model = random_model(tiny("lesson10"))
-    assert (
-        furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET))
-        > 1e-3
-    )
+    actual = furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET))
+    assert actual > 1e-3
     assert (
         furthest(model.encode(with_more_padding(model.config, SOURCE))[:, :7], model.encode(SOURCE))
         < 1e-12
@@ -87,9 +83,8 @@ def test_attention_weights_are_those_of_every_layer_and_head(model):
     ):
         assert [w.shape for w in weights] == [(3, heads, *shape)] * layers
         for w in weights:
-            assert (
-                np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12 and (np.asarray(w) >= 0).all()
-            )
+            assert np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12
+            assert (np.asarray(w) >= 0).all()
         flat = np.moveaxis(np.stack([np.asarray(w) for w in weights]), 2, 1).reshape(
             layers * heads, -1
         )
@@ -122,9 +117,8 @@ def test_a_call_without_rngs_is_deterministic(model):
     logits, key = model(SOURCE, TARGET), jax.random.key(1)
     assert furthest(model(SOURCE, TARGET), logits) == 0
     dropped = model(SOURCE, TARGET, rngs=key)
-    assert (
-        furthest(dropped, logits) > 1e-3 and furthest(model(SOURCE, TARGET, rngs=key), dropped) == 0
-    )
+    assert furthest(dropped, logits) > 1e-3
+    assert furthest(model(SOURCE, TARGET, rngs=key), dropped) == 0
     assert furthest(model(SOURCE, TARGET, rngs=jax.random.fold_in(key, 1)), dropped) > 1e-3
     rngs = nnx.Rngs(dropout=5)
     first, second = model(SOURCE, TARGET, rngs=rngs), model(SOURCE, TARGET, rngs=rngs)
@@ -270,10 +264,8 @@ def test_arithmetic_is_in_the_dtype_of_the_parameters_unless_configured():
 
 def test_flatten_and_unflatten_are_inverse(model):
     arrays = transformer.flatten(model)
-    assert (
-        "encoder.blocks.0.self_attention.query.kernel" in arrays
-        and "decoder.blocks.1.residuals.2.norm.bias" in arrays
-    )
+    assert "encoder.blocks.0.self_attention.query.kernel" in arrays
+    assert "decoder.blocks.1.residuals.2.norm.bias" in arrays
     again = transformer.unflatten(CONFIG, arrays)
     assert {name: id(array) for name, array in transformer.flatten(again).items()} == {
         name: id(a) for name, a in arrays.items()
@@ -281,10 +273,8 @@ def test_flatten_and_unflatten_are_inverse(model):
     for kind in (nnx.Param, Frozen):
         assert transformer.flatten(again, kind).keys() == transformer.flatten(model, kind).keys()
     odd = {name.replace("output.bias", "output.offset"): array for name, array in arrays.items()}
-    with pytest.raises(
-        ConfigError,
-        match=r"^these arrays do not fit the configuration: output.bias, output.offset$",
-    ):
+    message = r"^these arrays do not fit the configuration: output.bias, output.offset$"
+    with pytest.raises(ConfigError, match=message):
         transformer.unflatten(CONFIG, odd)
 
 

@@ -1,6 +1,4 @@
-"""Each configuration field has an effect: flipping it must change the result of the same random
-weights.
-"""
+"""Each configuration field has an effect: flipping it changes the same weights' result."""
 
 import dataclasses
 import functools
@@ -37,10 +35,8 @@ from parity_tests.unit.helpers import batch, furthest, random_model, shapes, ske
 POSITIONS = ("encoder.positions", "decoder.positions")
 BASE = tiny(num_layers=1, vocab_size=13, architecture="torch_nn")
 SOURCE, TARGET = batch(BASE)
-SOURCE[0, 2], TARGET[0, 2] = (
-    BASE.source_pad_id,
-    BASE.target_pad_id,
-)  # inside a row: after its end, the causal mask hides padding from every token
+# inside a row: after its end, the causal mask hides padding from every token
+SOURCE[0, 2], TARGET[0, 2] = (BASE.source_pad_id, BASE.target_pad_id)
 
 
 @functools.cache
@@ -69,9 +65,8 @@ def changes_training_alone(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_masks(old: TransformerConfig, new: TransformerConfig):
-    few = dict(
-        attention_dropout=0.0, activation_dropout=0.0
-    )  # threefry takes long to compile: two shapes, not seven
+    # threefry takes long to compile: two shapes, not seven
+    few = dict(attention_dropout=0.0, activation_dropout=0.0)
     changes_training_alone(replace(old, **few), replace(new, **few))
 
 
@@ -103,10 +98,8 @@ def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
 def changes_new_arrays_of_one_stack(old: TransformerConfig, new: TransformerConfig):
     (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
     side = {"encoder": "source_embedding", "decoder": "target_embedding"}[name]
-    assert {array.split(".")[0] for array in changed_new_arrays(old, new)} in (
-        {name},
-        {name, side},
-    )  # torch_transformer's differ in the stack
+    # torch_transformer's differ in the stack
+    assert {array.split(".")[0] for array in changed_new_arrays(old, new)} in ({name}, {name, side})
 
 
 def changes_positions_computed_or_stored(old: TransformerConfig, new: TransformerConfig):
@@ -152,10 +145,8 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
     ids = jnp.asarray([[3, old.target_pad_id, 5]])
 
     def gradient(config: TransformerConfig) -> np.ndarray:
-        table, weights = (
-            Embedding(config, config.target_vocab_size, config.target_pad_id, rngs=nnx.Rngs(0)),
-            jnp.ones((1, 3, config.d_model), jnp.float32),
-        )
+        table = Embedding(config, config.target_vocab_size, config.target_pad_id, rngs=nnx.Rngs(0))
+        weights = jnp.ones((1, 3, config.d_model), jnp.float32)
         definition, params = nnx.split(table)
         summed = jax.grad(
             lambda p: (nnx.merge(definition, p)(ids, ids != config.target_pad_id) * weights).sum()
@@ -192,11 +183,9 @@ def keeps_the_embedding_of_padding(old: TransformerConfig, new: TransformerConfi
 
 def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: TransformerConfig):
     added = shapes(new).keys() - shapes(old).keys()
-    assert (
-        added
-        and shapes(old).keys() < shapes(new).keys()
-        and all(".unused." in name for name in added)
-    )
+    assert added
+    assert shapes(old).keys() < shapes(new).keys()
+    assert all(".unused." in name for name in added)
     assert {type(skeleton(new)[1][name][1]) for name in added} == {Frozen}
     assert furthest(logits(old), logits(new)) == 0
     assert furthest(logits(old, seed=0), logits(new, seed=0)) == 0
@@ -238,9 +227,8 @@ def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig)
     if new.mask_fill is MaskFill.MINUS_INFINITY:
         assert np.isnan(second[1]).all()
     else:
-        assert (
-            furthest(first[1], second[1]) > 1e-3
-        )  # see test_a_query_without_visible_keys_follows_the_fill
+        # see test_a_query_without_visible_keys_follows_the_fill
+        assert furthest(first[1], second[1]) > 1e-3
 
 
 def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
@@ -513,10 +501,8 @@ def test_a_stack_s_own_value_overrides_the_model_s(name):
         everywhere = replace(BASE, **{field: value})
         one = replace(BASE, **{name: getattr(own, name)})
         if field == "init":
-            assert changed_new_arrays(own, everywhere) == {
-                "output.kernel",
-                "output.bias",
-            }  # outside the stacks
+            # outside the stacks
+            assert changed_new_arrays(own, everywhere) == {"output.kernel", "output.bias"}
             assert all(
                 array.startswith(f"{name}.") or "embedding" in array
                 for array in changed_new_arrays(BASE, one)
@@ -544,9 +530,7 @@ def test_attention_can_have_its_own_bias_setting():
 
 @pytest.mark.parametrize("fill", MaskFill)
 def test_a_query_without_visible_keys_follows_the_fill(fill):
-    """A query without visible keys gets 0, the mean of all values, or NaN; other queries are
-    unaffected.
-    """
+    """It gets 0, the mean of all values, or NaN; other queries are unaffected."""
     random = np.random.default_rng(0)
     q, k, v = (jnp.asarray(random.normal(size=(2, 3, 2, 5))) for _ in range(3))
     mask = np.ones((2, 1, 3, 3), bool)
@@ -562,9 +546,8 @@ def test_a_query_without_visible_keys_follows_the_fill(fill):
         MaskFill.MINUS_1E20: mean,
     }[fill]
     np.testing.assert_allclose(mixed[1, 2], expected, rtol=1e-13, atol=0)
-    assert (weights[~np.isnan(weights)] >= 0).all() and np.isnan(weights).any() == (
-        fill is MaskFill.MINUS_INFINITY
-    )
+    assert (weights[~np.isnan(weights)] >= 0).all()
+    assert np.isnan(weights).any() == (fill is MaskFill.MINUS_INFINITY)
 
 
 def test_an_encoder_has_no_cross_mask():
@@ -576,9 +559,8 @@ def test_an_encoder_has_no_cross_mask():
 # Distributions of new parameters
 
 D, F = 64, 96
-SIZES = dict(
-    d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1
-)  # few shapes to compile
+# few shapes to compile
+SIZES = dict(d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1)
 
 
 def bound(xavier: float, torch: float) -> dict[Init, float]:
@@ -613,25 +595,20 @@ def test_new_parameters_follow_the_named_distributions(init):
     arrays = {name: np.asarray(a) for name, a in new_arrays(config).items()}
     assert all(array.dtype == np.float32 for array in arrays.values())
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
-    assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len(
-        {arrays[name].tobytes() for name in matrices}
-    ) == len(matrices)
+    assert len(matrices) == 4 * 3 + 2 * 2 + 5
+    assert len({arrays[name].tobytes() for name in matrices}) == len(matrices)
     for name, array in arrays.items():
         *_, owner, kind = name.split(".")
         if kind in ("embedding", "table"):
             deviation, sigma = D**-0.5 if init is Init.XAVIER else 1.0, array.size**-0.5
-            assert (
-                abs(array.std() / deviation - 1) < 4 * sigma
-                and abs(array.mean() / deviation) < 4 * sigma
-            ), name
+            assert abs(array.std() / deviation - 1) < 4 * sigma, name
+            assert abs(array.mean() / deviation) < 4 * sigma, name
             assert np.abs(array).max() > 3 * deviation, f"{name}: normal, not uniform"
         elif kind == "kernel":
             limit = KERNELS[owner][init]
             assert 0.99 * limit < np.abs(array).max() <= limit, name
-            assert (
-                abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5
-                and abs(array.mean()) < 4 * limit * array.size**-0.5
-            )
+            assert abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5
+            assert abs(array.mean()) < 4 * limit * array.size**-0.5
         elif kind == "scale":
             assert (array == 1).all(), name
         elif owner in ("norm", "final_norm") or init is Init.XAVIER:
@@ -642,10 +619,8 @@ def test_new_parameters_follow_the_named_distributions(init):
             assert (array == 0).all(), name  # in_proj_bias and out_proj.bias
         else:
             limit = (F if owner == "down" else D) ** -0.5
-            assert (
-                0.9 * limit < np.abs(array).max() <= limit
-                and abs(array.mean()) < 4 * limit * array.size**-0.5
-            ), name
+            assert 0.9 * limit < np.abs(array).max() <= limit, name
+            assert abs(array.mean()) < 4 * limit * array.size**-0.5, name
 
 
 def test_stored_tables_start_as_sinusoids_and_seeds_differ():

@@ -86,10 +86,8 @@ def clipped(gradients: dict, max_norm: float) -> dict:
     return updates
 
 
-GRADIENTS = {
-    "a": jnp.array([3.0, 0.0], jnp.float64),
-    "b": jnp.array([[4.0]], jnp.float64),
-}  # their norm is 5
+# their norm is 5
+GRADIENTS = {"a": jnp.array([3.0, 0.0], jnp.float64), "b": jnp.array([[4.0]], jnp.float64)}
 
 
 def test_gradients_over_the_norm_are_scaled_as_torch_does():
@@ -123,9 +121,7 @@ def test_clipping_keeps_dtypes():
 def adamw(
     parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
 ) -> list[dict]:
-    """Loshchilov and Hutter 2019, algorithm 2, with clipping before it and the decay multiplied by
-    the learning rate, as in torch.
-    """
+    """Loshchilov and Hutter 2019, algorithm 2, the decay times the rate, as in torch."""
     p = {name: np.array(value) for name, value in parameters.items()}
     m, v = ({name: np.zeros_like(value) for name, value in p.items()} for _ in range(2))
     history = []
@@ -142,10 +138,8 @@ def adamw(
             g = gradient[name] * factor
             m[name] = options.beta1 * m[name] + (1 - options.beta1) * g
             v[name] = options.beta2 * v[name] + (1 - options.beta2) * g**2
-            m_hat, v_hat = (
-                m[name] / (1 - options.beta1 ** (t + 1)),
-                v[name] / (1 - options.beta2 ** (t + 1)),
-            )
+            m_hat = m[name] / (1 - options.beta1 ** (t + 1))
+            v_hat = v[name] / (1 - options.beta2 ** (t + 1))
             p[name] = (
                 p[name]
                 - rate * options.weight_decay * p[name]
@@ -196,10 +190,8 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-    actual, expected = (
-        ours(parameters, gradients, options, 5),
-        adamw(parameters, gradients, options, 5),
-    )
+    actual = ours(parameters, gradients, options, 5)
+    expected = adamw(parameters, gradients, options, 5)
     for i, (have, want) in enumerate(zip(actual, expected, strict=True)):
         for name in parameters:
             np.testing.assert_allclose(
@@ -208,10 +200,7 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
 
 
 def test_weight_decay_is_decoupled_from_the_gradient():
-    """Without a gradient a parameter only shrinks, by the learning rate times the decay.
-
-    Adam would turn an L2 term into a step of size 1.
-    """
+    """Without a gradient a parameter only shrinks; Adam would make L2 a step of size 1."""
     options = OptimizerOptions(
         learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5
     )
@@ -232,9 +221,7 @@ def test_the_moments_have_the_dtype_of_the_parameters():
 
 
 def expected_loss(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> tuple[float, int]:
-    """Token by token: the cross-entropy of (1 - smoothing) on the target plus smoothing / v on
-    every token.
-    """
+    """Token by token: cross-entropy of (1 - smoothing) on the target, smoothing / v on all."""
     total, count = 0.0, 0
     for row, ids in zip(logits, targets, strict=True):
         for scores, target in zip(row, ids, strict=True):

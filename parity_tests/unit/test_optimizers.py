@@ -1,8 +1,4 @@
-"""Adam, SGD, Adafactor and Lion by value, against their papers' formulas in NumPy, and the options
-of each.
-
-AdamW, schedules and clipping are in test_optimizer_loss.py.
-"""
+"""Adam, SGD, Adafactor and Lion by value, against their papers' formulas, and options."""
 
 from collections.abc import Callable
 from typing import Any
@@ -128,9 +124,8 @@ def test_adafactor_factors_wide_matrices(shape):
         beta = 1 - float(t) ** -0.8
         memory[0] = beta * memory[0] + (1 - beta) * (g**2 + 1e-30)
         second = memory[0]
-        if (
-            second.ndim > 1 and min(second.shape) >= 128
-        ):  # means of rows and columns are linear, so they are taken at the end
+        # means of rows and columns are linear, so they are taken at the end
+        if second.ndim > 1 and min(second.shape) >= 128:
             rows, columns = second.mean(axis=1), second.mean(axis=0)
             second = np.outer(rows, columns) / rows.mean()
         update = g / np.sqrt(second)
@@ -147,9 +142,7 @@ def test_adafactor_factors_wide_matrices(shape):
 
 @pytest.mark.parametrize("name", list(OptimizerName))
 def test_every_optimizer_clips_and_follows_the_schedule(name):
-    """Gradients a thousand times as large change nothing if both are clipped; at rate 0 nothing
-    changes.
-    """
+    """Clipped, gradients a thousand times as large change nothing; nor does rate 0."""
     params, gradients = problem()
     large = [{key: array * 1000 for key, array in gradient.items()} for gradient in gradients]
     tx = chain(name, clip_norm=0.5, weight_decay=0.0)
@@ -167,9 +160,7 @@ def test_every_optimizer_clips_and_follows_the_schedule(name):
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 4), (4, 9)])
 def test_linear_falls_to_zero_at_the_last_step(steps, warmup):
-    """Compare with transformers' get_linear_schedule_with_warmup after the warm-up, which starts at
-    1.
-    """
+    """Equal get_linear_schedule_with_warmup after the warm-up, which starts at 1."""
     actual = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
     expected = [
         (step + 1) / (warmup + 1)

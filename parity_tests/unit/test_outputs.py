@@ -13,14 +13,8 @@ import pytest
 
 from jax_transformer.storage import atomic, pt, safetensors
 from jax_transformer.storage.pt import writer
-from parity_tests.unit import runs
 
 STATE = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
-"""Pairs in one file, .tsv or .jsonl, and in Hugging Face data sets: the rules of line files apply,
-and errors name the line.
-"""
+"""Pairs in one .tsv or .jsonl file and in Hugging Face data sets; errors name the line."""
 
 import gzip
 import json

@@ -96,10 +96,8 @@ def test_recheck_counts_exact_rounded_and_wrong_arrays(path):
     loaded = golden.load(path)
     same = golden.recheck(loaded, FakeRecorder())
     assert (same.exact, same.rounded, same.wrong) == (8, 0, ())
-    assert (
-        golden.recheck(loaded, FakeRecorder(1e-16)).wrong == ()
-        and golden.recheck(loaded, FakeRecorder(4e-16)).rounded == 3
-    )
+    assert golden.recheck(loaded, FakeRecorder(1e-16)).wrong == ()
+    assert golden.recheck(loaded, FakeRecorder(4e-16)).rounded == 3
     wrong = golden.recheck(loaded, FakeRecorder(1e-3))
     assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith(
         "float64 arrays/layer#0/output: differs by 0.001 at (0, "
@@ -125,7 +123,7 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
         (["golden", "make", "x.safetensors", "a:b"], "--batch: give a .safetensors file"),
         (
             ["parity", "run", "twin", "--lengths", "1,x"],
-            "--lengths 1,x: must be lengths separated by commas",
+            "--lengths 1,x: must be lengths with commas, for example 1,7,31",
         ),
         (["parity", "/nowhere/run", "twin"], "/nowhere/run: no such file or folder"),
     ],

@@ -137,9 +137,8 @@ def test_numbers_have_the_separators_of_the_language(pairs, language, thousands,
     count = 0
     for source, target in pairs:
         if match := re.fullmatch(rf"<2{language}> ([\d,]+)(\.\d+)?", source):
-            short_spanish = language == "es" and len(match[1]) == len(
-                "1,234"
-            )  # which writes 1234, but 12.345
+            # which writes 1234, but 12.345
+            short_spanish = language == "es" and len(match[1]) == len("1,234")
             integer = match[1].replace(",", "" if short_spanish else thousands)
             assert target == integer + (match[2] or "").replace(".", decimal), source
             count += 1

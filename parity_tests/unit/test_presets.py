@@ -1,6 +1,4 @@
-"""Every preset is built at its documented size from abstract shapes, and has the number of
-parameters of its document's layers.
-"""
+"""Every preset at its documented size has its document's number of parameters."""
 
 import math
 
@@ -14,6 +12,7 @@ from jax_transformer import transformer
 from jax_transformer.architectures import registry
 from jax_transformer.nn.embeddings import Frozen
 from parity_tests import preset_names
+from parity_tests.marks import quick_if
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> int:
@@ -34,9 +33,7 @@ def norms(d: int, count: int) -> int:
 
 
 def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bool = True) -> int:
-    """Count blocks of one or two attentions, with a feed-forward and a norm for each; ``bias`` is
-    attention's.
-    """
+    """Count blocks of one or two attentions with feed-forward and norms; ``bias``: attention."""
     one = attention(d, bias=bias)
     return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (
         2 * one + feed_forward(d, f) + norms(d, 3)
@@ -44,10 +41,7 @@ def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bo
 
 
 def deep_dive(unused: int) -> tuple[int, int]:
-    """Count parameters with heads as wide as the model.
-
-    Every decoder block owns an encoder block, of which ``unused`` parameters are never used.
-    """
+    """Count parameters with wide heads; ``unused`` ones of every decoder block's own block."""
     d, layers, vocab = 512, 6, 10
     wide = attention(d, 8 * d)
     encoder_block = wide + feed_forward(d, 4 * d) + norms(d, 2)
@@ -102,11 +96,7 @@ def test_every_preset_has_its_documented_number_of_parameters():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in preset_names.ALL else pytest.mark.slow)
-        for name in jt.preset_names()
-    ],
+    "name", [quick_if(name in preset_names.ALL, name) for name in jt.preset_names()]
 )
 def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
     before = {id(array) for array in jax.live_arrays()}

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +203,7 @@ def arguments(tmp_path_factory) -> list[str]:
     return [*runs.write_text(tmp_path_factory.mktemp("text")), *runs.OPTIONS]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user() -> Iterator[None]:
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 def test_two_processes_stop_die_and_resume_as_one(arguments, tmp_path, tmp_path_factory):

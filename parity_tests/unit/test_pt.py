@@ -37,24 +37,8 @@ STATE = {
     },
     "empty": np.empty((0, 3), np.int64),
     "plain": [
-        1,
-        -1,
-        2**31,
-        -(2**31),
-        2**62,
-        -(2**200),
-        0.5,
-        True,
-        None,
-        "é",
-        "",
-        b"\x00\xff",
-        b"",
-        (),
-        (1, (2.5,)),
-        {},
-        [],
-        1j,
+        *(1, -1, 2**31, -(2**31), 2**62, -(2**200), 0.5, True, None, "é", "", b"\x00\xff", b""),
+        *((), (1, (2.5,)), {}, [], 1j),
     ],
     3: "a number as a key",
 }
@@ -68,17 +52,14 @@ def path(tmp_path) -> Path:
 def test_written_files_are_read_back(path):
     writer.write(path, STATE)
     again = pt.read(path)
-    assert again["plain"] == STATE["plain"] and list(map(type, again["plain"])) == list(
-        map(type, STATE["plain"])
-    )
+    assert again["plain"] == STATE["plain"]
+    assert list(map(type, again["plain"])) == list(map(type, STATE["plain"]))
     assert again[3] == STATE[3] and list(again) == list(STATE)
     for name, array in {**STATE["model"], "empty": STATE["empty"]}.items():
         array = again["model"].get(name, again["empty"])
-        assert (array.dtype, array.shape, array.tobytes()) == (
-            array.dtype,
-            array.shape,
-            array.tobytes(),
-        ), name
+        assert array.dtype == array.dtype, name
+        assert array.shape == array.shape, name
+        assert array.tobytes() == array.tobytes(), name
         assert array.flags.c_contiguous and array.flags.writeable and array.flags.owndata
     assert again["model"]["weight"] is again["model"]["tied"]
 
@@ -117,10 +98,8 @@ def test_shapes_are_read_without_reading_storages(path):
     assert described["model"]["weight"] == pt.TensorView(
         (3, 4), np.dtype(np.float32), "0", 0, (4, 1)
     )
-    assert (
-        described["model"]["scalar"].shape == ()
-        and described["model"]["bfloat16"].dtype == ml_dtypes.bfloat16
-    )
+    assert described["model"]["scalar"].shape == ()
+    assert described["model"]["bfloat16"].dtype == ml_dtypes.bfloat16
     assert described["plain"] == STATE["plain"]
     with pytest.raises(InputError, match=r"archive/data/0' is damaged"):
         pt.read(path)
@@ -186,11 +165,9 @@ def test_an_unwritable_state_is_named_and_leaves_no_file(message, value, path):
 def test_other_byte_orders_are_written_as_little(path):
     writer.write(path, {"a": WEIGHT.astype(">f4"), "b": np.arange(3, dtype=">i8")[::-1]})
     again = pt.read(path)
-    assert (
-        again["a"].dtype == np.dtype("<f4")
-        and again["a"].tolist() == WEIGHT.tolist()
-        and again["b"].tolist() == [2, 1, 0]
-    )
+    assert again["a"].dtype == np.dtype("<f4")
+    assert again["a"].tolist() == WEIGHT.tolist()
+    assert again["b"].tolist() == [2, 1, 0]
 
 
 def test_kinds_are_known_by_content(path):
@@ -345,10 +322,8 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
         "y": [0, 1, 2],
     }
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(
-        InputError,
-        match=r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)",
-    ):
+    message = r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)"
+    with pytest.raises(InputError, match=message):
         safetensors.read(index)
 
 
@@ -408,14 +383,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-OF_RUNS = {
-    "atomic",
-    "background",
-    "checkpoint",
-    "checkpoint_stream",
-    "orbax_arrays",
-    "run_folder",
-}
+OF_RUNS = set("atomic background checkpoint checkpoint_stream orbax_arrays run_folder".split())
 """Files of storage/ that handle our own runs; all others read untrusted files."""
 
 
@@ -450,14 +418,6 @@ def test_no_reader_can_run_code():
                 )
         imported -= {"jax_transformer"} | others.get(source.stem, set())
         assert imported <= set(harmless.split()), source.name
-        assert not called & {
-            "eval",
-            "exec",
-            "compile",
-            "__import__",
-            "system",
-            "popen",
-            "globals",
-            "vars",
-            "load",
-        }, source.name
+        assert not called & set(
+            "eval exec compile __import__ system popen globals vars load".split()
+        ), source.name

@@ -24,18 +24,12 @@ from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list[str]:
-    """Text and options of every run here: a metrics line every 30 steps, never at a checkpoint, and
-    one shape of batches.
-    """
+    """Text and options of every run here: a metrics line every 30 steps, one batch shape."""
     options = runs.with_option(
         runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1
     )
@@ -43,7 +37,7 @@ def text(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(text, _as_a_user, tmp_path_factory) -> Path:
+def finished(text, as_a_user, tmp_path_factory) -> Path:
     """An uninterrupted run."""
     run = tmp_path_factory.mktemp("finished") / "run"
     assert train("--run", run, *text).code == 0
@@ -160,11 +154,9 @@ def test_sigterm_saves_the_reported_step(finished, text, tmp_path, when, step, v
 )
 def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, when, message):
     result = stopped_at_question(when, tmp_path / "run", text)
-    assert (result.code, result.out, result.err) == (
-        75,
-        "",
-        f"jax-transformer: stopped {message}\n",
-    )
+    assert result.code == 75
+    assert result.out == ""
+    assert result.err == f"jax-transformer: stopped {message}\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -217,10 +209,8 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(finished, text,
     file = damage(run / "checkpoints" / "200")
     result = train("--run", run, *text)
     assert result.code == 0, result.err
-    assert (
-        f"warning: {file}: damaged" in result.err
-        and "renamed to damaged-200; continuing from step 100" in result.err
-    )
+    assert f"warning: {file}: damaged" in result.err
+    assert "renamed to damaged-200; continuing from step 100" in result.err
     assert (run / "checkpoints" / "damaged-200" / "manifest.json").exists()
     shutil.rmtree(run / "checkpoints" / "damaged-200")
     assert_same_end(run, finished)
@@ -232,10 +222,8 @@ def test_without_an_intact_checkpoint_training_does_not_restart(finished, text, 
     file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
     result = train("--run", run, *text)
     assert (result.code, result.out) == (5, "")
-    assert (
-        result.err.startswith(f"jax-transformer: {file}: damaged")
-        and "nor is any of the 1 before it intact" in result.err
-    )
+    assert result.err.startswith(f"jax-transformer: {file}: damaged")
+    assert "nor is any of the 1 before it intact" in result.err
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
@@ -248,10 +236,8 @@ def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
     assert train("--run", run, *short).code == 0
     result = train("--run", run, *text)
     assert result.code == 0, result.err
-    assert (
-        "warning: changed since this run was stopped: steps (100 -> 200); " in result.err
-        and "continuing at step 100" in result.err
-    )
+    assert "warning: changed since this run was stopped: steps (100 -> 200); " in result.err
+    assert "continuing at step 100" in result.err
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
@@ -327,9 +313,8 @@ def test_the_newest_unfinished_run_of_the_same_options_resumes(tmp_path, monkeyp
     pretend("runs/phrases-004", PHRASES, 20, 30)
     assert chosen() == "runs/phrases-002"
     assert chosen(seed=1) == "runs/phrases-003"
-    pretend(
-        "runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005")
-    )  # it has a name and stopped before its first checkpoint
+    # it has a name and stopped before its first checkpoint
+    pretend("runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005"))
     assert chosen() == "runs/phrases-005"
 
 
@@ -360,12 +345,10 @@ def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
     with run_folder.lock(tmp_path / "run"):
         result = train("--run", tmp_path / "run", *text)
     assert (result.code, result.out) == (7, "")
-    assert (
-        result.err.startswith(
-            f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on "
-        )
-        and result.err.count("\n") == 1
+    assert result.err.startswith(
+        f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on "
     )
+    assert result.err.count("\n") == 1
 
 
 def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
@@ -395,9 +378,8 @@ def test_resume_can_be_forbidden_or_required(tmp_path, monkeypatch):
     pretend("runs/phrases-001", PHRASES, 10)
     assert chosen(resume=Resume.MUST) == chosen(resume=Resume.AUTO) == "runs/phrases-001"
     assert chosen(resume=Resume.NEVER) == "runs/phrases-002"
-    with pytest.raises(
-        ConfigError, match="runs/phrases-001 holds a run already, and --resume never"
-    ):
+    message = "runs/phrases-001 holds a run already, and --resume never"
+    with pytest.raises(ConfigError, match=message):
         chosen(resume=Resume.NEVER, run="runs/phrases-001")
     pretend("runs/phrases-002", PHRASES)
     with pytest.raises(CheckpointError, match="runs/phrases-002: holds no checkpoint"):

@@ -1,6 +1,4 @@
-"""Weights convert between the frameworks bit for bit, and one error names everything that does not
-fit.
-"""
+"""Weights convert between the frameworks bit for bit; one error names what does not fit."""
 
 import functools
 
@@ -17,15 +15,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
 from parity_tests import preset_names
-from parity_tests.unit.helpers import (
-    ODD,
-    SQUARE,
-    furthest,
-    random_arrays,
-    random_model,
-    shapes,
-    tiny,
-)
+from parity_tests.unit import helpers
 
 DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [
     np.dtype(ml_dtypes.bfloat16)
@@ -34,9 +24,7 @@ NAMES = preset_names.ALL
 
 
 def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Return random bits with special values if there is room: NaN with a payload, infinities,
-    -0.0, the smallest denormal.
-    """
+    """Return random bits with special values if there is room: NaN, infinities, -0.0."""
     array = np.frombuffer(
         np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype
     ).copy()
@@ -54,7 +42,7 @@ def weight_table(config: jt.TransformerConfig) -> rules.Table:
 def any_state(config: jt.TransformerConfig, dtypes: list[np.dtype]) -> dict[str, np.ndarray]:
     """Return a checkpoint of random bits, its dtypes in turn; tied tensors are equal."""
     table = weight_table(config)
-    expected = rules.torch_shapes(table, shapes(config))
+    expected = rules.torch_shapes(table, helpers.shapes(config))
     state = {
         name: any_bits(shape, dtypes[i % len(dtypes)], seed=i)
         for i, (name, shape) in enumerate(expected.items())
@@ -83,18 +71,18 @@ def own_and_contiguous(results: dict[str, np.ndarray], inputs: dict[str, np.ndar
 
 @pytest.fixture(
     scope="module",
-    params=[(name, sizes) for name in NAMES for sizes in (ODD, SQUARE)],
+    params=[(name, sizes) for name in NAMES for sizes in (helpers.ODD, helpers.SQUARE)],
     ids=lambda p: f"{p[0]}-{p[1]['d_model']}",
 )
 def config(request) -> jt.TransformerConfig:
     name, sizes = request.param
-    return tiny(name, **(SQUARE if sizes is SQUARE else {}))
+    return helpers.tiny(name, **(helpers.SQUARE if sizes is helpers.SQUARE else {}))
 
 
 def test_there_and_back_is_the_identity_bit_for_bit(config):
     table, state = weight_table(config), any_state(config, DTYPES)
-    arrays = rules.to_flax(table, state, shapes(config))
-    assert {name: array.shape for name, array in arrays.items()} == shapes(config)
+    arrays = rules.to_flax(table, state, helpers.shapes(config))
+    assert {name: array.shape for name, array in arrays.items()} == helpers.shapes(config)
     assert own_and_contiguous(arrays, state)
     back = rules.to_torch(table, arrays)
     assert same_bits(back, {name: state[name] for name in back}) and back.keys() == state.keys()
@@ -112,26 +100,21 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
     return start + np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
 
 
-@pytest.mark.parametrize("sizes", [ODD, SQUARE], ids=["odd", "square"])
+@pytest.mark.parametrize("sizes", [helpers.ODD, helpers.SQUARE], ids=["odd", "square"])
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if jt.preset(name).architecture in ("torch_nn", "lesson10")]
 )
 def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
-    """By hand, with distinct values: in the square case shapes cannot show a swap.
-
-    Other architectures: part by part, with their twins.
-    """
-    config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
+    """By hand, with distinct values: in the square case shapes cannot show a swap."""
+    config = helpers.tiny(name, **(helpers.SQUARE if sizes is helpers.SQUARE else {}))
     table, d = weight_table(config), config.d_model
-    expected = rules.torch_shapes(table, shapes(config))
+    expected = rules.torch_shapes(table, helpers.shapes(config))
     state = {name: counted(shape, 10_000 * i) for i, (name, shape) in enumerate(expected.items())}
     state |= {alias.torch: state[alias.of] for alias in table if isinstance(alias, Alias)}
-    arrays = rules.to_flax(table, state, shapes(config))
+    arrays = rules.to_flax(table, state, helpers.shapes(config))
     for i in range(2):
-        packed, biases = (
-            state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"],
-            state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"],
-        )
+        packed = state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"]
+        biases = state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"]
         for k, part in enumerate(("query", "key", "value")):
             where = f"decoder.blocks.{i}.cross_attention.{part}"
             assert (arrays[f"{where}.kernel"] == packed[k * d : (k + 1) * d].T).all()
@@ -169,21 +152,21 @@ def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
 
 
 def test_learned_positions_of_the_two_stacks_stay_apart():
-    config = tiny(**{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
+    config = helpers.tiny(**{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
     state = any_state(config, DTYPES[:1])
-    arrays = rules.to_flax(weight_table(config), state, shapes(config))
+    arrays = rules.to_flax(weight_table(config), state, helpers.shapes(config))
     assert arrays["encoder.positions.table"].tobytes() == state["src_pos.weight"].tobytes()
     assert arrays["decoder.positions.table"].tobytes() == state["tgt_pos.weight"].tobytes()
 
 
 # Refusals
 
-CONFIG = tiny("lesson10")
+CONFIG = helpers.tiny("lesson10")
 
 
 @pytest.fixture(scope="module")
 def state() -> dict[str, np.ndarray]:
-    return convert.to_torch(random_model(CONFIG))
+    return convert.to_torch(helpers.random_model(CONFIG))
 
 
 def test_one_error_names_everything_that_does_not_fit(state):
@@ -209,14 +192,12 @@ def test_one_error_names_everything_that_does_not_fit(state):
 
 
 def test_tied_copies_that_differ_are_named():
-    config = tiny("small")
-    tied = convert.to_torch(random_model(config))
+    config = helpers.tiny("small")
+    tied = convert.to_torch(helpers.random_model(config))
     for name in ("linear.weight", "src_emb.weight"):
         other = tied | {name: np.nextafter(tied[name], 9)}
-        with pytest.raises(
-            InputError,
-            match=rf"\(1 problem\): {name} differs from tgt_emb.weight, but the model ties them$",
-        ):
+        message = rf"\(1 problem\): {name} differs from tgt_emb.weight, but the model ties them$"
+        with pytest.raises(InputError, match=message):
             convert.from_torch(other, config)
     with pytest.raises(InputError, match=r"\(2 problems\)") as error:
         convert.from_torch(tied | {"tgt_emb.weight": -tied["tgt_emb.weight"]}, config)
@@ -227,7 +208,7 @@ def test_tied_copies_that_differ_are_named():
 
 
 def test_flax_copies_that_differ_are_named():
-    arrays = random_arrays(CONFIG)
+    arrays = helpers.random_arrays(CONFIG)
     arrays["decoder.positions.table"][19, 11] += 1e-9
     model = transformer.unflatten(
         CONFIG, {name: jnp.asarray(array) for name, array in arrays.items()}
@@ -250,7 +231,7 @@ def test_non_arrays_are_refused_and_other_byte_orders_are_read(state):
     with pytest.raises(InputError, match=r"^linear.bias is a list, not an array$"):
         convert.from_torch(state | {"linear.bias": [0.0] * 13}, CONFIG)
     model = convert.from_torch(state | {"linear.bias": state["linear.bias"].astype(">f8")}, CONFIG)
-    assert furthest(model.output.bias[...], state["linear.bias"]) == 0
+    assert helpers.furthest(model.output.bias[...], state["linear.bias"]) == 0
 
 
 def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
@@ -267,7 +248,7 @@ def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
         }
         with pytest.raises(InputError, match=r"is float64 and JAX is in 32-bit mode"):
             convert.from_torch(state, CONFIG, dtype="float64")
-    assert furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
+    assert helpers.furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
 
 
 def test_dtype_casts_every_array(state):
@@ -300,7 +281,7 @@ def test_later_changes_to_the_arrays_change_no_model(state):
 
 
 def test_the_table_must_name_everything_once():
-    table, names = weight_table(CONFIG), shapes(CONFIG)
+    table, names = weight_table(CONFIG), helpers.shapes(CONFIG)
     rules.check_complete(table, names)
     (bias,) = (rule for rule in table if rule.torch == "linear.bias")
     faults = {
@@ -308,10 +289,8 @@ def test_the_table_must_name_everything_once():
         "linear.bias": [*table, Rule("linear.bias", ("elsewhere",))],  # doubled on the PyTorch side
         "elsewhere": [*table, Rule("linear.bias2", ("elsewhere",))],  # not in the model
         "output.bias$": [rule for rule in table if rule is not bias],  # missing
-        "src_emb.weight$": [
-            *table,
-            Alias("src_emb.weight", "tgt_emb.weight"),
-        ],  # a rule and an alias for one name
+        # a rule and an alias for one name
+        "src_emb.weight$": [*table, Alias("src_emb.weight", "tgt_emb.weight")],
     }
     for name, fault in faults.items():
         with pytest.raises(ValueError, match=f"does not cover the model exactly once: .*{name}"):
@@ -332,18 +311,22 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
             Several.COPY,
         )
     ]
-    gradients = {name: array for name, array in random_arrays(CONFIG).items() if name in trained}
+    gradients = {
+        name: array for name, array in helpers.random_arrays(CONFIG).items() if name in trained
+    }
     named = rules.to_torch(restricted, gradients)
     assert "pos_enc.pe" not in named and len(named) == len(restricted)
     back = rules.to_flax(
         restricted, named, {name: array.shape for name, array in gradients.items()}
     )
     assert same_bits({name: back[name] for name in gradients}, gradients)
-    tied = weight_table(tiny("small"))
-    assert not any(isinstance(rule, Alias) for rule in rules.restrict(tied, shapes(tiny("small"))))
-    part = rules.restrict(
-        table, ["decoder.blocks.0.self_attention.query.kernel"]
-    )  # a third of a packed tensor cannot be converted
+    tied = weight_table(helpers.tiny("small"))
+    assert not any(
+        isinstance(rule, Alias)
+        for rule in rules.restrict(tied, helpers.shapes(helpers.tiny("small")))
+    )
+    # a third of a packed tensor cannot be converted
+    part = rules.restrict(table, ["decoder.blocks.0.self_attention.query.kernel"])
     assert part == []
 
 
@@ -375,9 +358,7 @@ def test_every_kind_of_rule_is_reversible():
 
 @pytest.mark.parametrize("each", Each)
 def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
-    """Another library may write a transposed view as other bytes, and a shared one changes with its
-    origin.
-    """
+    """Another library may write a view as other bytes, and a shared one changes."""
     shape = {Each.SQUEEZE_0: (1, 5), Each.SQUEEZE_1: (5, 1, 3)}.get(each, (5, 3))
     flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
     tensor = np.random.default_rng(0).normal(size=shape)
@@ -386,11 +367,9 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
     assert part.shape == flax
     again = rule.to_torch([part])
     for converted, origin in ((part, tensor), (again, part)):
-        assert (
-            converted.flags.c_contiguous
-            and converted.flags.owndata
-            and not np.shares_memory(converted, origin)
-        )
+        assert converted.flags.c_contiguous
+        assert converted.flags.owndata
+        assert not np.shares_memory(converted, origin)
     assert (again == tensor).all()
     # A writer takes the array as it is, which may share memory and must be in order
     for one in (rule.part(0, tensor, [flax]), rule.joined([part])):
@@ -398,10 +377,7 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
 
 
 def test_a_layer_fused_per_head_is_cut_within_each_head():
-    """By hand: 2 heads of width 2.
-
-    Rows of the fused layer by head, then query, key, value; parts by head only.
-    """
+    """By hand, 2 heads of width 2: fused by head, then part; parts by head only."""
     weight, bias = rules.fused_attention("a", "b", 2)[:2]
     assert weight.torch == "a.qkv.weight" and bias.torch == "a.qkv.bias"
     rows = {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
@@ -414,11 +390,9 @@ def test_a_layer_fused_per_head_is_cut_within_each_head():
             assert (part == tensor[own].T).all(), name
         assert own_and_contiguous(dict(zip(rule.flax, parts, strict=True)), {"tensor": tensor})
         back = rule.to_torch(parts)
-        assert (
-            (back == tensor).all()
-            and back.flags.owndata
-            and rule.torch_shape([shape] * 3) == tensor.shape
-        )
+        assert (back == tensor).all()
+        assert back.flags.owndata
+        assert rule.torch_shape([shape] * 3) == tensor.shape
     packed = rules.packed_attention("a", "b")[0]
     assert not (
         packed.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]
@@ -440,11 +414,9 @@ def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: t
 
 def test_a_numbered_rule_keeps_its_heads():
     (weight, *_) = rules.repeat(3, rules.fused_attention("layers.{i}", "blocks.{i}", 4))[-4:]
-    assert (
-        weight.torch == "layers.2.qkv.weight"
-        and weight.heads == 4
-        and weight.several is Several.PER_HEAD
-    )
+    assert weight.torch == "layers.2.qkv.weight"
+    assert weight.heads == 4
+    assert weight.several is Several.PER_HEAD
 
 
 def test_norms_under_other_names():
@@ -462,10 +434,8 @@ def test_norms_under_other_names():
 
 
 def test_a_configuration_that_an_architecture_cannot_name_is_refused():
-    with pytest.raises(
-        ConfigError,
-        match=r"architecture 'deep_dive' has no names for this configuration: .*output_bias",
-    ):
-        weight_table(tiny("deep_dive", source_vocab_size=13, tying="output"))
+    message = r"architecture 'deep_dive' has no names for this configuration: .*output_bias"
+    with pytest.raises(ConfigError, match=message):
+        weight_table(helpers.tiny("deep_dive", source_vocab_size=13, tying="output"))
     with pytest.raises(ConfigError, match=r"architecture 'blog2023' has no names .*\.norm\.bias"):
-        weight_table(tiny("blog2023", bias=False))
+        weight_table(helpers.tiny("blog2023", bias=False))

@@ -299,11 +299,6 @@ def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):
 # The commands
 
 
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> runs.Trained:
     with runs.as_a_user():
@@ -320,13 +315,7 @@ def test_commands_refuse_a_run_with_a_damaged_file(trained, console, tmp_path):
         "convert": ["convert", run, tmp_path / "out.safetensors"],
         "config": ["train", "--run", tmp_path / "new", "--config", run / "train_config.json"],
     }
-    for name in (
-        "config.json",
-        "train_config.json",
-        "data.json",
-        "tokenizer.json",
-        "metrics.jsonl",
-    ):
+    for name in "config.json train_config.json data.json tokenizer.json metrics.jsonl".split():
         content = (run / name).read_bytes()
         (run / name).write_bytes(content.replace(b"1", b"2", 1))
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}

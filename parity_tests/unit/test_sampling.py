@@ -84,17 +84,15 @@ def test_first_tokens_have_the_requested_distribution(options):
     ranks = expected.argsort()[::-1]
     expected[ranks[options.get("top_k") or len(ranks) :]] = 0
     expected /= expected.sum()
-    nucleus = (
-        int((expected[ranks].cumsum() < options.get("top_p", 1.0)).sum()) + 1
-    )  # the fewest tokens that reach top_p
+    # the fewest tokens that reach top_p
+    nucleus = int((expected[ranks].cumsum() < options.get("top_p", 1.0)).sum()) + 1
     expected[ranks[nucleus:]] = 0
     expected /= expected.sum()
     tokens = drawn(model, np.repeat(ids, count, axis=0), max_length=1, **options)[:, 0]
     frequencies = np.bincount(tokens, minlength=len(expected)) / count
     assert (frequencies[expected == 0] == 0).all() and (expected > 0).sum() > 1
-    assert (
-        np.abs(frequencies - expected).max() < 4 * (0.25 / count) ** 0.5
-    )  # four standard deviations of the worst token
+    # four standard deviations of the worst token
+    assert np.abs(frequencies - expected).max() < 4 * (0.25 / count) ** 0.5
 
 
 def test_every_position_draws_anew():
@@ -149,12 +147,10 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         (0.91, 4),
     ):
         scores, tokens = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
-        assert (
-            tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == size
-        ), top_p
-    after_cut, _ = next_token.most_likely(
-        logits, jnp.asarray(1.0), jnp.asarray(0.6), 2
-    )  # of the two, the first has two thirds
+        assert tokens.tolist() == [[1, 3, 2, 0]], top_p
+        assert np.isfinite(np.asarray(scores)).sum() == size, top_p
+    # of the two, the first has two thirds
+    after_cut, _ = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(0.6), 2)
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]
 
 

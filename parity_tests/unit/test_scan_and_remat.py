@@ -1,6 +1,4 @@
-"""A loop over layers and recomputed activations: the same loss, gradients and dropout masks as
-those of blocks one after another, and the same names.
-"""
+"""A loop over layers and recomputed activations: the same numbers, masks and names."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,6 +16,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.dropout import KeyedDropout, MaskedDropout
 from jax_transformer.training import step
+from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
 
 KEY = jax.random.key(5)
@@ -47,10 +46,7 @@ MINIMAL = {"minimal": dict(remat="minimal"), "scan, minimal": SCAN | dict(remat=
 
 def some(names: Iterable[str], *usual: str) -> list:
     """The names as parameters, of which those that do not begin with these words are slow."""
-    return [
-        pytest.param(name, marks=() if name.split(":")[0] in usual else pytest.mark.slow)
-        for name in names
-    ]
+    return [quick_if(name.split(":")[0] in usual, name) for name in names]
 
 
 def config_of(model: str, **changes) -> transformer.TransformerConfig:

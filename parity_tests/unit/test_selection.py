@@ -1,6 +1,4 @@
-"""Choice of the best checkpoints, the end by patience, and the changes of options that a resumed
-run allows.
-"""
+"""The best checkpoints, the end by patience, and what a resumed run may change."""
 
 import dataclasses
 import re

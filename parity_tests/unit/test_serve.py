@@ -21,15 +21,6 @@ from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Hypothesis, Translator
 from parity_tests.unit import services
-from parity_tests.unit.services import (
-    LIMITS,
-    LINES,
-    WORDS,
-    device_busy,
-    serving,
-    status_and_message,
-    until,
-)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +30,7 @@ def translator() -> Translator:
 
 @pytest.fixture(scope="module")
 def served(translator) -> Iterator[tuple[Service, Any]]:
-    with serving(translator) as both:
+    with services.serving(translator) as both:
         yield both
 
 
@@ -62,10 +53,10 @@ def client(served) -> Any:
     ids=str,
 )
 def test_translations_are_the_translator_s(client, translator, options):
-    answer = client.post("/translate", json={"text": LINES, **options})
+    answer = client.post("/translate", json={"text": services.LINES, **options})
     assert answer.status_code == 200, answer.text
     translations = answer.json()["translations"]
-    expected = translator.hypotheses(LINES, **options)
+    expected = translator.hypotheses(services.LINES, **options)
     assert len({each[0].text for each in expected}) > 4
     assert [[h["text"] for h in t["hypotheses"]] for t in translations] == [
         [h.text for h in several] for several in expected
@@ -115,7 +106,7 @@ def test_attention_comes_if_asked_for(client, translator):
 
 def test_attention_compiles_nothing_after_the_start(served, translator):
     before = attention_page._attend._cache_size()
-    for line in LINES[:2]:
+    for line in services.LINES[:2]:
         for length in range(1, 17):
             hypothesis = Hypothesis("", np.arange(length), None)
             attention_page.maps(translator, line, hypothesis)
@@ -127,7 +118,7 @@ def test_attention_compiles_nothing_after_the_start(served, translator):
 
 def test_concurrent_requests_get_their_own_translations(served, translator):
     service, client = served
-    lines = [" ".join(words) for words in itertools.permutations(WORDS[:5], 3)]
+    lines = [" ".join(words) for words in itertools.permutations(services.WORDS[:5], 3)]
     expected = dict(zip(lines, translator(lines), strict=True))
     expected_beam = dict(zip(lines, translator(lines, beam=4), strict=True))
     assert len(set(expected.values())) > 20 and expected != expected_beam
@@ -151,9 +142,9 @@ def test_concurrent_requests_get_their_own_translations(served, translator):
 
 def test_requests_of_equal_options_share_batches(served, monkeypatch):
     service, client = served
-    with ThreadPoolExecutor(8) as threads, device_busy(service, monkeypatch) as batches:
+    with ThreadPoolExecutor(8) as threads, services.device_busy(service, monkeypatch) as batches:
         futures = [threads.submit(client.post, "/translate", json={"text": "seven"})]
-        until(lambda: batches)
+        services.until(lambda: batches)
         for body in (
             {"text": "one", "beam": 4},
             {"text": "two"},
@@ -162,7 +153,7 @@ def test_requests_of_equal_options_share_batches(served, monkeypatch):
         ):
             count = service.batcher.queued + (2 if isinstance(body["text"], list) else 1)
             futures.append(threads.submit(client.post, "/translate", json=body))
-            until(lambda count=count: service.batcher.queued == count)
+            services.until(lambda count=count: service.batcher.queued == count)
     assert [each.result().status_code for each in futures] == [200] * 5
     assert batches == [["seven"], ["one", "three", "four"], ["two"], ["five"]]
 
@@ -216,21 +207,21 @@ def test_a_wrong_request_is_refused_in_one_line(client, body, status, words):
     answer = client.post(
         "/translate", content=content, headers={"Content-Type": "application/json; charset=utf-8"}
     )
-    actual, message = status_and_message(answer)
+    actual, message = services.status_and_message(answer)
     assert actual == status and words in message, message
 
 
 def test_other_methods_and_paths_are_refused(client):
-    assert status_and_message(client.get("/translate"))[0] == 405
+    assert services.status_and_message(client.get("/translate"))[0] == 405
     for path in ("/nothing", "/../../etc/passwd", "/%2e%2e/config.json", "/alignment.js"):
-        assert status_and_message(client.get(path))[0] == 404
+        assert services.status_and_message(client.get(path))[0] == 404
     # No form or script of another site can send this type without asking
     answer = client.post("/translate", content=b"{}", headers={"Content-Type": "text/plain"})
-    assert status_and_message(answer)[0] == 415
+    assert services.status_and_message(answer)[0] == 415
 
 
 def test_only_known_hosts_are_answered(translator):
-    service = Service(translator, LIMITS, allowed_hosts=server.hosts("127.0.0.1"))
+    service = Service(translator, services.LIMITS, allowed_hosts=server.hosts("127.0.0.1"))
     client = testclient.TestClient(service.app, base_url="http://evil.example")
     assert client.get("/health/live").status_code == 400
     for host in ("localhost:8000", "[::1]:8000"):
@@ -260,28 +251,28 @@ def test_options_that_would_compile_without_end_are_refused(translator, monkeypa
 
 def test_beyond_the_queue_is_429_and_what_was_accepted_is_answered(served, translator, monkeypatch):
     service, client = served
-    with ThreadPoolExecutor(8) as threads, device_busy(service, monkeypatch) as batches:
+    with ThreadPoolExecutor(8) as threads, services.device_busy(service, monkeypatch) as batches:
         first = threads.submit(client.post, "/translate", json={"text": "one"})
-        until(lambda: batches)
-        second = threads.submit(client.post, "/translate", json={"text": WORDS})
-        until(lambda: service.batcher.queued == 10)
-        refused = client.post("/translate", json={"text": WORDS[:3]})
-        assert status_and_message(refused)[0] == 429
+        services.until(lambda: batches)
+        second = threads.submit(client.post, "/translate", json={"text": services.WORDS})
+        services.until(lambda: service.batcher.queued == 10)
+        refused = client.post("/translate", json={"text": services.WORDS[:3]})
+        assert services.status_and_message(refused)[0] == 429
         assert int(refused.headers["retry-after"]) >= 1
-        third = threads.submit(client.post, "/translate", json={"text": WORDS[:2]})
-        until(lambda: service.batcher.queued == 12)
-    for answer, lines in ((first, ["one"]), (second, WORDS), (third, WORDS[:2])):
+        third = threads.submit(client.post, "/translate", json={"text": services.WORDS[:2]})
+        services.until(lambda: service.batcher.queued == 12)
+    for answer, lines in ((first, ["one"]), (second, services.WORDS), (third, services.WORDS[:2])):
         texts = [each["text"] for each in answer.result().json()["translations"]]
         assert texts == translator(lines)
 
 
 def test_a_request_past_its_timeout_is_504_and_leaves_the_queue(served, monkeypatch):
     service, client = served
-    with ThreadPoolExecutor(8) as threads, device_busy(service, monkeypatch) as batches:
+    with ThreadPoolExecutor(8) as threads, services.device_busy(service, monkeypatch) as batches:
         first = threads.submit(client.post, "/translate", json={"text": "one"})
-        until(lambda: batches)
+        services.until(lambda: batches)
         late = client.post("/translate", json={"text": ["two", "three"], "timeout": 0.05})
-        assert status_and_message(late)[0] == 504
+        assert services.status_and_message(late)[0] == 504
     assert first.result().status_code == 200
     assert batches == [["one"]]
 
@@ -290,7 +281,9 @@ def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch,
     service, client = served
     with monkeypatch.context() as patch:
         patch.setattr(service.engine, "translate", lambda lines: 1 / 0)
-        status, message = status_and_message(client.post("/translate", json={"text": "one"}))
+        status, message = services.status_and_message(
+            client.post("/translate", json={"text": "one"})
+        )
     assert status == 500 and "division" not in message
     assert "ZeroDivisionError" in caplog.text
     assert client.post("/translate", json={"text": "one"}).status_code == 200
@@ -303,24 +296,24 @@ def test_health_says_when_the_programs_are_compiled(translator, monkeypatch):
     compiled = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "compile", lambda *_: compiled.wait(60))
-        service = Service(translator, LIMITS)
+        service = Service(translator, services.LIMITS)
         with testclient.TestClient(service.app) as client:
             assert client.get("/health/live").status_code == 200
             answer = client.get("/health")
             assert (answer.status_code, answer.json()["ready"]) == (503, False)
             early = client.post("/translate", json={"text": "one"})
-            assert status_and_message(early)[0] == 503 and early.headers["retry-after"]
+            assert services.status_and_message(early)[0] == 503 and early.headers["retry-after"]
             compiled.set()
-            until(lambda: service.ready)
+            services.until(lambda: service.ready)
             assert client.get("/health/ready").status_code == 200
 
 
 def test_a_failed_start_is_neither_live_nor_ready(translator, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "compile", lambda *_: 1 / 0)
-        service = Service(translator, LIMITS)
+        service = Service(translator, services.LIMITS)
         with testclient.TestClient(service.app) as client:
-            until(lambda: client.get("/health/live").status_code == 503)
+            services.until(lambda: client.get("/health/live").status_code == 503)
             assert client.get("/health/ready").status_code == 503
     assert isinstance(service.failure, ZeroDivisionError)
 

@@ -1,7 +1,4 @@
-"""The page in a real browser: typing, alternatives, attention, the keyboard, and every width.
-
-These tests need chromium, chromedriver and the package selenium, and are skipped without.
-"""
+"""The page in a real browser; skipped without chromium, chromedriver and selenium."""
 
 import contextlib
 import shutil

@@ -1,6 +1,4 @@
-"""One update: from several batches, on several devices, in half precision, and with a moving
-average.
-"""
+"""One update: several batches, several devices, half precision, and a moving average."""
 
 import subprocess
 import sys

@@ -10,7 +10,6 @@ from jax_transformer import convert
 from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import ConfigError, InputError
-from parity_tests.unit import runs
 from parity_tests.unit.conversions import config_of, state_of, write
 
 CONFIG = config_of("lesson10", encoder_layers=2, decoder_layers=1, d_ff=20)
@@ -18,11 +17,6 @@ STATE = state_of(CONFIG)
 LIGHTNING = {f"transformer.{name}": array for name, array in STATE.items()}
 STRAY = {"criterion.weight": np.ones(13, np.float32)}
 PRESET = ["--preset", "lesson10", "--set", "num_heads=3"]
-
-
-@pytest.fixture
-def console(capsys, monkeypatch) -> runs.Console:
-    return runs.Console(capsys, monkeypatch)
 
 
 def test_changes_say_the_new_name_of_every_tensor():

@@ -88,12 +88,10 @@ def test_special_tokens_have_the_requested_ids(tmp_path, ids):
 
 def test_special_tokens_are_dropped_when_decoding():
     ids = TOKENIZER.encode("fox")
-    assert (
-        TOKENIZER.decode(
-            [TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]
-        )
-        == "fox"
+    actual = TOKENIZER.decode(
+        [TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]
     )
+    assert actual == "fox"
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 0), (0, 1, 1), (-1, 0, 1), (0, 0, 0)])
@@ -106,9 +104,8 @@ def test_the_smallest_vocabulary_is_named():
     with pytest.raises(errors.ConfigError, match=r"vocab_size=259 .* at least 260"):
         train(vocab_size=259)
     assert train(vocab_size=260).vocab_size == 260
-    with pytest.raises(
-        errors.ConfigError, match="at least 1000000257"
-    ):  # without building a list of a thousand million names first
+    # without building a list of a thousand million names first
+    with pytest.raises(errors.ConfigError, match="at least 1000000257"):
         train(eos_id=1_000_000_000)
 
 
@@ -243,10 +240,8 @@ def test_a_file_s_truncation_and_special_tokens_are_ignored(tmp_path):
 
 # Two vocabularies, and folders
 
-SOURCE, TARGET = (
-    TOKENIZER,
-    train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5),
-)
+SOURCE = TOKENIZER
+TARGET = train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5)
 
 
 def test_a_pair_reads_sources_and_writes_targets():
@@ -272,9 +267,8 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: missing \(a run converted"):
         run_tokenizer.load_tokenizer(tmp_path)
     run_tokenizer.save_tokenizer(SOURCE, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == [
-        "tokenizer.json"
-    ] and run_tokenizer.has_tokenizer(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert run_tokenizer.has_tokenizer(tmp_path)
     loaded = run_tokenizer.load_tokenizer(tmp_path)
     assert isinstance(loaded, tokenizer.Tokenizer) and loaded.hash == SOURCE.hash
     two = tmp_path / "two"
@@ -287,11 +281,9 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     ] and run_tokenizer.has_tokenizer(two)
     loaded = run_tokenizer.load_tokenizer(two)
     assert isinstance(loaded, tokenizer.TokenizerPair)
-    assert (loaded.hash, loaded.source.hash, loaded.target.hash) == (
-        pair.hash,
-        SOURCE.hash,
-        TARGET.hash,
-    )
+    assert loaded.hash == pair.hash
+    assert loaded.source.hash == SOURCE.hash
+    assert loaded.target.hash == TARGET.hash
 
 
 @pytest.mark.parametrize("missing", run_files.SIDE_FILES)
@@ -302,9 +294,8 @@ def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
         run_tokenizer.load_tokenizer(tmp_path)
     run_tokenizer.save_tokenizer(SOURCE, tmp_path)
-    with pytest.raises(
-        errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
-    ):
+    message = r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
+    with pytest.raises(errors.InputError, match=message):
         run_tokenizer.load_tokenizer(tmp_path)
 
 

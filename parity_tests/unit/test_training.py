@@ -20,30 +20,22 @@ from jax_transformer.training import step, validation
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
-QUICK = [
-    "--data.buckets",
-    "1",
-    *(word for name in RATES for word in (f"--model.{name}", "0")),
-]  # these compile in half the time
+# these compile in half the time
+QUICK = ["--data.buckets", "1", *(word for name in RATES for word in (f"--model.{name}", "0"))]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 @pytest.fixture(scope="module")
-def finished(_as_a_user, tmp_path_factory) -> runs.Trained:
+def finished(as_a_user, tmp_path_factory) -> runs.Trained:
     """An uninterrupted run."""
     return runs.trained(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture
 def own(finished, tmp_path) -> runs.Trained:
-    """A copy of the uninterrupted run and of its text. Another process of these tests may be
-    continuing the shared run, which one process at a time can.
-    """
+    """A copy of the uninterrupted run and its text: one process at a time may continue it."""
     folder = shutil.copytree(finished.path.parent, tmp_path / "own")
     shared = str(finished.path.parent)
     arguments = [argument.replace(shared, str(folder)) for argument in finished.arguments]
@@ -57,17 +49,12 @@ def test_a_run_prints_only_its_path_on_stdout(finished):
     run, result = finished.path, finished.result
     assert result.code == 0
     assert result.out == f"{run}\n"
-    files = {
-        "config.json",
-        "train_config.json",
-        "tokenizer.json",
-        "data.json",
-        "metrics.jsonl",
-        "curves.png",
-        "checkpoints",
-        ".lock",
-        "SHA256SUMS",
-    }
+    files = set(
+        (
+            "config.json train_config.json tokenizer.json data.json metrics.jsonl "
+            "curves.png checkpoints .lock SHA256SUMS"
+        ).split()
+    )
     assert {path.name for path in run.iterdir()} == files
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
@@ -129,10 +116,8 @@ def test_the_manifest_records_the_inputs_of_a_run(finished):
     manifest = checkpoint.read_manifest(finished.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
-    assert (
-        manifest["machine"]["device"] == jax.devices()[0].device_kind
-        and manifest["machine"]["cores"] >= 1
-    )
+    assert manifest["machine"]["device"] == jax.devices()[0].device_kind
+    assert manifest["machine"]["cores"] >= 1
     (line,) = [
         line
         for line in runs.metrics(finished.path)
@@ -190,19 +175,15 @@ def test_changed_text_is_refused(own, flag, named):
     path.write_text(path.read_text().replace(*changed, 1))
     result = runs.train("--run", own.path, *own.arguments)
     assert (result.code, result.out) == (2, "")
-    assert (
-        result.err.startswith(f"jax-transformer: {own.path}: the data changed")
-        and named in result.err
-    )
+    assert result.err.startswith(f"jax-transformer: {own.path}: the data changed")
+    assert named in result.err
 
 
 # Best, averaged, early
 
 
 def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_path, monkeypatch):
-    """Validation losses are set here: training stops after two without a new best, and the best two
-    are averaged.
-    """
+    """Losses are set here: it stops after two without a new best, and averages two."""
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
     validate = validation.Validation.__call__
 
@@ -296,10 +277,7 @@ def test_arrays_that_are_not_finite_are_never_saved(
     monkeypatch.setattr(step, "make_step", poisoned)
     options = [
         *runs.with_option(finished.arguments, "--log-every", log_every),
-        "--keep",
-        "1",
-        "--keep-best",
-        "0",
+        *"--keep 1 --keep-best 0".split(),
     ]
     result = runs.train("--run", tmp_path / "run", *options)
     assert (result.code, result.out) == (6, "")
@@ -332,13 +310,11 @@ def test_lesson10_trains_translates_and_keeps_its_position_table(
         "lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300
     )
     fresh = transformer.flatten(transformer.Transformer(config, rngs=nnx.Rngs(0)), Frozen)
-    assert (
-        runs.differing(
-            {name.removeprefix("frozen/"): array for name, array in frozen.items()},
-            jax.device_get(fresh),
-        )
-        == []
+    actual = runs.differing(
+        {name.removeprefix("frozen/"): array for name, array in frozen.items()},
+        jax.device_get(fresh),
     )
+    assert actual == []
     assert not [name for name in arrays if "positions.table" in name and name not in frozen]
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
     assert np.mean(losses[-10:]) < losses[0] - 1

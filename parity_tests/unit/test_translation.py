@@ -81,20 +81,16 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     assert len({shape for _, shape, _ in echo}) <= 3  # one program for each width
     assert all(rows in (1, 4, 16, 32 // width) for _, (rows, width), _ in echo)
     echo.clear()
-    assert (
-        Translator(
-            model, TOKENIZER, GenerationConfig(num_beams=2, length_penalty=0.2), tokens_per_batch=64
-        )(LINES)
-        == LINES
-    )
+    actual = Translator(
+        model, TOKENIZER, GenerationConfig(num_beams=2, length_penalty=0.2), tokens_per_batch=64
+    )(LINES)
+    assert actual == LINES
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
     assert {shape for _, shape, *_ in echo} == {(2, 16)}  # a beam of two takes twice the memory
     echo.clear()
-    assert (
-        Translator(model, TOKENIZER)(["", ""]) == ["", ""]
-        and Translator(model, TOKENIZER)([]) == []
-        and not echo
-    )
+    assert Translator(model, TOKENIZER)(["", ""]) == ["", ""]
+    assert Translator(model, TOKENIZER)([]) == []
+    assert not echo
 
 
 def test_a_blank_line_is_not_translated(echo):
@@ -144,41 +140,14 @@ def test_the_length_of_translations_can_be_set(echo):
 
 
 def test_long_translations_have_few_rows(echo):
-    """The cache is sized for the longest output: 16 tokens of two beams each, at most eight times
-    the sources' 8 positions.
-    """
+    """The cache has room for the longest output: at most eight times 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
-    assert (
-        Translator(
-            model, TOKENIZER, GenerationConfig(max_new_tokens=16), widths=(2,), tokens_per_batch=8
-        )(lines)
-        == lines
-    )
-    assert {shape for _, shape, *_ in echo} == {(4, 2)}
-    echo.clear()
-    assert (
-        Translator(
-            model,
-            TOKENIZER,
-            GenerationConfig(num_beams=2, max_new_tokens=16),
-            widths=(2,),
-            tokens_per_batch=8,
-        )(lines)
-        == lines
-    )
-    assert {shape for _, shape, *_ in echo} == {(2, 2)}
-    echo.clear()
-    assert (
-        Translator(
-            model,
-            TOKENIZER,
-            GenerationConfig(num_beams=2, max_new_tokens=16),
-            widths=(2,),
-            tokens_per_batch=2,
-        )(lines)
-        == lines
-    )
-    assert {shape for _, shape, *_ in echo} == {(1, 2)}
+    for beams, tokens, rows in ((1, 8, 4), (2, 8, 2), (2, 2, 1)):
+        config = GenerationConfig(num_beams=beams, max_new_tokens=16)
+        translator = Translator(model, TOKENIZER, config, widths=(2,), tokens_per_batch=tokens)
+        assert translator(lines) == lines
+        assert {shape for _, shape, *_ in echo} == {(rows, 2)}
+        echo.clear()
 
 
 @pytest.mark.parametrize(("models", "rows"), [(1, 4), (2, 2), (3, 1)])
@@ -222,9 +191,8 @@ def test_a_line_that_is_too_long_is_named_by_its_number(echo):
     model = transformer.abstract(SPEAKER)
     longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token are the model's maximum
     assert Translator(model, TOKENIZER)(["", longest]) == ["", longest]
-    with pytest.raises(
-        InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"
-    ):
+    message = r"^line 3 is 17 tokens long, over the model's max_length=16$"
+    with pytest.raises(InputError, match=message):
         Translator(model, TOKENIZER)(["", "one", longest + "P"])
 
 
@@ -235,11 +203,9 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
     source[0, : len(ids) + 1] = [*ids, EOS]
     tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
     hypotheses = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two"])
-    assert (
-        TOKENIZER.decode(tokens)
-        and [h.text for h in hypotheses[0]] == [TOKENIZER.decode(tokens)]
-        and hypotheses[0][0].score is None
-    )
+    assert TOKENIZER.decode(tokens)
+    assert [h.text for h in hypotheses[0]] == [TOKENIZER.decode(tokens)]
+    assert hypotheses[0][0].score is None
     length = tokens.tolist().index(EOS) + 1 if EOS in tokens else len(tokens)
     assert hypotheses[0][0].ids.tolist() == tokens[:length].tolist()
     assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size

@@ -1,6 +1,4 @@
-"""Runs, checkpoints and exports of version 0.1 are read, translate as they did, resume, and convert
-to the same bits.
-"""
+"""Runs and exports of version 0.1 are read, translate, resume and convert as they did."""
 
 import itertools
 import json
@@ -11,7 +9,6 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
-from parity_tests.unit import runs
 from parity_tests.unit import v0_1_files as v0_1
 
 RECORDED = v0_1.expected()
@@ -20,10 +17,7 @@ TRANSLATE = [name for name, model in MODELS.items() if model["lines"]]
 FAMILIES = ["marian", "t5"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_a_user():
-    with runs.as_a_user():
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 def test_files_are_those_that_v0_1_wrote():
@@ -66,10 +60,8 @@ def test_model_of_v0_1_computes_the_same(name: str):
 def test_run_and_folder_of_v0_1_translate_as_they_did(name: str):
     recorded = MODELS[name]
     lines = v0_1.HERE / "text" / recorded["lines"]
-    assert (
-        v0_1.translations(recorded["folder"], recorded["weights"], lines)
-        == recorded["translations"]
-    )
+    actual = v0_1.translations(recorded["folder"], recorded["weights"], lines)
+    assert actual == recorded["translations"]
 
 
 # Resume
@@ -129,10 +121,8 @@ def converted(tmp_path: Path, source: str | Path, *options: str | Path) -> dict[
 @pytest.mark.parametrize("name", MODELS)
 def test_conversions_of_v0_1_files_have_the_same_bits(name: str, tmp_path):
     recorded = MODELS[name]
-    assert (
-        converted(tmp_path, recorded["folder"], "--weights", recorded["weights"])
-        == recorded["tensors"]
-    )
+    actual = converted(tmp_path, recorded["folder"], "--weights", recorded["weights"])
+    assert actual == recorded["tensors"]
 
 
 def test_single_checkpoint_of_v0_1_is_converted(tmp_path):
@@ -195,10 +185,8 @@ def test_a_changed_bit_is_detected(tmp_path):
     name = min(state)
     state[name].view("uint32")[(0,) * state[name].ndim] ^= 1
     safetensors.numpy.save_file(state, tmp_path / "changed.safetensors")
-    changed, recorded = (
-        v0_1.in_file(tmp_path / "changed.safetensors"),
-        MODELS["deep_dive_run"]["tensors"],
-    )
+    changed = v0_1.in_file(tmp_path / "changed.safetensors")
+    recorded = MODELS["deep_dive_run"]["tensors"]
     assert {key for key in recorded if changed[key] != recorded[key]} == {name}
 
 

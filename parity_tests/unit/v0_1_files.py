@@ -1,7 +1,7 @@
 """Files of version 0.1 (``parity_tests/v0_1``), with functions to record and to check them.
 
-``make.py`` there records with the same functions that the tests use. They use only a user's part of
-the package: the command line, ``jt.load``, ``jt.convert.to_torch`` and ``jt.generate``.
+``tools/record_v0_1.py`` recorded them with the functions that the tests use: only a user's part of
+the package, the command line, ``jt.load``, ``jt.convert.to_torch`` and ``jt.generate``.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import safetensors.numpy
 import jax_transformer as jt
 
 HERE = Path(__file__).resolve().parents[1] / "v0_1"
-NOT_RECORDED = {"expected.json", "make.py", "__pycache__"}
+NOT_RECORDED = {"expected.json", "__pycache__"}
 TOLERANCE = 1e-5
 """Relative error of float32 numbers: two sets of XLA flags on one machine differ by 1e-7."""
 
@@ -99,11 +99,7 @@ def chosen(logits: np.ndarray) -> list[float]:
 
 
 def translations(folder: str, weights: str, lines: Path) -> dict[str, list[str]]:
-    """Return translations of some lines: by the folder's settings, greedily, and the best two of a
-    beam of 4 as ``line
-
-    | translation``.
-    """
+    """Return translations by the folder's settings, greedily, and the best two of a beam."""
     options = {"default": [], "greedy": ["--beam", "1"], "beam": ["--beam", "4", "--n-best", "2"]}
     arguments = ["translate", "--run", HERE / folder, "--weights", weights, "--input", lines]
     outputs = {name: command(*arguments, *more).splitlines() for name, more in options.items()}
