@@ -17,7 +17,7 @@ from campaigns.fuzzing.harness import Flat, InputFile, Read, Target, file_reader
 from jax_transformer.architectures import huggingface_config, registry
 from jax_transformer.cli import config_file as cli_config
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import config_file
+from jax_transformer.convert import preparation
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, UnsafeFileError
 from jax_transformer.extras.serve import requests
 from jax_transformer.extras.serve.limits import Limits
@@ -131,7 +131,7 @@ def _model_config(path: Path) -> None:
     """A configuration, and the shapes of its weights."""
     config = parsed(path, TransformerConfig.from_json)
     registry.weight_table(config.architecture, config)
-    config_file.read(path, ())
+    preparation.read_config(path, ())
 
 
 def _model_config_seeds() -> Iterator[bytes]:

@@ -98,7 +98,7 @@ def _joey_folder(folder: Path) -> Callable[[], None]:
         (folder / f"{side}_vocab.txt").write_text("".join(f"{word}\n" for word in _WORDS))
     (folder / joeynmt.CONFIG).write_bytes(next(_joey_configs()))
     content = {"model_state": {"src_embed.lut.weight": TensorInfo((8, 6), "float32")}}
-    return lambda: _describe(joeynmt.TOOLKIT, folder / "best.ckpt", content)
+    return lambda: _describe(joeynmt.FORMAT, folder / "best.ckpt", content)
 
 
 def _joey_reader(name: str) -> Callable[[Path], Read]:
@@ -148,7 +148,7 @@ def _read_dictionary(folder: Path) -> Read:
 
     def read(dictionary: bytes) -> None:
         file.put(dictionary)
-        fairseq.TOOLKIT.describe(folder / "checkpoint_best.pt", content)
+        fairseq.FORMAT.describe(folder / "checkpoint_best.pt", content)
 
     return read
 
@@ -242,10 +242,10 @@ TARGETS = {
     "joeynmt vocabulary": Target(_joey_reader("src_vocab.txt"), _words_seeds, 5_000, 1, _lines),
     "fairseq dictionary": Target(_read_dictionary, _dictionary_seeds, 15_000, 1, _lines),
     "fairseq options": Target(
-        _read_options(fairseq.TOOLKIT, _fairseq_content), _fairseq_options, 7_500, 1, _json,
+        _read_options(fairseq.FORMAT, _fairseq_content), _fairseq_options, 7_500, 1, _json,
     ),
     "opennmt-py options": Target(
-        _read_options(opennmt_py.TOOLKIT, _onmt_content), _onmt_options, 7_500, 1, _json,
+        _read_options(opennmt_py.FORMAT, _onmt_content), _onmt_options, 7_500, 1, _json,
     ),
     "config.gin": Target(
         lambda folder: file_reader(gin_config.CONFIG, lambda path: gin_config.find(path.parent))(
