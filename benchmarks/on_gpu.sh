@@ -49,7 +49,7 @@ if [[ ${1:-} == --tiny ]]; then
     nllb=("${base[@]}" --model.remat full --model.scan-layers --loss-chunks 8)
     task=(--steps 2 --eval-every 2 --eval-pairs 4 "${small[@]:0:10}" --data.tokens-per-batch 2048)
     decode=(--device cpu --size tiny --random --batch 2 --rounds 1)
-    tests=(parity_tests/unit/test_estimate.py -n0 -k roofline)
+    tests=(parity_tests/unit/extras/test_estimate.py -n0 -k roofline)
 else
     topology=${TOPOLOGY:-h200:1}
     tokens=(--data.vocab-size 32000 --length 64 --data.tokens-per-batch 16384)

@@ -20,7 +20,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES, DOCUMENTS
 from parity_tests.test_mid_flight import as_arrays, as_tensors
-from parity_tests.unit.test_optimizer_state import assert_same
+from parity_tests.unit.convert.test_optimizer_state import assert_same
 
 NAMES = [
     *DOCUMENTS,

@@ -36,7 +36,7 @@ from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import TrainOptions, read_options
 from parity_tests.unit import helpers
-from parity_tests.unit.test_step import batch_of
+from parity_tests.unit.training.test_step import batch_of
 
 SIZES: dict[str, Any] = dict(
     source_vocab_size=24,

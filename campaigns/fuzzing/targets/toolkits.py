@@ -25,7 +25,7 @@ _WORDS = "<unk> <pad> <s> </s> a b ▁the no".split()
 
 def _describe(toolkit: Toolkit, path: Path, content: Any) -> None:
     """Describe a checkpoint, as it is done before its weights are looked at."""
-    if not toolkit.recognises(content):
+    if not toolkit.recognises_content(content):
         raise InputError("not recognised")
     config = toolkit.describe(path, content).config
     rules.aliases(registry.weight_table(config.architecture, config))

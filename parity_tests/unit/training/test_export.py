@@ -18,7 +18,7 @@ from jax_transformer.training import optimizer, step
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from parity_tests import preset_names
 from parity_tests.unit import helpers
-from parity_tests.unit.test_step import strict_off
+from parity_tests.unit.training.test_step import strict_off
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 IDS = jax.ShapeDtypeStruct((2, 6), jnp.int32)

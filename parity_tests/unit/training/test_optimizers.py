@@ -17,7 +17,7 @@ from jax_transformer.training.optimizer_options import (
     OptimizerOptions,
     Schedule,
 )
-from parity_tests.unit.test_optimizer_loss import rates
+from parity_tests.unit.training.test_optimizer_loss import rates
 
 RATE, DECAY, B1, B2, EPS = 0.1, 0.3, 0.8, 0.95, 1e-3
 Arrays = dict[str, np.ndarray]

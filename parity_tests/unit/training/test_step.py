@@ -195,7 +195,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_enable_x64", True)
 import numpy as np
-from parity_tests.unit import test_step
+from parity_tests.unit.training import test_step
 np.savez(sys.argv[1], **test_step.two_updates(jax.device_count()))
 """
 

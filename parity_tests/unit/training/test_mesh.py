@@ -26,7 +26,7 @@ from jax_transformer.training.options import MeshOptions
 from parity_tests import preset_names
 from parity_tests.unit import helpers, on_meshes, runs
 from parity_tests.unit.on_meshes import ONE
-from parity_tests.unit.test_step import batch_of, strict_off
+from parity_tests.unit.training.test_step import batch_of, strict_off
 
 INDIVISIBLE = 29
 """A size of the vocabulary that no number of devices divides."""

@@ -378,7 +378,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
         "assert not {'flax', 'transformers', 'tokenizers'} & loaded"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3]
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -20,7 +20,7 @@ from jax_transformer.config import (
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError
 from parity_tests import preset_names
-from parity_tests.unit.test_config import typed
+from parity_tests.unit.config.test_config import typed
 
 LESSON10 = jt.preset("lesson10")
 NAMES = preset_names.ALL

@@ -13,7 +13,7 @@ import jax_transformer as jt
 from jax_transformer.config import Branch, StackConfig, TransformerConfig
 from jax_transformer.transformer import Transformer
 
-PAGES = Path(__file__).parents[2] / "docs" / "architectures"
+PAGES = Path(__file__).parents[3] / "docs" / "architectures"
 DOCUMENTS = sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "index")
 
 # No two letters of the axis legend have the same size, and none is a multiple of another but i =

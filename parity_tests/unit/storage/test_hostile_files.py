@@ -31,7 +31,7 @@ HARMLESS = (
     "array.",
     "sys.unraisablehook",
 )
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MOST_MEMORY = 4_000_000
 
 _watched: list[Any] = []

@@ -11,7 +11,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.formats import model_card
 from jax_transformer.storage import run_files
 from jax_transformer.training.options import ModelOptions, TrainOptions
-from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # noqa: F401
+from parity_tests.unit.formats.test_huggingface import T5, convert, theirs  # noqa: F401
 
 
 def run(theirs: Path, path: Path, options: TrainOptions) -> Path:

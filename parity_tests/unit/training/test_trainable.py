@@ -18,7 +18,7 @@ from jax_transformer.training import step, trainable
 from jax_transformer.training.options import LoraOptions, TrainOptions
 from jax_transformer.weights import lora
 from parity_tests.unit import helpers, runs
-from parity_tests.unit.test_step import KEY, NO_DROPOUT, batch_of, furthest, strict_off
+from parity_tests.unit.training.test_step import KEY, NO_DROPOUT, batch_of, furthest, strict_off
 
 CONFIG = helpers.tiny(num_layers=1, **NO_DROPOUT)
 RATE = 0.1

@@ -32,7 +32,7 @@ from jax_transformer.storage import (
 )
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
-from parity_tests.unit.test_huggingface_folders import T5
+from parity_tests.unit.formats.test_huggingface import T5
 
 COUNT, LENGTH = 6, 1000
 
