@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^<!-- (\S+) (\S+) -->\n```py\n.*?^```$", re.DOTALL | re.MUL
 
 def source(file: str, name: str) -> str:
     """Return the source of a definition, such as ``Transformer.encode``, without docstrings."""
-    text = (ROOT / "jax_transformer" / file).read_text(encoding="utf-8")
+    text = (ROOT / file).read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
         node = next(
