@@ -4,7 +4,7 @@
     python tools/excerpts.py --write    # writes it
 
 A line ``<!-- FILE NAME -->`` stands before a block of code: NAME is a function, a class or a method
-of FILE, and the block becomes its source without docstrings.
+of FILE, and the block becomes its source without decorators and docstrings.
 """
 
 import argparse
@@ -19,7 +19,8 @@ BLOCK = re.compile(r"^<!-- (\S+) (\S+) -->\n```py\n.*?^```$", re.DOTALL | re.MUL
 
 
 def source(file: str, name: str) -> str:
-    """Return the source of a definition, such as ``Transformer.encode``, without docstrings."""
+    """Return the source of a definition, such as ``Transformer.encode``, without decorators and
+    docstrings."""
     text = (ROOT / file).read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
@@ -29,7 +30,6 @@ def source(file: str, name: str) -> str:
             if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == part
         )
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
-    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     left_out: set[int] = set()
     for part in ast.walk(node):
         match getattr(part, "body", None):
@@ -38,7 +38,7 @@ def source(file: str, name: str) -> str:
                 if not text.splitlines()[docstring.end_lineno or 0].strip():
                     left_out.add((docstring.end_lineno or 0) + 1)
     lines = enumerate(text.splitlines()[: node.end_lineno], 1)
-    return textwrap.dedent("\n".join(x for i, x in lines if i >= first and i not in left_out))
+    return textwrap.dedent("\n".join(x for i, x in lines if i >= node.lineno and i not in left_out))
 
 
 def page() -> str:
