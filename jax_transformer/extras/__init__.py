@@ -1,1 +1,1 @@
-"""What few people use, found through the registries; the core imports nothing of it."""
+"""Parts that few people use, found through the registries; the core imports nothing of them."""

@@ -310,7 +310,7 @@ class Checked:
 
 
 class Written(NamedTuple):
-    """What was written."""
+    """The result of writing a file or folder."""
 
     sha256: str
     """Hash of the file, or of a folder's weights."""
@@ -343,7 +343,7 @@ class Destination:
 
 
 class Layout(NamedTuple):
-    """What a destination stores otherwise than the model has it."""
+    """The differences between what a destination stores and what the model has."""
 
     names: Mapping[str, str] = MappingProxyType({})
     """The names of tensors in the destination, if they are stored under others."""
@@ -364,7 +364,7 @@ class Format:
     title: str
     """The name in messages: ``run folder``."""
     mark: str = ""
-    """What it is recognised by, for messages; empty if it is only written."""
+    """The sign that it is recognised by, for messages; empty if it is only written."""
     suffixes: tuple[str, ...] = ()
     """Suffixes of a file."""
     is_file: bool = False

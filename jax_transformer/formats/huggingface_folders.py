@@ -49,8 +49,8 @@ class HuggingFaceFolder(Format):
         """Open a folder's tensors under all names of the module's ``state_dict()``, including those
         that are not in its file.
         """
-        found = folder.find(path)
-        scanned = scan(found)
+        opened = folder.find(path)
+        scanned = scan(opened)
         stored = {name: tensor.info for name, tensor in scanned.items()}
 
         def same(one: str, other: str) -> bool:
@@ -58,7 +58,7 @@ class HuggingFaceFolder(Format):
             return first is second or tensors.same(first.read(), second.read())
 
         try:
-            config = huggingface_config.from_config(found.data, names=stored, same=same)
+            config = huggingface_config.from_config(opened.data, names=stored, same=same)
         except InputError as error:
             raise InputError(f"{path}/{error}") from None
         complete = huggingface_state.complete(stored, config)
@@ -70,32 +70,32 @@ class HuggingFaceFolder(Format):
         return HuggingFaceWeights(
             self,
             path,
-            f"{path} ({found.weights.name})",
+            f"{path} ({opened.weights.name})",
             complete,
             lambda: huggingface_state.complete(scanned, config),
             config,
-            weights=found.weights.name,
-            files=tuple(found.files),
-            extra_files={name: path / name for name in found.extra_names},
-            dropped=(*dropped, *(Note(name, reason) for name, reason in found.others)),
+            weights=opened.weights.name,
+            files=tuple(opened.files),
+            extra_files={name: path / name for name in opened.extra_names},
+            dropped=(*dropped, *(Note(name, reason) for name, reason in opened.others)),
             derived=completed_notes(complete, stored, config),
         )
 
     def inspect(self, path: Path) -> Contents:
-        found = folder.find(path)
-        contents = [_weights_format(found).inspect(file) for file in found.shards]
+        opened = folder.find(path)
+        contents = [_weights_format(opened).inspect(file) for file in opened.shards]
         hashes = {name: digest for content in contents for name, digest in content.sha256.items()}
         values = {
             name: value
-            for name, value in found.data.items()
+            for name, value in opened.data.items()
             if value is not None and not isinstance(value, dict | list)
         }
-        files = [*found.files, *(path / name for name in found.extra_names)]
+        paths = [*opened.files, *(path / name for name in opened.extra_names)]
         return Contents(
             str(path),
             self.title,
-            {name: tensor.info for name, tensor in scan(found).items()},
-            {file.name: hashes.get(file.name) or checksums.sha256(file) for file in files},
+            {name: tensor.info for name, tensor in scan(opened).items()},
+            {file.name: hashes.get(file.name) or checksums.sha256(file) for file in paths},
             values,
             [names for content in contents for names in content.ties],
         )
@@ -197,17 +197,17 @@ class HuggingFaceFolder(Format):
             return Written(new.sha256())
 
 
-def scan(found: Folder) -> LazyState:
+def scan(opened: Folder) -> LazyState:
     """Return every stored tensor by name, none of them read. Raises InputError if the index and its
     files do not agree.
     """
-    return _weights_format(found).scan(found.weights)
+    return _weights_format(opened).scan(opened.weights)
 
 
-def _weights_format(found: Folder) -> Format:
+def _weights_format(opened: Folder) -> Format:
     """Return the format of the file of weights."""
-    suffix = Path(found.weights.name.removesuffix(folder.INDEX)).suffix
-    return registry.of_suffix(found.weights, suffix)
+    suffix = Path(opened.weights.name.removesuffix(folder.INDEX)).suffix
+    return registry.of_suffix(opened.weights, suffix)
 
 
 def completed_notes(

@@ -92,8 +92,7 @@ def _checkpoint_format(content: Any) -> Format | None:
     """
     if not isinstance(content, dict) or not any(isinstance(v, dict) for v in content.values()):
         return None
-    found = (format for format in registry.others() if format.recognises_content(content))
-    return next(found, None)
+    return next((each for each in registry.others() if each.recognises_content(content)), None)
 
 
 FORMAT = PtFile()

@@ -1,1 +1,1 @@
-"""What surrounds a process: several processes, signals, the allocator, a supervisor."""
+"""The surroundings of a process: several processes, signals, the allocator, entry points."""

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import config_fields
 from parity_tests.unit import runs
+from tools import excerpts
 
 PAGES = [
     *(runs.ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -82,3 +83,16 @@ def test_notebooks_are_stored_as_they_ran(path: Path):
 
 def test_there_is_a_notebook_for_each_of_the_first_three_guides():
     assert [path.stem for path in NOTEBOOKS] == ["huggingface", "your_model", "your_text"]
+
+
+def test_the_page_on_the_core_has_the_lines_of_the_code():
+    """`python tools/excerpts.py --write` was run."""
+    text = excerpts.PAGE.read_text(encoding="utf-8")
+    assert len(excerpts.BLOCK.findall(text)) == text.count("```py\n") >= 12
+    assert excerpts.page() == text
+
+
+def test_an_excerpt_has_no_docstring_and_no_other_definition():
+    excerpt = excerpts.source("jax_transformer/weights/rules.py", "Rule.to_flax")
+    assert excerpt.startswith("def to_flax(self, ") and excerpt.endswith("for part in parts]")
+    assert '"""' not in excerpt and excerpt.count("def ") == 1
