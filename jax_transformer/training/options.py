@@ -276,11 +276,11 @@ class TrainOptions:
                 f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
             )
         self._check_init()
-        rate_options = self.optimizer.given_rate
+        rate = self.optimizer.given_rate
         object.__setattr__(
             self, "rate_left_out", frozenset(LearningRate._fields) - rate_options.keys()
         )
-        rate = self.default_rate._replace(**rate_options)._asdict()
+        rate = self.default_rate._replace(**rate)._asdict()
         object.__setattr__(self, "optimizer", dataclasses.replace(self.optimizer, **rate))
 
     @property
