@@ -277,9 +277,8 @@ class TrainOptions:
             )
         self._check_init()
         rate = self.optimizer.given_rate
-        object.__setattr__(
-            self, "rate_left_out", frozenset(LearningRate._fields) - rate_options.keys()
-        )
+        left_out = frozenset(LearningRate._fields) - rate.keys()
+        object.__setattr__(self, "rate_left_out", left_out)
         rate = self.default_rate._replace(**rate)._asdict()
         object.__setattr__(self, "optimizer", dataclasses.replace(self.optimizer, **rate))
 
