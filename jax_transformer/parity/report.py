@@ -182,7 +182,7 @@ class Report:
 
     def to_page(self, title: str) -> str:
         """Return one self-contained HTML page: a map of modules, coloured by their difference."""
-        template = resources.files("jax_transformer.parity").joinpath("page.html")
+        template = resources.files(__name__.rpartition(".")[0]).joinpath("page.html")
         return webpage.render(
             template.read_text(encoding="utf-8"), self.to_data() | {"title": title}
         )
