@@ -74,6 +74,8 @@ def take_apart(path: Path, processor: Any) -> Pieces:
     try:
         model = prototype.ModelProto.FromString(processor.serialized_model_proto())
         scored = [(piece.piece, piece.score) for piece in model.pieces]
+        if not all(isinstance(text, str) for text, _ in scored):  # bytes that are not UTF-8
+            raise ValueError("a piece is not valid UTF-8")
     except (ValueError, message.DecodeError) as error:
         reason = shown(str(error), 120)
         raise InputError(f"{path}: not a SentencePiece model that can be read: {reason}") from None

@@ -330,7 +330,7 @@ def test_another_optax_state_is_refused():
     moments = torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     with pytest.raises(ConfigError, match="not adamw's: it holds TraceState"):
         opt_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
-    with pytest.raises(ConfigError, match="not that of sgd"):
+    with pytest.raises(ConfigError, match="is not sgd's"):
         opt_state.from_optax(optax.adam(1.0).init(params()), "sgd", {}, {})
     lion = optax.chain(optax.scale_by_adam(), optax.scale_by_lion()).init(params())
     with pytest.raises(ConfigError, match="is not adamw's"):

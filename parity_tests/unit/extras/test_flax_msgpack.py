@@ -287,8 +287,8 @@ def test_all_unknown_weights_are_one_error(tmp_path):
         flax_msgpack.read(path)
     for words in (
         "'a/kernel' has the shape (3,)",
-        "'b/mean' is no parameter",
-        "'bias' is no parameter",
+        "'b/mean' is not a parameter",
+        "'bias' is not a parameter",
         "'c/weight' would be a second 'c.weight'",
     ):
         assert words in str(error.value)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 # In a thread, as XLA runs a program: a thread has an arena of its own by default
 CHILD = """
 import resource, sys, threading
-from jax_transformer import allocator
+from jax_transformer.runtime import allocator
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
