@@ -17,12 +17,12 @@ from jax_transformer.config import (
     TransformerConfig,
 )
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn import input_layer, sharding
+from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import Cache, Prefix, block_cache, own_beam_indices
 from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
-from jax_transformer.nn.embeddings import Embedding, Frozen
-from jax_transformer.nn.linear import output
+from jax_transformer.nn.embeddings import Embedding, Frozen, input_layer
+from jax_transformer.nn.layers import output
 from jax_transformer.nn.sharding import ROWS, TENSOR
 from jax_transformer.nn.stacks import (
     Decoder,
@@ -69,7 +69,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
         shared = config.tying.one_embedding
-        self.stem = input_layer.of(config).layer(config, rngs=rngs) if config.input_layer else None
+        self.stem = input_layer(config).layer(config, rngs=rngs) if config.input_layer else None
         self.source_embedding = (
             None
             if shared or config.input_layer

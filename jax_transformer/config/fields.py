@@ -274,7 +274,7 @@ class TransformerFields:
 
     @property
     def input_layer(self) -> str | None:
-        """Name of the installed layer that reads the source (``nn/input_layer.py``); None is the
+        """Name of the installed layer that reads the source (``nn/embeddings.py``); None is the
         embedding of tokens.
         """
         return None if self.mel_bins is None else "mel"

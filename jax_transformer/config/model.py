@@ -1,12 +1,30 @@
-"""The configuration of one encoder-decoder: its fields, checked, and their JSON."""
+"""The configuration of one encoder-decoder: its fields, their checks, and their JSON.
+
+Every message of a check has the numbers.
+"""
 
 import dataclasses
 import json
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.config import checks, codec
+from jax_transformer.config import codec
+from jax_transformer.config.enums import (
+    AttentionBackend,
+    AttentionSpan,
+    HeadMerge,
+    Mask,
+    MaskFill,
+    Mixing,
+    Part,
+    PositionIndex,
+    Positions,
+    PositionsAt,
+    Residual,
+    Sinusoids,
+)
 from jax_transformer.config.fields import StackConfig, TransformerFields
 from jax_transformer.errors import ConfigError, nearest
 
@@ -14,6 +32,12 @@ EXECUTION = ("attention_backend", "remat", "scan_layers")
 """The fields of TransformerConfig that say how the same numbers are computed.
 
 No weight depends on them, and a run may be resumed with others."""
+
+CUDNN_WIDTH = 256
+"""The widest head of cuDNN's attention; before Hopper it is 128."""
+MOST_LAYERS = 1000
+"""Layers of a stack: a configuration of unknown origin is described layer by layer."""
+_COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -24,7 +48,7 @@ class TransformerConfig(TransformerFields):
     """
 
     def __post_init__(self) -> None:
-        checks.check(self)
+        _check(self)
 
     @property
     def portable(self) -> "TransformerConfig":
@@ -97,3 +121,262 @@ _SHORTHANDS = {
     "vocab_size": ("source_vocab_size", "target_vocab_size"),
     "pad_id": ("source_pad_id", "target_pad_id"),
 }
+
+
+def _check(config: TransformerConfig) -> None:
+    """Raise ConfigError unless a model can have this configuration."""
+    _check_sizes(config)
+    for name in ("encoder", "decoder"):
+        _check_stack_sizes(config, name, getattr(config, name))
+    _check_sides(config)
+    _check_spectrogram(config)
+    _check_rates(config)
+    _check_ids(config)
+    _check_branches(config)
+    _check_spans(config)
+    _check_backend(config)
+    _check_spectrogram(config)
+
+
+def _check_sizes(config: TransformerConfig) -> None:
+    for name in (
+        "source_vocab_size",
+        "target_vocab_size",
+        "d_model",
+        "num_heads",
+        "d_ff",
+        "max_length",
+        "head_dim",
+        "embedding_dropouts",
+    ):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+
+
+def _check_stack_sizes(config: TransformerConfig, name: str, stack: StackConfig) -> None:
+    for field, least in (
+        ("layers", 1),
+        ("num_heads", 1),
+        ("d_ff", 1),
+        ("position_offset", 0),
+        ("local_radius", 1),
+        ("global_block_size", 1),
+    ):
+        value = getattr(stack, field)
+        if value is not None and value < least:
+            raise ConfigError(f"{name}.{field}={value} must be at least {least}")
+    if stack.layers > MOST_LAYERS:
+        raise ConfigError(f"{name}.layers={stack.layers} must be at most {MOST_LAYERS:,}")
+    if config.head_dim is None and config.d_model % config.heads(stack):
+        which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
+        raise ConfigError(
+            f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
+        )
+    if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+        _check_relative(name, stack)
+    exponent = stack.position_exponent
+    if not 0 < exponent < math.inf:
+        raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
+    if stack.position_index is PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
+        raise ConfigError(
+            f"max_length={config.max_length} must be at least 2: "
+            f"{name}.position_index='truncated_cosine' reads row 1"
+        )
+    sinusoidal = stack.positions in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
+    if config.d_model % 2 and sinusoidal:
+        raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
+    if stack.sinusoids is Sinusoids.TENSOR2TENSOR and config.d_model < 4:
+        raise ConfigError(
+            f"d_model={config.d_model} must be at least 4: "
+            "the first and the last of tensor2tensor's wavelengths differ"
+        )
+
+
+def _check_relative(name: str, stack: StackConfig) -> None:
+    """Check a stack's relative positions.
+
+    Half of a direction's buckets are for single distances, the others for longer and longer ranges
+    up to the largest distance.
+    """
+    directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+    least, single = 2 * directions, stack.relative_buckets // directions // 2
+    if stack.relative_buckets < least or stack.relative_buckets % directions:
+        raise ConfigError(
+            f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, "
+            f"at least {least}"
+        )
+    if stack.relative_max_distance <= single:
+        distance = f"{name}.relative_max_distance={stack.relative_max_distance}"
+        raise ConfigError(
+            f"{distance} must be over the {single} distances that have a bucket of their own"
+        )
+    if Part.SELF not in stack.parts:
+        raise ConfigError(
+            f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention"
+        )
+
+
+def _check_sides(config: TransformerConfig) -> None:
+    """Check the vocabularies, and the dtype."""
+    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
+        raise ConfigError(
+            f"tying='{config.tying.value}' needs one vocabulary:"
+            f" source_vocab_size={config.source_vocab_size},"
+            f" target_vocab_size={config.target_vocab_size}"
+        )
+    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
+        raise ConfigError(
+            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
+        )
+
+
+def _check_rates(config: TransformerConfig) -> None:
+    rates = {
+        name: getattr(config, name)
+        for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
+    }
+    for stack in ("encoder", "decoder"):
+        rates[f"{stack}.attention_dropout"] = getattr(config, stack).attention_dropout or 0.0
+        rates |= {
+            f"{stack}.branches[{i}].dropout": b.dropout or 0.0
+            for i, b in enumerate(getattr(config, stack).branches)
+        }
+    for name, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
+            raise ConfigError(f"{name}={rate} must be at least 0 and below 1")
+    if not config.norm_epsilon > 0:
+        raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
+
+
+def _check_ids(config: TransformerConfig) -> None:
+    sizes = {"source_pad_id": config.source_vocab_size} | dict.fromkeys(
+        ("target_pad_id", "bos_id", "eos_id"), config.target_vocab_size
+    )
+    for name, size in sizes.items():
+        if not 0 <= getattr(config, name) < size:
+            raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
+    masks_end = config.input_layer is None or Mask.TARGET_PADDING in config.decoder.self_mask
+    if config.target_pad_id == config.eos_id and masks_end:
+        raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
+    if config.padding_frozen and config.padding_trained:
+        raise ConfigError("padding_frozen=True needs padding_trained=False")
+
+
+def _check_branches(config: TransformerConfig) -> None:
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        if not stack.branches or not all(branch.parts for branch in stack.branches):
+            raise ConfigError(
+                f"{name}.branches: every block needs a branch, and every branch a part"
+            )
+        if (Part.CROSS in stack.parts) != (name == "decoder"):
+            raise ConfigError(
+                f"{name}.branches: cross_attention belongs in every decoder block "
+                "and in no encoder block"
+            )
+        if any(len(branch.parts) != 1 for branch in stack.unused):
+            raise ConfigError(f"{name}.unused: an unused branch has one part")
+        if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in stack.parts:
+            raise ConfigError(
+                f"{name}.positions_at='feed_forward': its blocks have no feed-forward"
+            )
+    for branch in config.encoder.branches:
+        if branch.residual is Residual.MEMORY:
+            raise ConfigError(
+                "encoder.branches: the residual 'memory' is the encoder's output "
+                "and belongs in the decoder"
+            )
+    of_source = {Mask.SOURCE_PADDING} if config.input_layer is None else set()
+    wrong = {
+        "encoder.self_mask": (config.encoder.self_mask, of_source),
+        "encoder.cross_mask": (config.encoder.cross_mask, set()),
+        "decoder.self_mask": (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL}),
+        "decoder.cross_mask": (config.decoder.cross_mask, of_source),
+    }
+    for name, (masks, allowed) in wrong.items():
+        for mask in masks:
+            if mask not in allowed:
+                raise ConfigError(
+                    f"{name}: {mask.value!r} has no meaning there "
+                    f"(it knows {', '.join(sorted(allowed)) or 'none'})"
+                )
+
+
+def _check_spans(config: TransformerConfig) -> None:
+    """Check local attention, which an encoder has with the plain kinds of everything around it."""
+    reasons = []
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        if stack.attention_span is AttentionSpan.FULL:
+            continue
+        span = f"{name}.attention_span='{stack.attention_span.value}'"
+        if name == "decoder":
+            reasons.append(f"{span} sees later tokens and belongs in the encoder")
+        if stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL:
+            if stack.positions is not Positions.RELATIVE:
+                reasons.append(f"{span} needs positions='relative'")
+        elif stack.positions is Positions.RELATIVE_PER_BLOCK:
+            reasons.append(f"{span} has no positions='relative_per_block'")
+        if stack.mixing is not Mixing.WEIGHTED or stack.head_merge is not HeadMerge.CONCATENATED:
+            reasons.append(
+                f"{span} has no mixing='{stack.mixing.value}' with"
+                f" head_merge='{stack.head_merge.value}'"
+            )
+        if config.mask_fill is not MaskFill.EXCLUDED:
+            reasons.append(f"{span} has no mask_fill='{config.mask_fill.value}'")
+    if reasons:
+        raise ConfigError("; ".join(reasons))
+
+
+def _check_backend(config: TransformerConfig) -> None:
+    """Raise ConfigError if the attention backend cannot compute this architecture."""
+    if config.attention_backend is AttentionBackend.XLA:
+        return
+    reasons = []
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        rate = config.attention_dropout if stack.attention_dropout is None else 0.0
+        if stack.attention_span is not AttentionSpan.FULL:
+            reasons.append(
+                f"{name}.attention_span='{stack.attention_span.value}' is computed in blocks"
+            )
+        if stack.mixing is Mixing.SUMMED:
+            reasons.append(f"{name}.mixing='{stack.mixing.value}' is not a product with the values")
+        if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+            reasons.append(f"{name}.positions='{stack.positions.value}' is a bias of the scores")
+        if rate or stack.attention_dropout:
+            which = "attention_dropout" if rate else f"{name}.attention_dropout"
+            reasons.append(f"{which}={rate or stack.attention_dropout} drops attention weights")
+        if config.attention_backend is AttentionBackend.CUDNN:
+            width = config.head_width_of(stack)
+            if width % 8 or width > CUDNN_WIDTH:
+                reasons.append(
+                    f"{name}: heads of width {width}, not a multiple of 8 up to {CUDNN_WIDTH}"
+                )
+    if config.mask_fill is not MaskFill.EXCLUDED:
+        reasons.append(f"mask_fill='{config.mask_fill.value}' gives queries without keys a value")
+    if reasons:
+        raise ConfigError(
+            f"attention_backend='{config.attention_backend.value}' cannot compute this model: "
+            f"{'; '.join(dict.fromkeys(reasons))}"
+        )
+
+
+def _check_spectrogram(config: TransformerConfig) -> None:
+    """Check the sizes of a source that is sound.
+
+    A window of it has no padding, and the padding of its texts may be their end token (Whisper).
+    """
+    if config.mel_bins is not None and config.mel_bins < 1:
+        raise ConfigError(f"mel_bins={config.mel_bins} must be at least 1")
+    if (config.mel_bins is None) != (config.mel_frames is None):
+        raise ConfigError(
+            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
+            " spectrogram: give both or none"
+        )
+    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
+        raise ConfigError(
+            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
+            " position"
+        )

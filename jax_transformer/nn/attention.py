@@ -29,7 +29,7 @@ from jax_transformer.config import (
 from jax_transformer.nn import sharding
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
-from jax_transformer.nn.linear import linear
+from jax_transformer.nn.layers import linear
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
 Heads = Float[Array, "b n h e"]

@@ -1,4 +1,7 @@
-"""A block: attention and feed-forward, composed as the configuration's branches say."""
+"""A block: attention and feed-forward, composed as the configuration's branches say.
+
+:class:`ResidualBranch` is the one place that knows the order of norm, sum and dropout.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +15,13 @@ from jax_transformer.config import (
     Activation,
     AttentionSpan,
     Branch,
+    DropoutSite,
     Mask,
+    NormPlacement,
     Part,
     Positions,
     PositionsAt,
+    Residual,
     StackConfig,
     TransformerConfig,
 )
@@ -23,9 +29,8 @@ from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import BlockCache, MultiHeadAttention
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
-from jax_transformer.nn.linear import linear
+from jax_transformer.nn.layers import linear, norm
 from jax_transformer.nn.local_attention import LocalAttention, Window
-from jax_transformer.nn.residual import ResidualBranch, norm
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
 Hidden = Float[Array, "b n d"]
@@ -77,6 +82,41 @@ class FeedForward(nnx.Module):
             y = y * self.gate(x)
         y = sharding.constrain(y, ROWS, None, TENSOR)
         return self.down(dropout.scope("activation")(y, self.rate))
+
+
+class ResidualBranch(nnx.Module):
+    """A residual connection with its norm around what a branch computes."""
+
+    def __init__(self, config: TransformerConfig, branch: Branch):
+        self.placement, self.site, self.source = (
+            config.norm_placement,
+            config.dropout_site,
+            branch.residual,
+        )
+        self.rate = config.dropout if branch.dropout is None else branch.dropout
+        self.norm = norm(config)
+
+    def __call__(
+        self,
+        x: Hidden,
+        branch: Callable[[Hidden], Hidden],
+        memory: Float[Array, "b s d"] | None,
+        dropout: Dropout,
+    ) -> Hidden:
+        """Post-norm ``norm(x + f(x))`` or pre-norm ``x + f(norm(x))``.
+
+        Dropout acts on the output of f or, after the norm, on the result.
+        """
+        residual = memory if self.source is Residual.MEMORY else x
+        assert residual is not None, "the configuration lets only decoders add the memory"
+        y = branch(self.norm(x) if self.placement is NormPlacement.PRE else x)
+        drop = dropout.scope("output")
+        if self.site is DropoutSite.BEFORE_ADD:
+            y = drop(y, self.rate)
+        y = residual + y
+        if self.placement is NormPlacement.POST:
+            y = self.norm(y)
+        return drop(y, self.rate) if self.site is DropoutSite.AFTER_NORM else y
 
 
 class Context(NamedTuple):

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import AttentionBackend, TransformerConfig
 from jax_transformer.errors import ConfigError
 
 
@@ -80,12 +79,6 @@ def check_cudnn(dtype: jnp.dtype | str | None) -> None:
             f"attention_backend='cudnn' needs an NVIDIA GPU, and JAX computes on {platform}: "
             "use attention_backend='sdpa' or 'xla'"
         )
-
-
-def check_device(config: TransformerConfig) -> None:
-    """Raise ConfigError if the attention backend cannot run on the present devices."""
-    if config.attention_backend is AttentionBackend.CUDNN:
-        check_cudnn(config.compute_dtype)
 
 
 def _key_lengths(mask: Bool[Array, "#b 1 #q k"] | None, rows: int, keys: int) -> Int[Array, " b"]:

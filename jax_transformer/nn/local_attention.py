@@ -16,7 +16,7 @@ from jax_transformer.config import AttentionSpan, StackConfig, TransformerConfig
 from jax_transformer.nn.attention import HeadProjections, attend
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import RelativeBias
-from jax_transformer.nn.residual import norm
+from jax_transformer.nn.layers import norm
 
 
 class Window(NamedTuple):

@@ -25,13 +25,12 @@ from jax_transformer.config import (
 )
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.nn import input_layer
 from jax_transformer.nn.attention import Cache, visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
-from jax_transformer.nn.embeddings import PositionTable, RelativeBias
+from jax_transformer.nn.embeddings import PositionTable, RelativeBias, input_layer
+from jax_transformer.nn.layers import norm
 from jax_transformer.nn.local_attention import Window, window
-from jax_transformer.nn.residual import norm
 from jax_transformer.shapes import AnyArray, Hidden, Memory, Source
 
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
@@ -285,7 +284,7 @@ def check_ids(
 def check_source(source: Source, config: TransformerConfig) -> Array:
     """Return the ids (b, s) as int32. Raises InputError for a source that the model cannot read."""
     if config.input_layer is not None:
-        return input_layer.of(config).check(source, config)
+        return input_layer(config).check(source, config)
     return check_ids(source, config, config.source_vocab_size, "source")
 
 
@@ -332,7 +331,7 @@ def check_embeddings(
     if config.input_layer is None:
         check_length(x.shape[1], config, "source")
     else:
-        input_layer.of(config).check_length(x.shape[1], config)
+        input_layer(config).check_length(x.shape[1], config)
     if valid is not None and not isinstance(valid, jax.Array):
         valid = np.asarray(valid)
     if valid is not None and (valid.shape != x.shape[:2] or valid.dtype != bool):

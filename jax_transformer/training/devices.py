@@ -18,9 +18,9 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from jax_transformer.config import StackConfig, TransformerConfig
+from jax_transformer.config import AttentionBackend, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn import sharding
+from jax_transformer.nn import fused_attention, sharding
 from jax_transformer.nn.sharding import FSDP, TENSOR
 from jax_transformer.training.options import MeshOptions
 from jax_transformer.weights import lora
@@ -100,7 +100,9 @@ def constrain(tree: Any) -> Any:
 
 
 def check(config: TransformerConfig, options: MeshOptions) -> None:
-    """Raise ConfigError for a mesh that cannot divide the model."""
+    """Raise ConfigError for a mesh that cannot divide the model, or for an attention backend that
+    the devices do not have.
+    """
     sizes = [("fsdp", options.fsdp, "d_model", config.d_model)]
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
@@ -110,6 +112,8 @@ def check(config: TransformerConfig, options: MeshOptions) -> None:
     for axis, parts, name, size in sizes:
         if size % parts:
             raise ConfigError(f"mesh.{axis}={parts} does not divide {name}={size}")
+    if config.attention_backend is AttentionBackend.CUDNN:
+        fused_attention.check_cudnn(config.compute_dtype)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,6 @@ def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> N
     model, an attention backend that the devices do not have, or a state that does not fit their
     memory.
     """
-    from jax_transformer.nn import fused_attention
     from jax_transformer.training import run
     from jax_transformer.training.devices import check
 
@@ -95,7 +94,6 @@ def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> N
 
         trainable.check(options, data.config)
     check(data.config, options.mesh)
-    fused_attention.check_device(data.config)
     devices.check_memory(run.abstract_state(options, data.config, devices))
 
 

@@ -22,7 +22,6 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import flops, hlo
 from jax_transformer.extras.estimate.hlo import Traffic
 from jax_transformer.extras.estimate.topologies import Topology, compiler_options
-from jax_transformer.nn import fused_attention
 from jax_transformer.training import (
     corpus,
     init_source,
@@ -151,7 +150,6 @@ def estimate(
     devices = take(topology, options)
     config = config_of(options)
     check(config, options.mesh)
-    fused_attention.check_device(config)
     if options.freeze or options.lora.rank:
         trainable.check(options, config)
     shape = largest_batch(options, config, length, devices.row_shards)

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.nn.initializers import uniform
-from jax_transformer.nn.input_layer import InputLayer
+from jax_transformer.nn.embeddings import InputLayer
+from jax_transformer.nn.layers import uniform
 from jax_transformer.shapes import Source
 
 _WIDTH = 3

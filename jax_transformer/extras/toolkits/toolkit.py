@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.architectures import registry
-from jax_transformer.config import TransformerConfig, checks
+from jax_transformer.config import TransformerConfig
+from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.extras.toolkits import word_tokenizer
 from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
@@ -146,10 +147,8 @@ class Options:
     def layers(self, name: str, default: int | None = None) -> int:
         """Return a number of layers, of which each is described before a tensor is looked at."""
         value = self.number(name, default)
-        if not 0 < value <= checks.MOST_LAYERS:
-            raise InputError(
-                f"{self.named(name)}={value:,}: from 1 to {checks.MOST_LAYERS:,} are read"
-            )
+        if not 0 < value <= MOST_LAYERS:
+            raise InputError(f"{self.named(name)}={value:,}: from 1 to {MOST_LAYERS:,} are read")
         return value
 
     def real(self, name: str, default: float) -> float:

@@ -12,7 +12,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import MaskFill, Norm
 from jax_transformer.data.batches import Batch
-from jax_transformer.nn import residual
+from jax_transformer.nn import layers
 from jax_transformer.nn.attention import attend, masked_softmax
 from jax_transformer.training import step
 from parity_tests.unit.helpers import batch, random_model, tiny
@@ -26,14 +26,14 @@ def test_a_norm_of_large_numbers_keeps_its_digits():
         wide.var(axis=-1, keepdims=True) + 1e-12
     )
     # the precision of 0.01 next to 1000 in float32
-    assert np.abs(np.asarray(residual.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
+    assert np.abs(np.asarray(layers.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
 
 
 @pytest.mark.parametrize("kind", [Norm.LAYER, Norm.RMS])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once(dtype: str, kind: Norm):
     config: jt.TransformerConfig = tiny(d_model=64, num_heads=2, norm=kind, bias=kind is Norm.LAYER)
-    module = residual.norm(config)
+    module = layers.norm(config)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 64)) * 3 + 2, dtype)
     once = np.asarray(module(x.astype("float32")).astype(dtype), np.float64)
     assert (np.asarray(module(x), np.float64) == once).all()

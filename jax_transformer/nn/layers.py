@@ -1,0 +1,200 @@
+"""Linear layers as Flax has them, norms, and the random values that parameters begin with.
+
+Several devices make each its own part of a parameter, which has the same values on any mesh. It is
+divided as its layer can know; the training state's own layout is
+:mod:`jax_transformer.training.devices`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx import initializers
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jax_transformer.config import Init, Norm, TransformerConfig
+from jax_transformer.nn import sharding
+from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
+
+
+def uniform(bound: float) -> initializers.Initializer:
+    """Return an initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
+    return functools.partial(_uniform, bound)
+
+
+def _uniform(bound, key, shape, dtype=jnp.float32, out_sharding=None):
+    axes = (FSDP, TENSOR) if len(shape) == 2 else (None,) * len(shape)
+    return _draw(jax.random.uniform, axes, key, shape, dtype, -bound, bound)
+
+
+def normal(
+    deviation: float, key: PRNGKeyArray, shape: tuple[int, ...], *axes: Axes
+) -> Float[Array, "..."]:
+    """Return normally distributed float32 values with mean 0, divided over ``axes`` of the mesh."""
+    values = _draw(jax.random.normal, axes, key, shape, jnp.float32)
+    return values * jnp.array(deviation, jnp.float32)
+
+
+def _draw(
+    sampler: Callable[..., Array],
+    axes: tuple[Axes, ...],
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *bounds: float,
+) -> Array:
+    """Return the sampler's values; without a mesh, or inside a jitted function, as it makes
+    them.
+    """
+    if isinstance(key, jax.core.Tracer) or (mesh := jax.sharding.get_mesh()).empty:
+        return sampler(key, shape, dtype, *bounds)
+    laid = NamedSharding(mesh, sharding.even_spec(shape, axes, mesh.shape))
+    divided = jax.jit(sampler, static_argnums=(1, 2), out_shardings=laid)
+    return divided(key, shape, dtype, *bounds)
+
+
+def flat_dot_general(
+    x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_
+):
+    """Return ``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes flattened into
+    one.
+
+    XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
+    the gradient of a kernel under two leading axes contracts both, and took twice as long.
+    """
+    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), (
+        "a product of the last axis with the first"
+    )
+    flat = x.reshape(-1, x.shape[-1])
+    product = jax.lax.dot_general(
+        flat, kernel, (((1,), (0,)), ((), ())), precision, preferred_element_type
+    )
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def linear(
+    config: TransformerConfig,
+    init: Init,
+    inputs: int,
+    outputs: int,
+    *,
+    bias: bool,
+    fused: int = 1,
+    attention: bool = False,
+    rngs: nnx.Rngs,
+) -> nnx.Linear:
+    """Return a linear layer of a stack, with kernel (inputs, outputs).
+
+    ``fused`` is the number of equal matrices that share the layer's Xavier bound (three for query,
+    key and value, which PyTorch packs into one); with ``attention`` its bias starts at zero in
+    every scheme that gives the stacks an initialisation of their own.
+    """
+    torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
+    xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
+    zero_bias = init is Init.XAVIER or (init is Init.TORCH_TRANSFORMER and attention)
+    bounds = torch_bound if init is Init.TORCH else xavier_bound, 0.0 if zero_bias else torch_bound
+    return _linear(config, inputs, outputs, bias, *bounds, rngs)
+
+
+def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """Return the layer from the decoder to the logits.
+
+    It is not part of the stacks, so TORCH_TRANSFORMER draws it as torch.nn.Linear does.
+    """
+    inputs, outputs = config.d_model, config.target_vocab_size
+    torch_bound, xavier_bound = 1.0 / math.sqrt(inputs), math.sqrt(6.0 / (inputs + outputs))
+    bounds = (xavier_bound, 0.0) if config.init is Init.XAVIER else (torch_bound, torch_bound)
+    return _linear(config, inputs, outputs, config.output_bias, *bounds, rngs)
+
+
+def _linear(
+    config: TransformerConfig,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    kernel_bound: float,
+    bias_bound: float,
+    rngs: nnx.Rngs,
+) -> nnx.Linear:
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=bias,
+        dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
+        kernel_init=uniform(kernel_bound),
+        bias_init=uniform(bias_bound),
+        dot_general=flat_dot_general,
+        rngs=rngs,
+    )
+
+
+def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
+    """Return ``x`` with mean 0 and variance 1 along the last axis: Ba et al. 2016,
+    torch.nn.LayerNorm.
+
+    The variance is the biased one, with ``epsilon`` inside the root. Two passes: the mean of
+    squares minus the square of the mean loses every digit if the mean is large.
+    """
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = jnp.square(centered).mean(axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(variance + jnp.asarray(epsilon, x.dtype))
+
+
+def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
+    """Return ``x`` with mean square 1 along the last axis: Zhang and Sennrich 2019.
+
+    ``epsilon`` is added inside the root.
+    """
+    return x * jax.lax.rsqrt(
+        jnp.square(x).mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype)
+    )
+
+
+def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
+    """Return a new norm of the kind that the configuration names."""
+    return RMSNorm(config) if config.norm is Norm.RMS else LayerNorm(config)
+
+
+class RMSNorm(nnx.Module):
+    """:func:`root_mean_square`, then a learned scale.
+
+    16-bit input is computed in float32 and rounded once.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
+        self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
+
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
+        dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
+        return (
+            root_mean_square(x.astype(dtype), self.epsilon)
+            * self.scale[...].astype(dtype)[None, None]
+        ).astype(result_dtype)
+
+
+class LayerNorm(nnx.Module):
+    """:func:`standardize`, then a learned scale and bias.
+
+    16-bit input is computed in float32 and rounded once.
+    flax.nnx.LayerNorm has no strict promotion in float64 (it promotes to float32 first).
+    """
+
+    def __init__(self, config: TransformerConfig):
+        self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
+        self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(config.d_model, jnp.float32)) if config.bias else None
+
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
+        dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
+        y = standardize(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]
+        if self.bias is not None:
+            y = y + self.bias[...].astype(dtype)[None, None]
+        return y.astype(result_dtype)
