@@ -15,8 +15,9 @@ import jax_transformer as jt
 from campaigns.case import Campaign, Case
 from jax_transformer.architectures import model_weights, registry
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import conversion, planning, preparation
-from jax_transformer.convert.preparation import ModelDescription, Request
+from jax_transformer.convert import conversion, models, planning
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.planning import Request
 from jax_transformer.errors import Refusal
 from jax_transformer.storage import (
     lazy,
@@ -112,7 +113,7 @@ def weights(config: TransformerConfig, dtype: str) -> State:
         name: odd_numbers(dtype, int(np.prod(shape)), seed).reshape(shape)
         for seed, (name, shape) in enumerate(model.shapes["torch"].items())
     }
-    for first, *others in planning.ties_of(model.table):
+    for first, *others in models.ties_of(model.table):
         state |= dict.fromkeys(others, state[first])
     return state
 
@@ -137,7 +138,7 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
 
 
 def _renamed(state: LazyState, model: model_weights.ModelWeights, *, to_torch: bool) -> State:
-    renamed = conversion.renamed(state, model, from_torch=not to_torch, to_torch=to_torch)
+    renamed = models.renamed(state, model, from_torch=not to_torch, to_torch=to_torch)
     return lazy.arrays(renamed)
 
 
@@ -157,7 +158,7 @@ def by_command(config: TransformerConfig, dtype: str, folder: Path) -> list[str]
     def convert(source: str, destination: str, description: ModelDescription | None = None) -> None:
         paths = str(folder / source), str(folder / destination)
         request = Request(*paths, description or ModelDescription(), check=False, force=True)
-        conversion.convert(preparation.prepare(request))
+        conversion.convert(planning.prepare(request))
 
     safetensors.write(folder / "a.safetensors", weights(config, dtype))
     (folder / "config.json").write_text(config.to_json())

@@ -18,7 +18,7 @@ _HOMES = {
     "Transformer": "transformer",
     "Transcriber": "extras.speech.transcription",
     "Translator": "inference.translation",
-    "load": "formats.pretrained",
+    "load": "formats.registry",
 }
 _MODULES = (
     "architectures",
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from jax_transformer.architectures.registry import preset, preset_names, register
     from jax_transformer.config import TransformerConfig
     from jax_transformer.extras.speech.transcription import Transcriber
-    from jax_transformer.formats.pretrained import load
+    from jax_transformer.formats.registry import load
     from jax_transformer.inference.translation import Translator
     from jax_transformer.transformer import Transformer
 

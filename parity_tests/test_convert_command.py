@@ -11,8 +11,10 @@ import torch
 
 from jax_transformer.architectures import huggingface, model_weights, registry, twins
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import checking, conversion, preparation
-from jax_transformer.convert.preparation import ModelDescription, Request
+from jax_transformer.convert import conversion, planning
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.planning import Request
+from jax_transformer.errors import DifferentError
 from jax_transformer.storage import lazy, run_folder
 from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES
@@ -28,7 +30,7 @@ USUAL = ("deep_dive", "small")
 def convert(source, destination, config_file=None, **more) -> conversion.Outcome:
     description = ModelDescription(str(config_file)) if config_file else ModelDescription()
     return conversion.convert(
-        preparation.prepare(Request(str(source), str(destination), description, **more))
+        planning.prepare(Request(str(source), str(destination), description, **more))
     )
 
 
@@ -81,10 +83,12 @@ def test_the_check_detects_two_exchanged_weights():
         for rule in model.table
     ]
     flax = rules.to_flax(wrong, state, model.shapes["flax"])
-    with pytest.raises(checking.DifferentError, match="differs from the PyTorch twin's"):
-        checking.check(TIED.config, wrong, lazy.in_memory(state), lazy.in_memory(flax))
+    with pytest.raises(DifferentError, match="differs from the PyTorch twin's"):
+        conversion.check(TIED.config, wrong, lazy.in_memory(state), lazy.in_memory(flax))
     flax = rules.to_flax(model.table, state, model.shapes["flax"])
-    checked = checking.check(TIED.config, model.table, lazy.in_memory(state), lazy.in_memory(flax))
+    checked = conversion.check(
+        TIED.config, model.table, lazy.in_memory(state), lazy.in_memory(flax)
+    )
     assert max(checked.errors.values()) < 1e-12
 
 
@@ -96,7 +100,7 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
         for name, shape in model.shapes["flax"].items()
     }
     state = rules.to_torch(model.table, flax)
-    checked = checking.check(config, model.table, lazy.in_memory(state), lazy.in_memory(flax))
+    checked = conversion.check(config, model.table, lazy.in_memory(state), lazy.in_memory(flax))
     assert not checked.errors
     assert "there and back" in checked.method and "head_dim=8" in checked.method
 

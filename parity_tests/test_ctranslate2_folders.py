@@ -6,7 +6,7 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer.extras.deploy.ctranslate2 import engine
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from parity_tests import huggingface_folders
 from parity_tests.unit import helpers, runs
 
@@ -34,7 +34,7 @@ def test_tokens_of_a_folder_translate_as_here(name, tmp_path):
     options = dict(source_lang=languages[0], target_lang=languages[1], beam_size=1, max_length=8)
     with runs.as_a_user(), helpers.unchecked():
         assert runs.main("convert", source, out, "--to", "ct2", "--no-check") == 0
-        opened = pretrained.open(source)
+        opened = registry.open(source)
         ours = jt.Translator.from_opened(opened, **options).hypotheses(LINES)
         theirs = engine.load(opened, **options).hypotheses(LINES)
     ids = [[line[0].ids.tolist() for line in side] for side in (ours, theirs)]

@@ -15,7 +15,7 @@ import jax_transformer as jt
 from jax_transformer import cli
 from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits import flax_msgpack, msgpack
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.storage import safetensors
 from parity_tests import huggingface
 
@@ -81,12 +81,12 @@ def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False)
     return folder
 
 
-def saved_and_opened(name: str, folder: Path, **options: Any) -> tuple[Any, pretrained.Pretrained]:
+def saved_and_opened(name: str, folder: Path, **options: Any) -> tuple[Any, registry.Pretrained]:
     """Return a family's module, and the opened folder of its Flax class."""
     module = huggingface.module(name)
     if name == "t5 v1.1":
         module.config.tie_word_embeddings = False  # transformers 5 sets it
-    return module, pretrained.open(saved(folder, module, **options))
+    return module, registry.open(saved(folder, module, **options))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,6 +149,6 @@ def test_a_mismatch_of_file_and_configuration_is_one_error(tmp_path):
     (folder / flax_msgpack.FILE).write_bytes(
         serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/"))
     )
-    opened = pretrained.open(folder)
+    opened = registry.open(folder)
     with pytest.raises(InputError, match=r"model\.encoder\.layers\.1\.fc1\.weight"):
         jt.convert.from_torch(opened.read(), opened.config)

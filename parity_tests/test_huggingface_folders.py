@@ -10,8 +10,8 @@ import transformers
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer.convert import conversion, preparation
-from jax_transformer.convert.preparation import Request
+from jax_transformer.convert import conversion, planning
+from jax_transformer.convert.planning import Request
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import safetensors
 from jax_transformer.weights.torch_bridge import to_numpy
@@ -20,7 +20,7 @@ from parity_tests import huggingface, tokenizer_models
 
 def convert(source: Path, destination: Path, **more) -> conversion.Outcome:
     return conversion.convert(
-        preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
+        planning.prepare(Request(str(source), str(destination), **{"check": False, **more}))
     )
 
 
@@ -144,7 +144,7 @@ def test_half_precision_widens_as_in_transformers(saved, tmp_path):
 
 
 def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
-    plan = preparation.prepare(Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
+    plan = planning.prepare(Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
     names = {name for move in plan.moves for name in move.source}
     assert names == tensors(saved("marian")[1]).keys()
     assert {note.name: note.reason for note in plan.derived} == {
@@ -152,7 +152,7 @@ def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
         "decoder.positions.table": "is computed: sines and cosines",
     }
     convert(saved("marian")[1], tmp_path / "run")
-    plan = preparation.prepare(Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")).plan
+    plan = planning.prepare(Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")).plan
     assert {name for move in plan.moves for name in move.target} == names
     assert {note.name for note in plan.dropped} == {
         "encoder.positions.table",

@@ -14,7 +14,7 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface, t5, twins
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
-from jax_transformer.convert import checking
+from jax_transformer.convert import conversion
 from jax_transformer.errors import InputError
 from jax_transformer.nn.embeddings import relative_buckets
 from jax_transformer.weights import torch_bridge
@@ -284,7 +284,7 @@ def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
     state = {key: value.numpy() for key, value in both.theirs.state_dict().items()}
     table = jt.convert.weight_table(both.config)
     outputs = twins.outputs(
-        both.config, state, source, target, checking._blocks(both.config, table)
+        both.config, state, source, target, conversion._blocks(both.config, table)
     )
     assert len(outputs) == 1 + both.config.encoder.layers + both.config.decoder.layers
     assert_close((both.ours(source, target), outputs["logits"]), 1e-12)

@@ -25,8 +25,8 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface_config
-from jax_transformer.convert import conversion, preparation
-from jax_transformer.convert.preparation import Request
+from jax_transformer.convert import conversion, planning
+from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.extras.speech import (
     log_mel,
@@ -232,10 +232,10 @@ def test_rules_of_times_are_those_of_the_logits_processor(latest: int | None):
 
 def test_a_run_and_a_folder_made_from_it_transcribe_alike(folder: Path, tmp_path: Path):
     to_run = Request(str(folder), str(tmp_path / "run"), check=True)
-    outcome = conversion.convert(preparation.prepare(to_run))
+    outcome = conversion.convert(planning.prepare(to_run))
     assert "next to the PyTorch twin" in outcome.checked.method
     to_folder = Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf", check=False)
-    conversion.convert(preparation.prepare(to_folder))
+    conversion.convert(planning.prepare(to_folder))
     samples = speech(0.7)
     expected = jt.Transcriber.load(folder)(samples, timestamps=True)
     for place in (tmp_path / "run", tmp_path / "back"):

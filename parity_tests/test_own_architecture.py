@@ -22,7 +22,7 @@ from jax_transformer.architectures import registry, twins
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry as formats
 from jax_transformer.training import recipe
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit import runs
@@ -235,7 +235,7 @@ def test_python_trains_an_architecture_that_is_not_registered(folder, tmp_path):
     )
     with runs.as_a_user():
         trained = recipe.train(options, architecture=mine)
-    assert pretrained.open(trained.path).config.architecture == "my_translator"
+    assert formats.open(trained.path).config.architecture == "my_translator"
 
 
 def test_nothing_is_imported_because_a_checkpoint_names_it(folder, spec, tmp_path, capsys):

@@ -20,7 +20,7 @@ import jax_transformer as jt
 from jax_transformer import cli, transformer
 from jax_transformer.architectures import model_weights
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.storage import pt
 from jax_transformer.weights import rules
 from parity_tests import published
@@ -97,7 +97,7 @@ def batch(source_words: int, target_words: int, pad: int) -> tuple[np.ndarray, n
 
 def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
     """Compare logits and gradients of a checkpoint with a module's."""
-    opened = pretrained.open(path)
+    opened = registry.open(path)
     config = opened.config
     assert config is not None
     source, target = batch(config.source_vocab_size, config.target_vocab_size, pad)

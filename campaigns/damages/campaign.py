@@ -71,17 +71,17 @@ def train(run: Path, options: Any) -> list[str]:
 
 def translate(run: Path, weights: str) -> list[str]:
     """The messages of what ``translate`` does before it loads the weights."""
-    from jax_transformer.formats import pretrained
+    from jax_transformer.formats import registry
 
-    pretrained.open(run, weights)
+    registry.open(run, weights)
     return []
 
 
 def inspect(run: Path) -> list[str]:
     """The messages of ``inspect``."""
-    from jax_transformer.convert import inspection
+    from jax_transformer.formats import registry
 
-    inspection.inspect(run)
+    registry.inspect(run)
     return []
 
 

@@ -67,8 +67,9 @@ class ConvertOptions:
 def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
     from jax_transformer.architectures.tensor_names import NameChanges
-    from jax_transformer.convert import conversion, preparation
-    from jax_transformer.convert.preparation import ModelDescription, Request
+    from jax_transformer.convert import conversion, planning
+    from jax_transformer.convert.models import ModelDescription
+    from jax_transformer.convert.planning import Request
 
     allocator.give_back_freed_memory()
     description = ModelDescription(
@@ -88,7 +89,7 @@ def run(options: ConvertOptions) -> int:
 
         streams.show(training_states.convert(request), as_json=options.json)
         return 0
-    prepared = preparation.prepare(request)
+    prepared = planning.prepare(request)
     if options.dry_run:
         prepared.refuse()
         streams.show(conversion.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)

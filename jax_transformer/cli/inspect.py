@@ -20,9 +20,9 @@ class InspectOptions:
 
 def run(options: InspectOptions) -> int:
     """Print the content and return the exit code."""
-    from jax_transformer.convert import inspection
+    from jax_transformer.formats import registry
 
-    streams.show(inspection.inspect(options.path), as_json=options.json)
+    streams.show(registry.inspect(options.path), as_json=options.json)
     return 0
 
 

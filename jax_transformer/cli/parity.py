@@ -49,7 +49,7 @@ def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
     streams.check_output(options.html)
-    from jax_transformer.convert.preparation import ModelDescription
+    from jax_transformer.convert.models import ModelDescription
     from jax_transformer.parity import from_files
     from jax_transformer.storage import atomic
 

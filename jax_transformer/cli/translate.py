@@ -139,7 +139,7 @@ def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
 @with_precision
 def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
-    from jax_transformer.formats import pretrained
+    from jax_transformer.formats import registry
     from jax_transformer.inference import translation
     from jax_transformer.runtime import program_cache
 
@@ -154,10 +154,10 @@ def run(options: TranslateOptions) -> int:
         raise ConfigError(f"--engine {options.engine} has no attention: leave out --attention")
     if options.buffer < 1:
         raise ConfigError(f"buffer={options.buffer} must be at least 1")
-    opened = pretrained.open(options.run, options.weights)
+    opened = registry.open(options.run, options.weights)
     translator = engines.load(
         opened,
-        *(pretrained.open(other, options.weights) for other in options.ensemble),
+        *(registry.open(other, options.weights) for other in options.ensemble),
         engine=options.engine,
         quantization=options.quantization,
         source_lang=options.source_lang,

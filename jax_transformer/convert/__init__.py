@@ -13,8 +13,8 @@ if TYPE_CHECKING:
         to_torch,
         weight_table,
     )
-    from jax_transformer.convert.conversion import load, save
-    from jax_transformer.convert.preparation import plan
+    from jax_transformer.convert.models import load, save
+    from jax_transformer.convert.planning import plan
     from jax_transformer.convert.training_state.torch_optimizer import (
         from_torch as optimizer_from_torch,
     )
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
 
 _ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
-_FILES = {"load": "conversion", "save": "conversion", "plan": "preparation"}
+_FILES = {"load": "models", "save": "models", "plan": "planning"}
 _OPTIMIZER = ("optimizer_from_torch", "optimizer_to_torch")
 
 __all__ = [

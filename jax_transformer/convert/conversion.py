@@ -1,37 +1,41 @@
-"""Run a planned conversion, and report it; ``load`` and ``save`` for models in any kind of file.
+"""Run a planned conversion, check its result, and report it.
 
-A conversion reads, casts, renames, writes, reads back and checks.
+A conversion reads, casts, renames, writes, reads back and checks: it is converted back, bit for
+bit. If the PyTorch twin can be built and there is memory for both models, they are run and
+compared.
 """
 
-import dataclasses
+import contextlib
+import importlib.util
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from jax_transformer.architectures import huggingface_state, tensor_names
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.tensor_names import NameChanges
-from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import checking, planning, preparation
-from jax_transformer.convert.planning import Plan
-from jax_transformer.convert.preparation import ModelDescription, Prepared
-from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats import pretrained
-from jax_transformer.formats import registry as formats
-from jax_transformer.formats.base import Checked, Destination
+from jax_transformer.architectures import huggingface_state
+from jax_transformer.config import AttentionSpan, TransformerConfig
+from jax_transformer.convert import models
+from jax_transformer.convert.planning import Plan, Prepared
+from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.formats.base import Checked
 from jax_transformer.storage import lazy, tensors
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import lazy_rules, rules
+from jax_transformer.weights.rules import Alias
 
-if TYPE_CHECKING:
-    from jax_transformer.architectures.model_weights import ModelWeights
+State = Mapping[str, np.ndarray]
+# Relative to the largest number. A correct pair differs by 1e-14, the smallest fault known (another
+# epsilon) by 1e-5.
+_BOUND = 1e-9
+_ROWS, _SOURCE, _TARGET = 3, 7, 5
+# Of the two models in float64: our arrays, JAX's, the twin's, and each side's own as read
+_BYTES_A_NUMBER = 40
 
 
 @dataclass(frozen=True)
@@ -122,16 +126,16 @@ def convert(prepared: Prepared) -> Outcome:
         state = casting.apply(state)
         if model is not None:
             state = huggingface_state.computed_again(state, model.config)
-    result = renamed(state, model, from_torch=from_torch, to_torch=to_torch)
+    result = models.renamed(state, model, from_torch=from_torch, to_torch=to_torch)
     stored = result if model is None else to.format.stored(result, model.config)
     reason = "no architecture was given" if model is None else "--no-check"
     checked = Checked(f"read back bit for bit; not run: {reason}")
 
-    def check(read_back: LazyState) -> None:
+    def check_written(read_back: LazyState) -> None:
         nonlocal checked
         if not to.self_check or model is None:
             return
-        tied = [name for names in planning.ties_of(model.table) for name in names]
+        tied = [name for names in models.ties_of(model.table) for name in names]
         after = to.format.completed(read_back, result, model.config, tied)
         before = state
         if to_torch and from_torch:
@@ -139,10 +143,10 @@ def convert(prepared: Prepared) -> Outcome:
         elif not to_torch and not from_torch:
             before = lazy_rules.to_torch(model.table, state)
         sides = (after, before) if to_torch else (before, after)
-        checked = checking.check(model.config, model.table, *sides)
+        checked = check(model.config, model.table, *sides)
 
     with _progress(stored, str(to.path)) as shown:
-        written = to.format.write(to, shown, check)
+        written = to.format.write(to, shown, check_written)
     content = written.summary
     if content is None:
         dtypes = ", ".join(sorted({tensor.dtype for tensor in result.values()}))
@@ -159,24 +163,7 @@ def convert(prepared: Prepared) -> Outcome:
     )
 
 
-def renamed(
-    state: LazyState, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
-) -> LazyState:
-    """Rename the weights for the destination; tensors that the model ties become one."""
-    if model is None:
-        return state
-    if from_torch and not to_torch:
-        return lazy_rules.to_flax(model.table, state, model.shapes["flax"])
-    if not from_torch and to_torch:
-        return lazy_rules.to_torch(model.table, state)
-    if to_torch:
-        state = {rule.torch: state[rule.torch] for rule in model.table}
-        for first, *others in planning.ties_of(model.table):
-            state |= dict.fromkeys(others, state[first])
-    return state
-
-
-@contextmanager
+@contextlib.contextmanager
 def _progress(state: LazyState, title: str) -> Iterator[LazyState]:
     """Yield the tensors, with a bar on stderr that counts the bytes of those that were read.
     Without a terminal there is none.
@@ -203,107 +190,194 @@ def _progress(state: LazyState, title: str) -> Iterator[LazyState]:
         }
 
 
-# Models
+# Checks
 
 
-def load(
-    path: str | Path,
-    config: TransformerConfig | None = None,
-    *,
-    preset: str | None = None,
-    dtype: str | None = None,
-    weights: str = "auto",
-    key: str | None = None,
-    strip_prefix: str = "",
-    ignore: Sequence[str] = (),
-    rename: Mapping[str, str] | None = None,
-    architecture: Architecture | str | None = None,
-    scan_axis: int | None = None,
-    **sizes: Any,
-) -> Any:
-    """Load the ``Transformer`` at ``path``.
+def check(
+    config: TransformerConfig, table: rules.Table, torch_state: LazyState, flax_state: LazyState
+) -> Checked:
+    """Raise DifferentError if the two sides of a conversion are not equal."""
+    wrong = [rule.torch for rule in table if not _comes_back(rule, torch_state, flax_state)]
+    if wrong:
+        raise DifferentError(
+            f"self-check: {', '.join(wrong)} do not come back bit for bit; nothing was changed"
+        )
+    reason = _cannot_run(flax_state)
+    if reason is None:
+        try:
+            return Checked(
+                "ran next to the PyTorch twin in float64, ragged random batches",
+                _run(config, table, lazy.arrays(torch_state), lazy.arrays(flax_state)),
+            )
+        except ConfigError as error:
+            reason = f"the twin cannot be built: {error}"
+    return Checked(f"there and back bit for bit ({reason})")
 
-    Every file or folder that :func:`jax_transformer.formats.pretrained.open` opens can be loaded.
 
-    Args:
-        path: a file or folder; its content shows its kind, and no code in it is run.
-        config: the configuration of a bare file of weights, unless ``preset`` names one.
-        preset: the name of a preset. Its sizes are read from the shapes, or set by ``sizes`` as in
-            :func:`jax_transformer.preset`. A run folder needs neither.
-        dtype: dtype to which every array is cast; None keeps their own.
-        weights: the checkpoint of a run folder, as for ``translate --weights``.
-        key: the key of the state_dict in a PyTorch file, e.g. ``model``; needed only if there are
-            several.
-        strip_prefix: prefix to remove from every name, e.g. ``module.``. By default a prefix that
-            stands before most of the model's names is removed.
-        ignore: patterns of names to leave out, e.g. ``criterion.*``; see
-            :class:`jax_transformer.architectures.tensor_names.NameChanges`.
-        rename: new names by old ones, or by the words before a dot of old ones.
-        architecture: the architecture whose names the PyTorch weights have, or its registered
-            name; that of the configuration if None.
-        scan_axis: T5X's ``param_scan_axis``, if the shapes of a checkpoint fit several.
-
-    Raises:
-        ConfigError: neither a configuration nor a preset describes the model, or both do.
-        InputError: names are missing or unexpected, shapes are wrong, or tied tensors differ, all
-            in one message; or the weights are float64 in JAX's 32-bit mode.
-        UnsafeFileError: the file tries to run code, or declares more data than it has.
+def _comes_back(rule: rules.Rule | Alias, torch_state: LazyState, flax_state: LazyState) -> bool:
+    """Return True if the rule gives the PyTorch tensor back; at most this one is in memory
+    twice.
     """
-    tensors.check_dtype(dtype)
-    changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
-    source = pretrained.open(path, weights, key=key, scan_axis=scan_axis)
-    if source.config_gives_way and (config is not None or preset is not None):
-        source = dataclasses.replace(source, config=None)
-    if source.config is not None and (config is not None or preset is not None or sizes):
-        raise ConfigError(
-            f"{path} has its own config.json: config, preset and sizes are for bare files of "
-            "weights"
+    if rule.torch not in torch_state:
+        return False
+    tensor = torch_state[rule.torch]
+    if isinstance(rule, Alias):
+        of = torch_state.get(rule.of)
+        return of is tensor or (of is not None and tensors.same(of.read(), tensor.read()))
+    return rule.holds(tensor.read(), [flax_state[name].read() for name in rule.flax])
+
+
+def _cannot_run(state: LazyState) -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed, so its twin was not run"
+    needed = _BYTES_A_NUMBER * sum(tensor.info.size for tensor in state.values())
+    free = _available_memory()
+    if free is not None and needed > free:
+        return (
+            f"the twin was not run: both models take about {needed / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB of memory are free"
         )
-    if source.config is None and (config is None) == (preset is None):
-        raise ConfigError(f"{path} does not tell its architecture: give either config or preset")
-    if config is not None and sizes:
-        raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
-    description = ModelDescription(None, preset, sizes)
-    names: set[str] = set()
-    if source.format.is_file and source.config is None:
-        names = (
-            description.torch_names(source, architecture)
-            if config is None
-            else preparation.torch_names(config, architecture)
-        )
-        source, _ = preparation.with_model_names(source, changes, names)
-    else:
-        source = source.with_names(changes)
-    if config is None and preset is not None:
-        config = description.settle(source, architecture).config
+    if not all(np.isfinite(tensor.read().astype(np.float64)).all() for tensor in state.values()):
+        return "not all weights are finite, so the twin was not run"
+    return None
+
+
+def _available_memory() -> int | None:
+    """Return the bytes that are free, or that the system would free; None if it does not say.
+
+    A container's limit (cgroup version 2) counts as well.
+    """
+    free = []
     try:
-        return source.model(config, dtype=dtype, architecture=architecture)
-    except InputError as error:
-        raise tensor_names.explained(error, source.tensors, names) from None
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free += [int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line]
+    except (OSError, ValueError):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup")
+        limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = (folder / "memory.stat").read_text().split()
+        # Pages of files that were not used lately are given up first
+        unused = statistics[statistics.index("inactive_file") + 1]
+        free.append(limit - used + int(unused))
+    return min(free, default=None)
 
 
-def save(
-    model: Any,
-    path: str | Path,
-    *,
-    force: bool = False,
-    architecture: Architecture | str | None = None,
-) -> Path:
-    """Save a ``Transformer`` and return its path.
+def _run(
+    config: TransformerConfig, table: rules.Table, torch_state: State, flax_state: State
+) -> dict[str, float]:
+    from jax_transformer.architectures import twins
 
-    The name of ``path`` decides: a .safetensors or PyTorch file with PyTorch's names, or a new run
-    folder. Equal weights give equal files. ``path`` appears after it was read back and compared, or
-    stays as it was. Raises InputError if it exists and ``force`` is not set.
+    source, target = _batch(config)
+    blocks = _blocks(config, table)
+    theirs = twins.outputs(config, torch_state, source, target, blocks)
+    ours = _outputs(config, flax_state, source, target, list(blocks))
+    # At padding, which nothing reads, transformers' local attention sees all keys, and ours none
+    is_local = config.encoder.attention_span is not AttentionSpan.FULL
+    unread = (source == config.source_pad_id)[..., None] if is_local else None
+    errors = {}
+    for name, expected in theirs.items():
+        actual = ours[name]
+        if actual.shape != expected.shape:
+            actual = np.swapaxes(actual, 0, 1)  # some twins put the length first
+        if actual.shape != expected.shape:
+            raise DifferentError(
+                f"self-check: {name} is {expected.shape} in PyTorch and {actual.shape} here; "
+                "nothing was changed"
+            )
+        if name.startswith("encoder.") and unread is not None:
+            actual, expected = (np.where(unread, 0, value) for value in (actual, expected))
+        errors[name] = float(np.abs(expected - actual).max())
+        if not errors[name] <= _BOUND * max(1.0, float(np.abs(expected).max())):
+            raise DifferentError(
+                f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}; "
+                "nothing was changed"
+            )
+    return errors
+
+
+def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
+    """Map the name of every block here to the name of its PyTorch module."""
+    modules = {}
+    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
+        for block in (f"{stack}.blocks.{i}" for i in range(layers)):
+            names = [
+                rule.torch.split(".")
+                for rule in table
+                if isinstance(rule, rules.Rule) and rule.flax[0].startswith(f"{block}.")
+            ]
+            shared = 0
+            while all(
+                len(words) > shared + 1 and words[shared] == names[0][shared] for words in names
+            ):
+                shared += 1
+            modules[block] = ".".join(names[0][:shared])
+    return modules
+
+
+def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return random ids (b, s) and (b, t), whose rows have different lengths before padding.
+
+    A model that reads sound has a random spectrogram (b, c, w) as its source.
     """
-    from jax_transformer import transformer
-    from jax_transformer.architectures import model_weights
+    random = np.random.default_rng(0)
+    lengths = [
+        min(_SOURCE, config.longest),
+        min(_SOURCE if config.equal_lengths else _TARGET, config.longest),
+    ]
+    vocabularies = [
+        (config.source_vocab_size, config.source_pad_id),
+        (config.target_vocab_size, config.target_pad_id),
+    ]
+    batches = []
+    for length, (size, pad) in zip(lengths, vocabularies, strict=True):
+        ids = random.integers(0, size, (_ROWS, length))
+        ids[ids == pad] = (pad + 1) % size
+        for row in range(_ROWS):
+            ids[row, max(1, length - 2 * row) :] = pad
+        batches.append(ids)
+    if config.mel_shape is None:
+        return batches[0], batches[1]
+    return random.standard_normal((_ROWS, *config.mel_shape)), batches[1]
 
-    format = formats.to_write(Path(path))
-    names = model_weights.model_weights(model.config, architecture)
-    to = Destination(format, Path(path), config=model.config, frozen=names.frozen)
-    format.check_free(to.path, force=force)
-    leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
-    to_torch = format.has_torch_names
-    state = renamed(lazy.in_memory(leaves), names, from_torch=False, to_torch=to_torch)
-    format.write(to, state, lambda read_back: None)
-    return to.path
+
+def _outputs(
+    config: TransformerConfig,
+    state: State,
+    source: np.ndarray,
+    target: np.ndarray,
+    blocks: list[str],
+) -> dict[str, np.ndarray]:
+    """Return the logits and the output of every block, in float64 on the CPU."""
+    import jax
+    from flax import nnx
+
+    from jax_transformer import transformer
+
+    def run(arrays: Mapping[str, Any], source: Any, target: Any) -> dict[str, Any]:
+        model = transformer.unflatten(replace(config, compute_dtype=None), arrays)
+        logits, captured = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)(
+            source, target
+        )
+        return {"logits": logits} | _by_block(captured, blocks)
+
+    with (
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+        jax.default_device(jax.devices("cpu")[0]),
+    ):
+        arrays = {name: jax.numpy.array(array.astype(np.float64)) for name, array in state.items()}
+        return {
+            name: np.asarray(value) for name, value in jax.jit(run)(arrays, source, target).items()
+        }
+
+
+def _by_block(captured: Any, blocks: list[str]) -> dict[str, Any]:
+    """Select the output of each block among those of all modules' methods."""
+    from flax import nnx
+
+    outputs = {
+        ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
+    }
+    return {block: outputs[f"{block}.__call__"][0].x for block in blocks}

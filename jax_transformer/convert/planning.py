@@ -1,18 +1,28 @@
-"""Plans of conversions: map every tensor of source and target exactly once."""
+"""Plan a conversion: open the source, find its model, and map every tensor of source and
+destination exactly once. No weights are read.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.formats.base import Destination, Layout, Pretrained
-from jax_transformer.storage.tensors import Note, TensorInfo, is_float
+from jax_transformer.architectures import tensor_names
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tensor_names import NameChanges
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import models
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import registry as formats
+from jax_transformer.formats.base import Destination, Layout, Pretrained, Settled
+from jax_transformer.storage import tensors
+from jax_transformer.storage.tensors import Note, TensorInfo
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights.rules import Alias, Each, Rule, Several, Table, torch_shapes
+from jax_transformer.weights.rules import Alias, Each, Rule, Several
 
 if TYPE_CHECKING:
     from jax_transformer.architectures.model_weights import ModelWeights
-
-Tensors = Mapping[str, TensorInfo]
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,191 @@ class Plan:
         return asdict(self) | {"inferred": dict(self.inferred), "bytes": self.nbytes}
 
 
-def plan(source: Pretrained, to: Destination, model: "ModelWeights | None") -> Plan:
+@dataclass(frozen=True)
+class Request:
+    """Arguments of a conversion, as on the command line."""
+
+    source: str
+    destination: str
+    description: ModelDescription = ModelDescription()
+    dtype: str | None = None
+    weights: str = "auto"
+    key: str | None = None
+    names: NameChanges = NameChanges()
+    force: bool = False
+    check: bool = True
+    to: str | None = None
+    """Format of a folder to write: ``hf``, ``run``, ``t5x``, ``ct2``, ``stablehlo`` or another."""
+    shard_size: str | None = None
+    """Maximum size of one file of weights in a Hugging Face folder, for example ``5GB``."""
+    quantization: str | None = None
+    """Numbers of a CTranslate2 folder: ``float32``, ``float16`` or ``int8``."""
+    architecture: Architecture | str | None = None
+    """The architecture whose names the PyTorch weights have; that of the configuration if None."""
+    scan_layers: bool = False
+    """Put all layers of a stack into one array of a checkpoint of T5X that is written."""
+    param_scan_axis: int | None = None
+    """The axis of the layers in such an array, of the source or of the destination."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A planned conversion."""
+
+    request: Request
+    source: Pretrained
+    to: Destination
+    model: "ModelWeights | None"
+    """The model's weight table and shapes; None if files are copied under the same names."""
+    plan: Plan
+    preset_sizes: Mapping[str, Any]
+    """Sizes that no shape shows, taken from the preset."""
+    problems: list[str]
+    """Reasons to refuse the conversion."""
+
+    def refuse(self, others: Sequence[str] = ()) -> None:
+        """Raise one InputError with all problems, and with ``others``, if there are any."""
+        try:
+            tensors.refuse([*self.problems, *others])
+        except InputError as error:
+            names = self.source.tensors if self.source.format.has_torch_names else ()
+            assert self.model is not None  # a copy has no problems
+            raise tensor_names.explained(error, names, self.model.shapes["torch"]) from None
+
+
+def plan(
+    source: str | Path,
+    destination: str | Path,
+    config: str | None = None,
+    *,
+    preset: str | None = None,
+    dtype: str | None = None,
+    weights: str = "auto",
+    key: str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    force: bool = False,
+    architecture: Architecture | str | None = None,
+    **sizes: Any,
+) -> Plan:
+    """Map every tensor once, as ``jax-transformer convert SOURCE DESTINATION`` does.
+
+    No weights are read. ``config`` is the path of a config.json; the other arguments are those of
+    :func:`jax_transformer.convert.load`. Raises the errors of the conversion, except for tied
+    copies that differ, which are seen only when they are read.
+    """
+    description = ModelDescription(config, preset, sizes)
+    request = Request(
+        str(source),
+        str(destination),
+        description,
+        dtype,
+        weights,
+        key,
+        NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {}),
+        force,
+        architecture=architecture,
+    )
+    prepared = prepare(request)
+    prepared.refuse()
+    return prepared.plan
+
+
+def prepare(request: Request) -> Prepared:
+    """Open the source, find its model and plan; no weights are read.
+
+    Raises ConfigError or InputError if the request contradicts itself, the source or the target.
+    """
+    tensors.check_dtype(request.dtype)
+    to = _destination(request)
+    formats.check_free(to.format, to.path, force=request.force)
+    scan_axis = None if request.scan_layers else request.param_scan_axis
+    source = formats.open(
+        request.source, weights=request.weights, key=request.key, scan_axis=scan_axis
+    )
+    to = replace(to, source=source)
+    to.format.check(to)
+    if to.path.exists() and to.path.resolve() == source.path.resolve():
+        raise ConfigError(f"{to.path}: is the source as well")
+    source = source.converted_to(to.format)
+    is_copy = (
+        request.description == ModelDescription() and source.format.is_file and to.format.is_file
+    )
+    own_config = _own_config(request, source, to)
+    prefix = ""
+    if source.format.is_file and not is_copy:
+        named = own_config or request.description.named_config(source, request.architecture)
+        source, prefix, _ = models.with_model_names(
+            source, request.names, named, request.architecture
+        )
+    else:
+        source = source.with_names(request.names)
+    if own_config is not None:
+        settled = Settled(own_config, {}, {})
+    elif not is_copy:
+        settled = request.description.settle(source, request.architecture)
+    else:
+        planned = _map_tensors(source, to, None)
+        return Prepared(request, source, to, None, planned, {}, [])
+    from jax_transformer.architectures import model_weights  # loads jax
+
+    model = model_weights.model_weights(settled.config, request.architecture)
+    to = replace(to, source=source, config=model.config, frozen=model.frozen)
+    problems = tensors.problems(
+        source.tensors, model.shapes["torch" if source.format.has_torch_names else "flax"]
+    )
+    to.format.check(to)
+    planned = Plan(source.title, str(to.path), ()) if problems else _map_tensors(source, to, model)
+    files = source.files_for(to)
+    to = replace(to, files=to.format.files(to) if files is None else files)
+    planned = replace(planned, inferred=settled.sizes, stripped_prefix=prefix)
+    return Prepared(request, source, to, model, planned, settled.from_preset, problems)
+
+
+def _destination(request: Request) -> Destination:
+    """Return the destination. Raise ConfigError for options that do not go with its format."""
+    path = Path(request.destination)
+    format = formats.to_write(path, request.to)
+    values = {
+        "shard_size": request.shard_size,
+        "quantization": request.quantization,
+        "scan_layers": request.scan_layers or None,
+        "param_scan_axis": request.param_scan_axis if request.scan_layers else None,
+    }
+    options = {name: value for name, value in values.items() if value is not None}
+    for name, value in options.items():
+        if name not in (format.write_options or ()):
+            flag, text = name.replace("_", "-"), "" if value is True else f" {value}"
+            of = next((f for f in formats.others() if name in (f.write_options or ())), None)
+            of = of or formats.get("hf")
+            raise ConfigError(
+                f"--{flag}{text}: {path} is not a {of.title}, which --to {of.name} makes"
+            )
+    to = Destination(format, path, dtype=request.dtype, options=options, self_check=request.check)
+    format.check_options(to)
+    return to
+
+
+def _own_config(request: Request, source: Pretrained, to: Destination) -> TransformerConfig | None:
+    """Return the configuration of the source's or of the target's folder."""
+    described = request.description != ModelDescription()
+    if described and source.config_gives_way:
+        return None
+    own_config = source.config or to.format.own_config(to.path)
+    if own_config is not None and described:
+        owner = request.source if source.config else to.path.absolute().parent.parent
+        raise ConfigError(
+            f"{owner} has its own config.json: --config, --preset and --set are for bare files "
+            "of weights"
+        )
+    return own_config
+
+
+# Tensors
+
+
+def _map_tensors(source: Pretrained, to: Destination, model: "ModelWeights | None") -> Plan:
     """Map every tensor of the source, which fits the model, to the destination.
 
     Without a model names stay as they are. A tensor that the source leaves out, or that the reader
@@ -94,11 +288,10 @@ def plan(source: Pretrained, to: Destination, model: "ModelWeights | None") -> P
     moves, derived, dropped, ties = [], [], list(source.dropped), source.ties
     rules: Sequence[Rule | Alias] = ()
     if model is not None:
-        ties = tuple(ties_of(model.table))
+        ties = tuple(models.ties_of(model.table))
         if from_torch != to_torch:
             rules = model.table
-            target_shapes = torch_shapes(model.table, model.shapes["flax"])
-            target_shapes = dict(target_shapes) if to_torch else dict(model.shapes["flax"])
+            target_shapes = model.shapes["torch" if to_torch else "flax"]
     pairs: list[tuple[tuple[str, ...], tuple[str, ...], Rule | None]] = []
     for rule in rules:
         if not isinstance(rule, Alias):
@@ -118,12 +311,14 @@ def plan(source: Pretrained, to: Destination, model: "ModelWeights | None") -> P
             dropped += [Note(name, layout.computed[new[0]]) for name in old]
             continue
         before = tuple(infos[name] for name in old)
-        dtype = cast(before[0].dtype, to.dtype)
+        dtype = before[0].dtype
+        if to.dtype is not None and tensors.is_float(dtype):
+            dtype = to.dtype
         after = tuple(
             TensorInfo(infos[name].shape if applied is None else target_shapes[name], dtype)
             for name in new
         )
-        operation = _operation(applied, back=to_torch, changes=dtype != before[0].dtype)
+        operation = _operation(applied, back=to_torch, is_cast=dtype != before[0].dtype)
         ours, theirs = source.stored_names, layout.names
         moves.append(
             Move(
@@ -146,12 +341,7 @@ def plan(source: Pretrained, to: Destination, model: "ModelWeights | None") -> P
     )
 
 
-def cast(dtype: str, target: str | None) -> str:
-    """Return the dtype after a cast; integers and booleans stay as they are."""
-    return dtype if target is None or not is_float(dtype) else target
-
-
-def _operation(rule: Rule | None, *, back: bool, changes: bool) -> str:
+def _operation(rule: Rule | None, *, back: bool, is_cast: bool) -> str:
     steps = []
     if rule is not None and len(rule.flax) > 1:
         names = {
@@ -165,13 +355,4 @@ def _operation(rule: Rule | None, *, back: bool, changes: bool) -> str:
         steps.append(f"undo {rule.each.value}" if undo else rule.each.value)
     if back:
         steps.reverse()
-    return ", ".join([*steps, *(["cast"] if changes else [])]) or "same"
-
-
-def ties_of(table: Table) -> list[tuple[str, ...]]:
-    """Group the PyTorch names that are one tensor in the model's module."""
-    groups: dict[str, list[str]] = {}
-    for rule in table:
-        if isinstance(rule, Alias):
-            groups.setdefault(rule.of, [rule.of]).append(rule.torch)
-    return [tuple(names) for names in groups.values()]
+    return ", ".join([*steps, *(["cast"] if is_cast else [])]) or "same"

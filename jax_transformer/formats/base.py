@@ -3,7 +3,6 @@
 Loads no jax.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +13,9 @@ import numpy as np
 
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import atomic, lazy, tensors
+from jax_transformer.storage import lazy, tensors
 from jax_transformer.storage.lazy import LazyState
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.tensors import Note, TensorInfo
@@ -138,27 +137,28 @@ class Pretrained:
         from jax_transformer import transformer
         from jax_transformer.architectures import model_weights
 
+        config = self._config(config)
+        aliases: dict[str, str] = {}
         if names == "flax" and not self.format.has_torch_names:  # a run needs no weight table
-            return self._checked(transformer.shapes(self._config(config)), {})
-        weights = model_weights.model_weights(self._config(config), architecture)
-        stored = "torch" if self.format.has_torch_names else "flax"
-        state = self._checked(weights.shapes[stored], rules.aliases(weights.table))
+            stored = names
+            shapes: Mapping[str, tuple[int, ...]] = transformer.shapes(config)
+        else:
+            weights = model_weights.model_weights(config, architecture)
+            stored = "torch" if self.format.has_torch_names else "flax"
+            shapes, aliases = weights.shapes[stored], rules.aliases(weights.table)
+        try:
+            tensors.refuse(tensors.problems(self.tensors, shapes))
+            state = self.read()
+            tensors.refuse(tensors.differing_ties(aliases, state))
+        except InputError as error:
+            if self.run is None:
+                raise
+            raise CheckpointError(f"{self.title}: {error}") from None
         if stored == names:
             return state
         if names == "flax":
             return rules.to_flax(weights.table, state, weights.shapes["flax"])
         return rules.to_torch(weights.table, state)
-
-    def _checked(
-        self, shapes: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
-    ) -> dict[str, np.ndarray]:
-        """Read the arrays. Raise InputError unless they have these shapes and tied ones are
-        equal.
-        """
-        tensors.refuse(tensors.problems(self.tensors, shapes))
-        state = self.read()
-        tensors.refuse(tensors.differing_ties(ties, state))
-        return state
 
     def model(
         self,
@@ -468,38 +468,6 @@ class Format:
         with the tensors that were written, none of them read; it may refuse them by an exception.
         """
         raise ConfigError(f"{to.path}: a {self.title} is read and not written")
-
-    def check_free(self, target: Path, *, force: bool) -> None:
-        """Raise InputError unless ``target`` may be written.
-
-        A device or a FIFO may always be. With ``force`` it may replace a file or folder of its own
-        format. The parent of a folder, for example ``runs``, may be missing: it is created when the
-        folder is written.
-        """
-        if self.is_file:
-            if atomic.is_stream(target):
-                return
-            target = Path(os.path.realpath(target))  # a link is followed
-        parent = target.absolute().parent
-        creates_parent = (
-            not self.is_file
-            and self.makes_parent
-            and not os.path.lexists(parent)
-            and parent.parent.is_dir()
-        )
-        if not parent.is_dir() and not creates_parent:
-            raise InputError(f"{target.parent}: no such folder")
-        if target.is_symlink():
-            raise InputError(f"{target}: is a link, which no folder replaces")
-        if not target.exists():
-            return
-        if not force:
-            raise InputError(f"{target}: exists already, and is not overwritten without --force")
-        if target.is_file() != self.is_file:
-            existing = "a file" if target.is_file() else "a folder"
-            raise InputError(f"{target}: is {existing}, and --force replaces only a {self.title}")
-        if target.is_dir():
-            self.check_replaceable(target)
 
     def check_replaceable(self, target: Path) -> None:
         """Raise InputError unless the folder ``target`` has only files that a conversion writes."""

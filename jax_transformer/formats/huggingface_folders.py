@@ -11,11 +11,10 @@ from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card, registry
 from jax_transformer.formats.base import Destination, Format, Layout, Pretrained, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.formats.new_folder import new_folder
 from jax_transformer.formats.safetensors_files import check_dtypes
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import checksums, run_files, tensors, untrusted
+from jax_transformer.storage import checksums, read_back, run_files, tensors, untrusted
 from jax_transformer.storage import huggingface_folder as folder
 from jax_transformer.storage.huggingface_folder import CARD, CONFIG, GENERATION, TOKENIZER, Folder
 from jax_transformer.storage.lazy import LazyState
@@ -190,7 +189,7 @@ class HuggingFaceFolder(Format):
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
     ) -> Written:
-        with new_folder(to.path, state) as new:
+        with read_back.new_folder(to.path, state) as new:
             folder.write(new.path, new.state, to.files, shard_size=_shard_size(to))
             check(scan(folder.find(new.path)))
             new.compare_files(to.files)

@@ -16,7 +16,7 @@ from jax_transformer.architectures.huggingface import published_codes
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
-from jax_transformer.formats import hub
+from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import integrity
 from jax_transformer.storage.huggingface_folder import CONFIG, IN_RUN
@@ -286,7 +286,9 @@ def _languages(data: DataOptions) -> tuple[str, ...]:
 
 
 def _on_hub(init: str) -> str:
-    return init.removeprefix(hub.PREFIX).partition("@")[0] if hub.is_hub_name(init) else ""
+    return (
+        init.removeprefix(registry.HUB).partition("@")[0] if init.startswith(registry.HUB) else ""
+    )
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:
@@ -298,7 +300,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         return ""
     earlier = RunFolder(Path(init))
     if (
-        not hub.is_hub_name(init)
+        not init.startswith(registry.HUB)
         and earlier.train_config.is_file()
         and earlier.path.resolve() != folder.path.resolve()
     ):

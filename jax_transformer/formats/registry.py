@@ -1,28 +1,45 @@
-"""The registry of file formats: this folder's, those of installed packages, and added ones.
+"""Find the format of files and folders, and open them: the formats of this folder, those of
+installed packages, and added ones.
 
 A format is imported when a path or a name asks for it, those of this folder before others. An
 installed package adds one by an entry point of the group ``jax_transformer.formats``, whose name is
 the format's; :func:`register` adds one for this process.
+
+``hf:owner/name`` and ``hf:owner/name@revision`` are downloaded through ``huggingface_hub`` into its
+own cache. Configuration, weights in one format, and tokenizer files are requested by name; programs
+never are. No code in a file is run. Importing this module loads no jax, and neither does opening a
+file.
 """
 
 import importlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.formats import hub
-from jax_transformer.formats.base import Format
+from jax_transformer.formats.base import Format, Pretrained
+from jax_transformer.formats.contents import Contents
 from jax_transformer.runtime import entry_points
-from jax_transformer.storage import atomic
+from jax_transformer.storage import atomic, huggingface_folder
+from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, WEIGHTS
+
+if TYPE_CHECKING:
+    from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+    from jax_transformer.transformer import Transformer
 
 ENTRY_POINTS = "jax_transformer.formats"
+HUB = "hf:"
+"""The beginning of the name of a model on the hub."""
 # In the order in which folders are asked
 _OURS = {
-    "run": "run_folders",
-    "step": "checkpoints",
-    "hf": "huggingface_folders",
-    "safetensors": "safetensors_files",
-    "pt": "pt_files",
+    "run": ("runs", "RUN"),
+    "step": ("runs", "CHECKPOINT"),
+    "hf": ("huggingface_folders", "FORMAT"),
+    "safetensors": ("safetensors_files", "FORMAT"),
+    "pt": ("pt_files", "FORMAT"),
 }
 _BY_SUFFIX = {
     ".safetensors": "safetensors",
@@ -31,7 +48,143 @@ _BY_SUFFIX = {
     ".pth": "pt",
     ".bin": "pt",
 }
+_WRITTEN = [suffix for suffix in _BY_SUFFIX if suffix != ".json"]
+# A letter, digit, underscore, dot or dash; the hub's own rule for names
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
+_OPTIONS = {
+    "weights": ("auto", "--weights {}: {} is not a run folder, and has one set of weights"),
+    "key": (None, "--key {}: {} is not a PyTorch file"),
+    "scan_axis": (None, "--param-scan-axis {}: {} is not a checkpoint of T5X"),
+}
 _added: dict[str, Format] = {}
+
+
+# Opening
+
+
+def open(
+    path: str | Path,
+    weights: str = "auto",
+    *,
+    key: str | None = None,
+    strip_prefix: str = "",
+    scan_axis: int | None = None,
+) -> Pretrained:
+    """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder,
+    ``hf:owner/name``, a .safetensors file or the index of several, a PyTorch file, or a file or
+    folder of another format in the registry, such as a checkpoint of T5X. The content decides.
+
+    A checkpoint is verified against its manifest here, once; everything else is read on demand.
+
+    Args:
+        path: a file, a folder or ``hf:owner/name``.
+        weights: ``auto``, ``averaged``, ``best``, ``last`` or the number of a step, in a run. If a
+            checkpoint is damaged, ``auto`` names it on stderr and takes the next.
+        key: the key of the state_dict in a PyTorch file, such as ``model``; not needed if there is
+            only one.
+        strip_prefix: removed from the beginning of every name of a file, such as ``module.``.
+        scan_axis: T5X's ``param_scan_axis``, if the shapes of a checkpoint fit several.
+
+    Raises:
+        InputError: the file is missing, damaged, or of no known format.
+        CheckpointError: a run has no intact checkpoint, or not the one that ``weights`` selects.
+        ConfigError: an argument does not apply to this format.
+        UnsafeFileError: the file would run code, or needs more memory than it has bytes.
+    """
+    path = local(path)
+    format = of(path)
+    options: dict[str, Any] = {"weights": weights, "key": key, "scan_axis": scan_axis}
+    for name, (default, refusal) in _OPTIONS.items():
+        if name not in format.open_options:
+            if options[name] != default:
+                raise ConfigError(refusal.format(options[name], path))
+            del options[name]
+    return format.open(path, **options).with_names(NameChanges(strip_prefix))
+
+
+def load(
+    path: str | Path,
+    weights: str = "auto",
+    *,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> "tuple[Transformer, Tokenizer | TokenizerPair | None]":
+    """Load the model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``;
+    the tokenizer is None if there is none.
+
+    The model knows none of the folder's settings of generation: the functions of
+    :mod:`jax_transformer.generate` decode as their arguments say, and only
+    :class:`jax_transformer.Translator` translates as the folder says. Arrays keep the dtypes of the
+    files. The languages are for a multilingual tokenizer.
+    ``weights`` and errors are those of :func:`open`.
+    """
+    opened = open(path, weights)
+    if not opened.has_tokenizer and source_lang is None and target_lang is None:
+        return opened.model(), None
+    return opened.model(), opened.tokenizer(source_lang, target_lang)
+
+
+def inspect(path: str | Path) -> Contents:
+    """Describe the file or folder at ``path``; no weights are loaded.
+
+    Raises InputError if its format is not known or a checksum does not hold, CheckpointError if a
+    checkpoint is damaged, UnsafeFileError if a file tries to run code or declares more data than it
+    has.
+    """
+    path = local(path)
+    return of(path).inspect(path)
+
+
+def local(path: str | Path) -> Path:
+    """Return the local folder of ``path``: itself, or the download for ``hf:owner/name``.
+
+    Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
+    the download fails.
+    """
+    name = str(path).removeprefix(HUB)
+    if name == str(path):
+        return Path(path)
+    if not _HUB_NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"{path}: give a model of the hub as hf:owner/name or hf:owner/name@revision"
+        )
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError(
+            f"{path}: models of the hub need huggingface_hub: pip install 'jax-seq2seq[hub]'"
+        ) from None
+    repository, _, revision = name.partition("@")
+    try:
+        listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision or None)
+        patterns = _to_download(str(path), listed)
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns
+            )
+        )
+    except (ConfigError, InputError):
+        raise
+    except Exception as error:  # of the library, of the network, and of its storage
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"{path}: cannot be downloaded: {reason}") from error
+
+
+def _to_download(path: str, listed: list[str]) -> list[str]:
+    """Return the files to download, of those that the repository has."""
+    weights = next((name for name in WEIGHTS if name in listed), None)
+    if weights is None or CONFIG not in listed:
+        missing = CONFIG if CONFIG not in listed else f"any of {', '.join(WEIGHTS)}"
+        raise InputError(f"{path}: is not a model that can be read: it lacks {missing}")
+    shards = []
+    if weights.endswith(huggingface_folder.INDEX):  # model-00001-of-00002.safetensors
+        stem, _, suffix = weights.removesuffix(huggingface_folder.INDEX).rpartition(".")
+        shard = re.compile(rf"{re.escape(stem)}-\d+-of-\d+\.{suffix}")
+        shards = [name for name in listed if shard.fullmatch(name)]
+    return [weights, *shards, *(name for name in EXTRA_FILES if name in listed)]
+
+
+# Formats
 
 
 def register(format: Format) -> Format:
@@ -45,8 +198,8 @@ def register(format: Format) -> Format:
 def get(name: str) -> Format:
     """Return the format of that name. Raises ConfigError if there is none."""
     if name in _OURS:
-        module = importlib.import_module(f"{__package__}.{_OURS[name]}")
-        format: Format = module.FORMAT
+        file, value = _OURS[name]
+        format: Format = getattr(importlib.import_module(f"{__package__}.{file}"), value)
         return format
     if name not in _added:
         points = entry_points.of(ENTRY_POINTS)
@@ -80,7 +233,10 @@ def of(path: Path) -> Format:
     has no known format.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder{hub.hint(path)}")
+        hint = ""
+        if "/" in str(path) and _HUB_NAME.fullmatch(str(path)) and not path.parent.exists():
+            hint = "" if path.suffix in _BY_SUFFIX else f" (did you mean {HUB}{path}?)"
+        raise InputError(f"{path}: no such file or folder{hint}")
     if not path.is_dir() and not path.is_file():
         raise InputError(f"{path}: neither a file nor a folder")
     is_file, suggested = path.is_file(), _BY_SUFFIX.get(path.suffix)
@@ -115,6 +271,9 @@ def of_suffix(path: Path, suffix: str) -> Format:
     raise InputError(f"{path}: no installed format reads {suffix} files")
 
 
+# Writing
+
+
 def to_write(path: Path, to: str | None = None) -> Format:
     """Return the format that a new file or folder of this name gets.
 
@@ -131,36 +290,64 @@ def to_write(path: Path, to: str | None = None) -> Format:
     if path.name.endswith(".safetensors.index.json"):
         raise ConfigError(f"{path}: several files are read, but one .safetensors file is written")
     if to is not None:
-        return _folder(path, to)
-    if hub.is_hub_name(str(path)):
+        may_be = to in ("hf", "run", *_added, *entry_points.of(ENTRY_POINTS))
+        format = get(to) if may_be else None
+        if format is None or format.is_file or format.write_options is None:
+            known = ["hf", "run"]
+            known += [f.name for f in others() if not f.is_file and f.write_options is not None]
+            raise ConfigError(f"--to {to} is not one of {', '.join(known)}{nearest(to, known)}")
+        if path.suffix in _WRITTEN:
+            raise ConfigError(f"--to {to}: {path} is the name of a file, and {to} is a folder")
+        return format
+    if str(path).startswith(HUB):
         raise ConfigError(
             f"{path}: is a place to read from; nothing is uploaded: "
             f"convert to a folder with --to hf"
         )
     if not path.suffix[1:].isalpha():
         return get("step" if path.name.isdecimal() else "run")
-    if path.suffix in _BY_SUFFIX and path.suffix != ".json":
+    if path.suffix in _WRITTEN:
         return get(_BY_SUFFIX[path.suffix])
-    written = [format for format in others() if format.write_options is not None]
-    for format in written:
-        if path.suffix in format.suffixes:
-            return format
-    known = [suffix for suffix in _BY_SUFFIX if suffix != ".json"]
-    known += [suffix for format in written for suffix in format.suffixes]
+    known = list(_WRITTEN)
+    for format in others():
+        if format.write_options is not None:
+            if path.suffix in format.suffixes:
+                return format
+            known += format.suffixes
     raise ConfigError(
         f"{path}: {path.suffix} is none of {', '.join(known)}; a name without suffix becomes a "
         "folder"
     )
 
 
-def _folder(path: Path, to: str) -> Format:
-    """Return the format that ``--to`` names."""
-    points = entry_points.of(ENTRY_POINTS)
-    format = get(to) if to in _added or to in points or to in ("hf", "run") else None
-    if format is None or format.is_file or format.write_options is None:
-        known = ["hf", "run"]
-        known += [f.name for f in others() if not f.is_file and f.write_options is not None]
-        raise ConfigError(f"--to {to} is not one of {', '.join(known)}{nearest(to, known)}")
-    if path.suffix in _BY_SUFFIX and path.suffix != ".json":
-        raise ConfigError(f"--to {to}: {path} is the name of a file, and {to} is a folder")
-    return format
+def check_free(format: Format, target: Path, *, force: bool) -> None:
+    """Raise InputError unless a file or folder of this format may be written to ``target``.
+
+    A device or a FIFO may always be. With ``force`` it may replace a file or folder of its own
+    format. The parent of a folder, for example ``runs``, may be missing: it is created when the
+    folder is written.
+    """
+    if format.is_file:
+        if atomic.is_stream(target):
+            return
+        target = Path(os.path.realpath(target))  # a link is followed
+    parent = target.absolute().parent
+    creates_parent = (
+        not format.is_file
+        and format.makes_parent
+        and not os.path.lexists(parent)
+        and parent.parent.is_dir()
+    )
+    if not parent.is_dir() and not creates_parent:
+        raise InputError(f"{target.parent}: no such folder")
+    if target.is_symlink():
+        raise InputError(f"{target}: is a link, which no folder replaces")
+    if not target.exists():
+        return
+    if not force:
+        raise InputError(f"{target}: exists already, and is not overwritten without --force")
+    if target.is_file() != format.is_file:
+        existing = "a file" if target.is_file() else "a folder"
+        raise InputError(f"{target}: is {existing}, and --force replaces only a {format.title}")
+    if target.is_dir():
+        format.check_replaceable(target)

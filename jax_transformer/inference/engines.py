@@ -11,7 +11,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.runtime import entry_points
 
 if TYPE_CHECKING:
-    from jax_transformer.formats.pretrained import Pretrained
+    from jax_transformer.formats.base import Pretrained
     from jax_transformer.inference.translation import Translator
 
     class Engine(enum.StrEnum):
@@ -34,7 +34,7 @@ def load(
     precision: str | None = None,
     **settings: Any,
 ) -> "Translator":
-    """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened.
+    """Return the translator of what :func:`jax_transformer.formats.registry.open` has opened.
 
     Arguments are those of :meth:`Translator.from_opened`, and the engine. Raises ConfigError for
     options that it does not have.

@@ -122,11 +122,11 @@ class Translator:
         and errors are as in :func:`jax_transformer.load`, and a folder without a tokenizer raises
         InputError. ``options``, named as in a call, change the generation config.
         """
-        from jax_transformer.formats import pretrained
+        from jax_transformer.formats import registry
 
         paths = [path] if isinstance(path, str | Path) else path
         return cls.from_opened(
-            *(pretrained.open(each, weights) for each in paths),
+            *(registry.open(each, weights) for each in paths),
             source_lang=source_lang,
             target_lang=target_lang,
             precision=precision,
@@ -145,7 +145,7 @@ class Translator:
         tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ) -> "Translator":
-        """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened;
+        """Return the translator of what :func:`jax_transformer.formats.registry.open` has opened;
         with ``others``, of their ensemble.
 
         Raises ConfigError for wrong ``options``, and for tokenizers that differ, before any weights

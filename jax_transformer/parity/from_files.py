@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.preparation import ModelDescription
+from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
@@ -52,7 +52,7 @@ def compare_files(
     Returns (title, report) for each length.
     """
     jax.config.update("jax_enable_x64", True)  # float64 weights are read as they are
-    source = pretrained.open(model, weights)
+    source = registry.open(model, weights)
     if golden.is_golden(other):
         if lengths:
             raise ConfigError(f"--lengths: {other} is a golden, and has a batch of its own")
@@ -64,7 +64,7 @@ def compare_files(
         )
         return [(f"{model} and {other}", report)]
     title = f"{model} and {'its PyTorch twin' if other == TWIN else other}"
-    other_source = source if other == TWIN else pretrained.open(other)
+    other_source = source if other == TWIN else registry.open(other)
     reports = _compare_with_twin(
         source, other_source, description, lengths, seed or 0, dtype=dtype, gradients=gradients
     )
@@ -201,7 +201,7 @@ def create_golden(
             " random"
         )
     jax.config.update("jax_enable_x64", True)
-    source = pretrained.open(model, weights)
+    source = registry.open(model, weights)
     if source.config is None:
         raise ConfigError(f"{model}: has no configuration: convert it to a run folder first")
     state = source.state(names="torch")

@@ -1,11 +1,12 @@
-"""A new file whose bytes are hashed, read back and compared as they are written."""
+"""New files and folders that are hashed as they are written, read back and compared."""
 
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import tensors
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage import atomic, tensors
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 
 Result = TypeVar("Result")
 _CHUNK = 1 << 20
@@ -174,3 +175,56 @@ def digests() -> Iterator[Digests]:
 def sha256(array: np.ndarray) -> str:
     """Return the SHA-256 of an array's bytes in C order."""
     return hashlib.sha256(tensors.contiguous(array).reshape(-1).view(np.uint8).data).hexdigest()
+
+
+@dataclass(frozen=True)
+class NewFolder:
+    """A folder of weights that is written under a temporary name."""
+
+    target: Path
+    """Its name when it is complete, for messages."""
+    path: Path
+    """Its temporary name."""
+    state: LazyState
+    """The tensors to write; each is hashed when it is read."""
+    digests: Digests
+
+    def compare(self, again: LazyState) -> None:
+        """Raise InputError naming every tensor that differs between disk and memory, by SHA-256."""
+        written = self.digests.result()
+        differing = sorted(written.keys() ^ again.keys())
+        if not differing:
+            with digests() as own:
+                for name, tensor in again.items():
+                    own.watched(name, tensor).read()
+            hashes = own.result()
+            differing = [name for name in again if hashes[name] != written[name]]
+        self._refuse(", ".join(differing))
+
+    def compare_files(self, files: Mapping[str, bytes], folder: str = "") -> None:
+        """Raise InputError if a file differs between disk and memory."""
+        for name, content in files.items():
+            if (self.path / folder / name).read_bytes() != content:
+                self._refuse(name)
+
+    def _refuse(self, differing: str) -> None:
+        if differing:
+            raise InputError(
+                f"{self.target}: {differing} reads back different; nothing was changed"
+            )
+
+    def sha256(self) -> str:
+        """Hash every tensor's name, dtype, shape and SHA-256, in the order of names."""
+        digest, hashes = hashlib.sha256(), self.digests.result()
+        for name in sorted(self.state):
+            tensor = self.state[name]
+            digest.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\0{hashes[name]}\0".encode())
+        return digest.hexdigest()
+
+
+@contextmanager
+def new_folder(target: Path, state: LazyState) -> Iterator[NewFolder]:
+    """Give a folder its name when the block ends without an exception."""
+    with atomic.folder(target) as temporary, digests() as hashes:
+        hashed = {name: hashes.watched(name, tensor) for name, tensor in state.items()}
+        yield NewFolder(target, temporary, hashed, hashes)

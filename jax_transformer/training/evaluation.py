@@ -16,7 +16,7 @@ from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import InputError, counted
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.inference import engines, translation
 from jax_transformer.inference.engines import Engine
@@ -81,7 +81,7 @@ def evaluate(
         comet: a checkpoint of COMET, see :func:`load_comet`.
         overrides: changes to the folder's generation config, see
             :meth:`GenerationConfig.overridden`.
-        weights: see :func:`jax_transformer.formats.pretrained.open`.
+        weights: see :func:`jax_transformer.formats.registry.open`.
         bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
         ensemble: other folders, whose models' probabilities are averaged with ``run``'s.
@@ -89,10 +89,10 @@ def evaluate(
         engine, quantization: see :func:`.engines.load`. Only JAX gives a loss.
     """
     comet_score = None if comet is None else load_comet(comet)
-    opened = pretrained.open(run, weights)
+    opened = registry.open(run, weights)
     translator = engines.load(
         opened,
-        *(pretrained.open(other, weights) for other in ensemble),
+        *(registry.open(other, weights) for other in ensemble),
         engine=engine,
         quantization=quantization,
         source_lang=languages[0],

@@ -22,7 +22,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.data.run_tokenizer import load_tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import base as formats_base
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
@@ -55,7 +55,7 @@ class InitSource:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return every array of the model in float32, by its path, on the host.
 
-        Raises as :func:`pretrained.open`.
+        Raises as :func:`.registry.open`.
         """
         assert self.opened is not None, "a resumed run has weights of its own"
         # Not to float32 for 16 bits: _widened recognises rounded positions by their dtype
@@ -81,7 +81,7 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource:
     assert options.init is not None
     if folder.data.exists() and folder.last_step() is not None:
         return _recorded(options, folder)
-    opened = pretrained.open(options.init)
+    opened = registry.open(options.init)
     if opened.format.name not in ("hf", "run"):
         raise ConfigError(
             f"init={options.init}: is a {opened.format.title}; give a Hugging Face folder, "

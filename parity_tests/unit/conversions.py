@@ -8,8 +8,9 @@ import safetensors.numpy
 import jax_transformer as jt
 from jax_transformer.architectures import model_weights
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import conversion, preparation
-from jax_transformer.convert.preparation import ModelDescription, Request
+from jax_transformer.convert import conversion, planning
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.planning import Request
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
@@ -46,7 +47,7 @@ def convert(
     request = Request(
         str(source), str(destination), description or ModelDescription(), check=check, **more
     )
-    return conversion.convert(preparation.prepare(request))
+    return conversion.convert(planning.prepare(request))
 
 
 def small(folder: Path) -> tuple[TransformerConfig, Path, Path]:

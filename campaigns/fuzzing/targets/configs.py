@@ -17,12 +17,12 @@ from campaigns.fuzzing.harness import Flat, InputFile, Read, Target, file_reader
 from jax_transformer.architectures import huggingface_config, registry
 from jax_transformer.cli import config_file as cli_config
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import preparation
+from jax_transformer.convert import models
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, UnsafeFileError
 from jax_transformer.extras.serve import requests
 from jax_transformer.extras.serve.limits import Limits
 from jax_transformer.extras.speech import speech_config
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry as formats
 from jax_transformer.generate import transformers_config as generation
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.parity import golden
@@ -64,7 +64,7 @@ def _folder_reader(model_type: str, name: str) -> Callable[[Path], Read]:
 
         def read(content: bytes) -> None:
             file.put(content)
-            pretrained.open(folder)
+            formats.open(folder)
 
         return read
 
@@ -131,7 +131,7 @@ def _model_config(path: Path) -> None:
     """A configuration, and the shapes of its weights."""
     config = parsed(path, TransformerConfig.from_json)
     registry.weight_table(config.architecture, config)
-    preparation.read_config(path, ())
+    models.read_config(path, ())
 
 
 def _model_config_seeds() -> Iterator[bytes]:

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_transformer.convert.training_state.parameter_groups import ADAM, ADAMW, SGD
-from jax_transformer.convert.training_state.torch_optimizer import Moments
+from jax_transformer.convert.training_state.torch_optimizer import ADAM, ADAMW, SGD, Moments
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
 

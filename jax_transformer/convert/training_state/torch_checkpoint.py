@@ -20,8 +20,7 @@ from jax_transformer import convert, transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.training_state import opt_state
 from jax_transformer.convert.training_state import torch_optimizer as moments_of
-from jax_transformer.convert.training_state.parameter_groups import ADAM, ADAMW
-from jax_transformer.convert.training_state.torch_optimizer import Moments
+from jax_transformer.convert.training_state.torch_optimizer import ADAM, ADAMW, Moments
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint, run_files

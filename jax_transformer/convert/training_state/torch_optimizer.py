@@ -12,14 +12,33 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert.training_state import parameter_groups
-from jax_transformer.convert.training_state.parameter_groups import SGD
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Rule, Shape, Table
 
 Arrays = dict[str, np.ndarray]
 
+ADAMW, ADAM, SGD = "adamw", "adam", "sgd"
+# Settings without effect on the numbers: the group's parameters, and the kernel of the step
+_NEUTRAL = frozenset("params param_names foreach fused capturable differentiable".split())
+_OPTIONS = {
+    ADAM: frozenset(
+        "lr initial_lr betas eps weight_decay amsgrad maximize decoupled_weight_decay".split()
+    ),
+    SGD: frozenset("lr initial_lr momentum dampening weight_decay nesterov maximize".split()),
+}
+# A setting that only one optimizer of torch.optim has, and that optimizer's name, for messages
+_FOREIGN = {
+    "momentum_decay": "NAdam",
+    "etas": "Rprop",
+    "rho": "Adadelta",
+    "lr_decay": "Adagrad",
+    "centered": "RMSprop",
+    "lambd": "ASGD",
+    "beta2_decay": "Adafactor",
+    "ns_coefficients": "Muon",
+    "max_iter": "LBFGS",
+}
 # The state that torch has for each parameter, by the kind of optimizer: the count, then moments
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 _SGD_STATE = ("momentum_buffer",)
@@ -72,11 +91,9 @@ def from_torch(
             differ in more than their weight decay, another optimizer; missing, surplus or
             mis-shaped states; parameters that do not fit the table.
     """
-    groups, states = parameter_groups.parts(state)
-    kind = parameter_groups.kind(groups, kind)
-    _refuse(
-        "the optimizer's state cannot be converted exactly", list(parameter_groups.problems(groups))
-    )
+    groups, states = _parts(state)
+    kind = _kind(groups, kind)
+    _refuse("the optimizer's state cannot be converted exactly", list(_problems(groups)))
     numbers = [number for group in groups for number in group["params"]]
     names = _canonical(table, parameter_names)
     problems = list(_check_names(groups, numbers, parameter_names, names, table, shapes))
@@ -93,16 +110,14 @@ def from_torch(
     }
     trained = rules.restrict(table, shapes)
     counts, first, second = _read_states(kind, by_name, trained, shapes, names)
-    decays = [
-        float(parameter_groups.plain(group["weight_decay"]))
-        for group in groups
-        for _ in group["params"]
-    ]
+    decays = [float(_plain(group["weight_decay"])) for group in groups for _ in group["params"]]
     parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
     decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
-    return Moments(
-        kind, counts, first, second, parameter_groups.hyperparameters(kind, groups[0]), decay
-    )
+    own = ("momentum", "nesterov") if kind == SGD else ("betas", "eps")
+    settings = {
+        name: _plain(groups[0][name]) for name in ("lr", "initial_lr", *own) if name in groups[0]
+    }
+    return Moments(kind, counts, first, second, settings, decay)
 
 
 def to_torch(
@@ -131,12 +146,8 @@ def to_torch(
         names, key=lambda name: moments.weight_decay[parts[name][0]]
     ):
         end = begin + len(list(members))
-        groups.append(
-            {
-                **parameter_groups.settings(moments.kind, moments.hyperparameters, decay),
-                "params": list(range(begin, end)),
-            }
-        )
+        settings = _settings(moments.kind, moments.hyperparameters, decay)
+        groups.append({**settings, "params": list(range(begin, end))})
         begin = end
     return {"state": state, "param_groups": groups}
 
@@ -153,6 +164,145 @@ def parameter_names(state: Iterable[str], table: Table, buffers: Iterable[str] =
             parameters.append(name)
         seen.add(canonical)
     return parameters
+
+
+# Groups of parameters
+
+
+def _parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
+    """Return the groups and the states of an optimizer's ``state_dict()``.
+
+    Raises InputError if it is not one.
+    """
+    groups, states = (
+        state.get(name) if isinstance(state, Mapping) else None
+        for name in ("param_groups", "state")
+    )
+    if not isinstance(groups, list | tuple) or not groups or not isinstance(states, Mapping):
+        raise InputError(
+            "no optimizer's state_dict: it needs 'param_groups', a list, and 'state', a dict"
+        )
+    for i, group in enumerate(groups):
+        numbers = group.get("params") if isinstance(group, Mapping) else None
+        if not isinstance(numbers, list | tuple) or not all(
+            type(number) is int for number in numbers
+        ):
+            raise InputError(
+                f"param_groups[{i}] of the optimizer is not a dict with a list of numbers 'params'"
+            )
+    for number, entries in states.items():
+        if not isinstance(entries, Mapping):
+            raise InputError(
+                f"the optimizer's state of parameter {number} is a {type(entries).__name__},"
+                " not a dict"
+            )
+    return list(groups), states
+
+
+def _kind(groups: Sequence[Mapping[str, Any]], stated: str | None) -> str:
+    """Return the optimizer that has these groups: adamw, adam or sgd.
+
+    ``stated`` decides between Adam and AdamW if the groups do not. Raises InputError for an
+    optimizer that Optax does not compute equally.
+    """
+    group = groups[0]
+    family = (
+        ADAM
+        if {"betas", "amsgrad"} <= group.keys()
+        else SGD
+        if {"momentum", "dampening"} <= group.keys()
+        else None
+    )
+    foreign = sorted(group.keys() - _NEUTRAL - (_OPTIONS[family] if family else set()))
+    name = next((_FOREIGN[key] for key in foreign if key in _FOREIGN), None)
+    if name is None and family is None and "betas" in group:
+        name = "RAdam" if "decoupled_weight_decay" in group else "Adamax"
+    if family is None or name is not None:
+        raise InputError(
+            f"the optimizer is {name or 'of an unknown kind'}: only the state of AdamW, Adam and"
+            " SGD with momentum can be converted"
+        )
+    needed = {"lr", "weight_decay", "eps" if family is ADAM else "nesterov"}
+    wrong = [f"unknown setting {key!r}" for key in foreign]
+    wrong += [f"no setting {key!r}" for key in sorted(needed - group.keys())]
+    if wrong:
+        raise InputError(f"the optimizer's state cannot be converted exactly: {', '.join(wrong)}")
+    if family is SGD:
+        return SGD
+    decoupled = group.get("decoupled_weight_decay")
+    if decoupled is not None:
+        return ADAMW if decoupled else ADAM
+    if stated is None and any(group.get("weight_decay") for group in groups):
+        raise InputError(
+            "the optimizer is Adam or AdamW, which differ in weight decay, and this older file does"
+            " not say which"
+        )
+    return stated or ADAMW
+
+
+def _problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield every setting that has no equal in Optax."""
+    reasons = {
+        "amsgrad": "Optax's Adam keeps no maximum of second moments",
+        "maximize": "here a loss is made smaller",
+        "dampening": "Optax's momentum has none",
+    }
+    for i, group in enumerate(groups):
+        for name, reason in reasons.items():
+            if group.get(name):
+                yield f"param_groups[{i}] has {name}={_plain(group[name])}: {reason}"
+        for name in ("lr", "initial_lr", "weight_decay", "eps", "momentum"):
+            if name in group and not _is_number(group[name]):
+                yield f"param_groups[{i}] has {name}={group[name]!r}, not a number"
+        if "betas" in group and not (
+            isinstance(group["betas"], list | tuple)
+            and [_is_number(beta) for beta in group["betas"]] == [True, True]
+        ):
+            yield f"param_groups[{i}] has betas={group['betas']!r}, not two numbers"
+    for i, group in enumerate(groups[1:], 1):
+        for name in sorted((group.keys() | groups[0].keys()) - _NEUTRAL - {"weight_decay"}):
+            ours, theirs = (_plain(each.get(name)) for each in (group, groups[0]))
+            if ours != theirs:
+                yield (
+                    f"param_groups[{i}] has {name}={ours} and param_groups[0] {theirs}: groups may"
+                    " differ only in weight decay"
+                )
+
+
+def _settings(kind: str, values: Mapping[str, Any], weight_decay: float) -> dict[str, Any]:
+    """Return a group's settings; those that change no number have torch's defaults."""
+    if kind == SGD:
+        own = {
+            "momentum": values["momentum"],
+            "dampening": 0.0,
+            "weight_decay": weight_decay,
+            "nesterov": values["nesterov"],
+        }
+    else:
+        own = {
+            "betas": tuple(values["betas"]),
+            "eps": values["eps"],
+            "weight_decay": weight_decay,
+            "amsgrad": False,
+        }
+    neutral = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
+    settings = {"lr": values["lr"], **own, **neutral}
+    if kind != SGD:
+        settings |= {"capturable": False, "decoupled_weight_decay": kind == ADAMW}
+    if "initial_lr" in values:
+        settings["initial_lr"] = values["initial_lr"]
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as Python's number or tuple: a capturable optimizer's rate is a tensor."""
+    if isinstance(value, np.ndarray | np.generic) and value.size == 1:
+        return value.item()
+    return tuple(_plain(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(_plain(value), int | float)
 
 
 # Parameters and their states
@@ -273,7 +423,7 @@ def _check_state(
 
 def _count(value: Any) -> int:
     """Return the count, which torch stores as a float tensor or an int; -1 if it is neither."""
-    value = parameter_groups.plain(value)
+    value = _plain(value)
     return int(value) if isinstance(value, int | float) and value == value // 1 else -1
 
 

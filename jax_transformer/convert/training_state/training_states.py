@@ -12,7 +12,8 @@ import numpy as np
 
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.preparation import ModelDescription, Request
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
 from jax_transformer.formats import registry as formats
 from jax_transformer.formats.base import Format
@@ -76,7 +77,7 @@ def convert(request: Request) -> ConvertedTraining:
     if before.name == "pt" and not after.is_file:
         return _into_run(source, target, after, force=request.force)
     if after.name == "pt" and not before.is_file:
-        after.check_free(target, force=request.force)
+        formats.check_free(after, target, force=request.force)
         return _out_of_run(source, target, before, request.weights)
     raise ConfigError(f"{source} -> {target}: --training is between a run and a PyTorch file")
 

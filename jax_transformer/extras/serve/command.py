@@ -52,13 +52,13 @@ def run(options: ServeOptions) -> int:
         raise ConfigError(
             f"serve needs the package {package}: pip install 'jax-seq2seq[serve]'"
         ) from None
-    from jax_transformer.formats import pretrained
+    from jax_transformer.formats import registry
     from jax_transformer.inference import translation
     from jax_transformer.runtime import program_cache
 
     bound = server.bind(options.host, options.port)
     program_cache.use()
-    opened = pretrained.open(options.run, options.weights)
+    opened = registry.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
         opened,
         source_lang=options.source_lang,

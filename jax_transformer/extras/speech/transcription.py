@@ -21,7 +21,7 @@ from jax_transformer.extras.speech import (
     timestamps,
 )
 from jax_transformer.extras.speech.timestamps import Phrase, TimestampRules
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.generate import decoding, generation_config, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.generate.prepare import ModelStructure
@@ -81,10 +81,10 @@ class Transcriber:
 
         ``precision`` is the dtype to compute in; None is the dtype of the files. ``options`` change
         the folder's settings of generation (``beam_size=5``). Raises the errors of
-        :func:`.pretrained.open`, and ConfigError for options without an effect.
+        :func:`.registry.open`, and ConfigError for options without an effect.
         """
         _check_options(options)
-        opened = pretrained.open(path, weights)
+        opened = registry.open(path, weights)
         if opened.config is None or opened.config.mel_bins is None:
             raise ConfigError(
                 f"{opened.path}: transcribe reads sound, and this model reads text: use translate"

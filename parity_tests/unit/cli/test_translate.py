@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.inference import translation
 from jax_transformer.storage import checkpoint, orbax_arrays
 from parity_tests.unit import runs

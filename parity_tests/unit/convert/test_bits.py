@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from campaigns import round_trips
-from jax_transformer.convert.preparation import ModelDescription
+from jax_transformer.convert.models import ModelDescription
 from jax_transformer.storage import pt
 from jax_transformer.storage.pt import writer
 from parity_tests.unit import runs

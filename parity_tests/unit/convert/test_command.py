@@ -10,9 +10,9 @@ import safetensors.numpy
 
 import jax_transformer as jt
 from jax_transformer.architectures import model_weights, registry
-from jax_transformer.convert import checking, infer
-from jax_transformer.convert.preparation import ModelDescription
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.convert import conversion, models
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.errors import ConfigError, DifferentError, InputError
 from jax_transformer.storage import lazy, pt
 from jax_transformer.storage.pt import writer
 from jax_transformer.weights import rules
@@ -41,7 +41,7 @@ def test_sizes_are_read_from_the_shapes(preset):
         else {"max_length": 20}
     )
     for names in ("torch", "flax") if preset in ("lesson10", "deep_dive") else ("torch",):
-        inferred = infer.infer(
+        inferred = models.infer(
             registry.presets()[preset],
             sizes | hidden,
             shown[names],
@@ -55,7 +55,7 @@ def test_sizes_are_read_from_the_shapes(preset):
 def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
     preset, sizes = registry.presets()["whisper_tiny"], {"vocab_size": 13, "num_heads": 3}
     config = preset.with_sizes(**sizes, d_model=12, d_ff=20, mel_bins=7, mel_frames=22)
-    inferred = infer.infer(
+    inferred = models.infer(
         preset,
         {"num_heads": 3},
         model_weights.model_weights(config).shapes["torch"],
@@ -68,7 +68,7 @@ def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
 def test_equal_sizes_are_distinguished():
     config = jt.preset("lesson10", **helpers.SQUARE)
     shapes = model_weights.model_weights(config).shapes["torch"]
-    inferred = infer.infer(
+    inferred = models.infer(
         registry.presets()["lesson10"],
         {"num_heads": 4},
         shapes,
@@ -236,8 +236,8 @@ def test_the_check_detects_a_wrong_table(config):
     model = model_weights.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
-    with pytest.raises(checking.DifferentError, match=r"linear1\.weight"):
-        checking.check(
+    with pytest.raises(DifferentError, match=r"linear1\.weight"):
+        conversion.check(
             config,
             model.table,
             lazy.in_memory(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jax_transformer.convert import checking
-from jax_transformer.convert.preparation import ModelDescription
+from jax_transformer.convert import conversion
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.errors import DifferentError
 from jax_transformer.storage import atomic, checkpoint, pt
 from parity_tests.unit import runs
 from parity_tests.unit.conversions import convert
@@ -211,10 +212,10 @@ def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, mon
     outcome = convert(weights, target, description=description)
 
     def different(*_):
-        raise checking.DifferentError("different")
+        raise DifferentError("different")
 
-    monkeypatch.setattr(checking, "check", different)
-    with pytest.raises(checking.DifferentError):
+    monkeypatch.setattr(conversion, "check", different)
+    with pytest.raises(DifferentError):
         convert(weights, target, description=description, dtype="float16", force=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()

@@ -18,7 +18,7 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.architectures import huggingface_config, huggingface_state, model_weights
-from jax_transformer.convert import checking, conversion
+from jax_transformer.convert import conversion, models
 from jax_transformer.errors import InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Destination
@@ -221,9 +221,9 @@ def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
     model = model_weights.model_weights(config)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes["flax"].items()}
     flax = lazy.in_memory(zeros)
-    state = conversion.renamed(flax, model, from_torch=False, to_torch=True)
-    monkeypatch.setattr(checking, "_available_memory", lambda: 1000)
-    checked = checking.check(config, model.table, state, flax)
+    state = models.renamed(flax, model, from_torch=False, to_torch=True)
+    monkeypatch.setattr(conversion, "_available_memory", lambda: 1000)
+    checked = conversion.check(config, model.table, state, flax)
     assert not checked.errors and "there and back bit for bit" in checked.method
     assert "0.0 GiB of memory are free" in checked.method
 

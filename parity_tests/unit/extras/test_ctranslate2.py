@@ -19,7 +19,7 @@ from jax_transformer.extras.deploy.ctranslate2 import (
     self_check,
     vocabulary,
 )
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
@@ -283,7 +283,7 @@ def test_the_engine_keeps_constraints_of_greedy_decoding(copy):
         max_length=7,
         decoder_start_token_id=9,
     )
-    opened = pretrained.open(copy)
+    opened = registry.open(copy)
     with runs.as_a_user():
         ours = jt.Translator.from_opened(opened, **options).hypotheses(LINES)
         theirs = engine.load(opened, **options).hypotheses(LINES)
@@ -417,7 +417,7 @@ def test_500_lines_of_a_trained_run_are_equal(copy):
         " ".join(choose.choice(list(runs.WORDS)) for _ in range(choose.randint(1, 12)))
         for _ in range(500)
     ]
-    opened = pretrained.open(copy)
+    opened = registry.open(copy)
     average = {"penalty": BeamScorer.AVERAGE, "early_stopping": EarlyStopping.FULL}
     with runs.as_a_user():
         for options in ({}, {"beam_size": 4, "length_penalty": 1.0, **average}):

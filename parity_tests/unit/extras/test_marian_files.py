@@ -12,7 +12,7 @@ import pytest
 from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.marian import marian_model, npz
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.storage import yaml_data
 from parity_tests import marian_files
 
@@ -59,7 +59,7 @@ def test_a_model_is_recognised_and_described(folder, capsys):
 
 
 def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
-    opened = pretrained.open(folder)
+    opened = registry.open(folder)
     assert opened.marian is not None and opened.config is not None
     assert [marian_model.read_vocabulary(path) for path in opened.marian.vocabularies] == [IDS, IDS]
     assert (opened.config.bos_id, opened.config.eos_id) == (11, 0)
@@ -145,7 +145,7 @@ def test_the_end_of_a_vocabulary_in_text_is_its_own(folder):
     assert marian_model.end_id(marian_model.find(folder)) == len(IDS) - 1
     (folder / "vocab.txt").write_text("\n".join([*"abcdefghijklmnop", *tokens]))
     with pytest.raises(InputError, match=r"vocab\.txt: eos_id=26 is outside the vocabulary of 1"):
-        pretrained.open(folder)
+        registry.open(folder)
 
 
 @pytest.mark.parametrize("size", ["0", "4.5", "٣"])
@@ -230,7 +230,7 @@ def test_a_flipped_bit_is_seen(tmp_path):
     file[len(file) // 3] ^= 1
     (tmp_path / "model.npz").write_bytes(file)
     with pytest.raises(InputError, match="is damaged"):
-        pretrained.open(tmp_path / "model.npz").read()
+        registry.open(tmp_path / "model.npz").read()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.storage import lazy
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights import stacked
@@ -156,7 +156,7 @@ def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
     model = jt.convert.load(folder, scan_axis=0)
     np.testing.assert_array_equal(model.encoder.blocks[3].feed_forward.up.kernel[...], expected)
     (folder / "config.gin").write_text(sizes.gin() + "network.T5Config.param_scan_axis = 0\n")
-    pretrained.open(folder)
+    registry.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,11 @@ def test_gin_is_read_line_by_line(tmp_path):
     folder = written(tmp_path / "model/checkpoint_1", Sizes(**GATED | SMALL))
     (folder / "config.gin").unlink()
     (tmp_path / "model/config.gin").write_text(GIN)
-    config = pretrained.open(folder).config
+    config = registry.open(folder).config
     assert (config.architecture, config.dropout) == ("mt5", 0.25)
     assert (config.encoder.gated, config.encoder.activation.value) == (True, "gelu_tanh")
     (folder / "config.gin").write_text("dense.MlpBlock.activations = ('relu', 'linear')")
-    assert pretrained.open(folder).config.encoder.activation.value == "relu"
+    assert registry.open(folder).config.encoder.activation.value == "relu"
     for text, message in (
         ("network.T5Config.mlp_activations = ('gelu',)", "do not belong to the kernels wi_0"),
         ("network.T5Config.mlp_activations = ('exp', 'linear')", "are none of"),
@@ -277,12 +277,12 @@ def test_gin_is_read_line_by_line(tmp_path):
     ):
         (folder / "config.gin").write_text(text)
         with pytest.raises(InputError, match=message):
-            pretrained.open(folder)
+            registry.open(folder)
 
 
 def test_a_preset_goes_before_the_gin_of_a_checkpoint_that_is_loaded(tmp_path):
     folder = written(tmp_path / "t5x", Sizes(**GATED | SMALL))
-    assert pretrained.open(folder).config.encoder.activation.value == "gelu_tanh"
+    assert registry.open(folder).config.encoder.activation.value == "gelu_tanh"
     model = jt.convert.load(folder, preset="t5", activation="silu")
     assert model.config.encoder.activation.value == "silu"
     kernel = read(folder)["decoder.layers_0.mlp.wi_1.kernel"]

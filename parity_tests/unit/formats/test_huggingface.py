@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from jax_transformer.architectures import huggingface_config, huggingface_state, model_weights
-from jax_transformer.convert import conversion, preparation
-from jax_transformer.convert.preparation import ModelDescription, Request
+from jax_transformer.convert import conversion, planning
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.formats import hub, pretrained, registry
+from jax_transformer.formats import registry
 from jax_transformer.storage import (
     huggingface_folder,
     lazy,
@@ -72,8 +73,8 @@ def theirs(tmp_path_factory) -> Path:
     return path
 
 
-def prepare(source: Path | str, destination: Path | str, **more) -> preparation.Prepared:
-    return preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
+def prepare(source: Path | str, destination: Path | str, **more) -> planning.Prepared:
+    return planning.prepare(Request(str(source), str(destination), **{"check": False, **more}))
 
 
 def convert(source: Path | str, destination: Path | str, **more) -> conversion.Outcome:
@@ -420,7 +421,7 @@ def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     ).split()
     # no code, and no second form of the weights
     assert client == [("owner/name", "v1.0", patterns)]
-    model = pretrained.open("hf:owner/name").model()
+    model = registry.open("hf:owner/name").model()
     assert model.config == huggingface_config.from_config(T5)
 
 
@@ -429,7 +430,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
         "config.json pytorch_model.bin model.safetensors.index.json "
         "model-00001-of-00002.safetensors x-1-of-2.safetensors"
     ).split()
-    assert hub._to_download("hf:a/b", listed) == [
+    assert registry._to_download("hf:a/b", listed) == [
         "model.safetensors.index.json",
         "model-00001-of-00002.safetensors",
         "config.json",
@@ -439,7 +440,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
 def test_an_invalid_hub_name_is_refused_before_any_request(name, client):
     with pytest.raises(ConfigError, match="hf:owner/name"):
-        hub.local(name)
+        registry.local(name)
     assert client == []
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 from jax_transformer import transformer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.inference import attention_page, translation
 from parity_tests.unit import helpers, runs
@@ -265,8 +265,8 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeyp
 def console(capsys, monkeypatch, tmp_path, tokenizer):
     """Commands that read an untrained model from any run folder."""
     translator = translation.Translator(model(max_length=32), tokenizer, widths=(8, 16))
-    opened = mock.Mock(pretrained.Pretrained, step=7)
-    monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
+    opened = mock.Mock(registry.Pretrained, step=7)
+    monkeypatch.setattr(registry, "open", lambda path, weights: opened)
     monkeypatch.setattr(
         translation.Translator, "from_opened", lambda opened, **languages: translator
     )

@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.inference import translation
 from jax_transformer.training import evaluation
 from parity_tests.unit.helpers import random_model, tiny
@@ -39,8 +39,8 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 def evaluate(translator, monkeypatch, tmp_path):
     """Evaluate on these lines, with translations from a table."""
     translations = {"one two": "two one", "three": "three", "four five": "five"}
-    opened = mock.Mock(pretrained.Pretrained, weights="last", step=7)
-    monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
+    opened = mock.Mock(registry.Pretrained, weights="last", step=7)
+    monkeypatch.setattr(registry, "open", lambda path, weights: opened)
     monkeypatch.setattr(
         translation.Translator, "from_opened", lambda opened, **languages: translator
     )

@@ -13,7 +13,7 @@ from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
@@ -64,7 +64,7 @@ def test_init_copies_weights_configuration_and_tokenizer(before, tmp_path):
     source = init_source.find(
         options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
     )
-    model = pretrained.open(before.path).model()
+    model = registry.open(before.path).model()
     expected = {name: np.asarray(x) for name, x in transformer.flatten(model).items()}
     assert runs.differing(source.arrays(), expected) == []
     assert source.config == model.config.with_sizes(dropout=0.25) and source.config != model.config
@@ -218,7 +218,7 @@ def test_a_second_tokenizer_is_refused(before, tmp_path):
 
 def test_converted_weights_need_a_tokenizer(before, tmp_path):
     bare = tmp_path / "bare"
-    convert.save(pretrained.open(before.path).model(), bare)
+    convert.save(registry.open(before.path).model(), bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
         init_source.find(options(bare), RunFolder(tmp_path))
     data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
@@ -228,7 +228,7 @@ def test_converted_weights_need_a_tokenizer(before, tmp_path):
 
 def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
     bare, lines = tmp_path / "bare", ["der Hund"]
-    convert.save(pretrained.open(before.path).model(), bare)
+    convert.save(registry.open(before.path).model(), bare)
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
     train_options = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
     message = "the tokenizer does not belong to this model: source_pad_id is 5, the model's"

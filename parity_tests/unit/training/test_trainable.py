@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, trainable
 from jax_transformer.training.options import LoraOptions, TrainOptions
@@ -126,7 +126,7 @@ def adapted(tmp_path_factory):
 @pytest.mark.usefixtures("_as_a_user")
 def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, monkeypatch, capsys):
     base, path, _ = adapted
-    before, after = pretrained.open(base).state(), pretrained.open(path, "4").state()
+    before, after = registry.open(base).state(), registry.open(path, "4").state()
     assert before.keys() == after.keys()
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed and all(re.search(r"(query|value)\.kernel$", name) for name in changed)
@@ -135,8 +135,8 @@ def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, monkeypatch, ca
         a, b = (arrays[f"params/{name}{part}"] for part in (lora.A, lora.B))
         expected = before[name] + np.float32(8) * (a @ b)
         np.testing.assert_allclose(after[name], expected, atol=1e-6)
-    averaged = pretrained.open(path, "averaged").state()
-    third = pretrained.open(path, "2").state()
+    averaged = registry.open(path, "averaged").state()
+    third = registry.open(path, "2").state()
     for name in before:
         np.testing.assert_allclose(averaged[name], (third[name] + after[name]) / 2, atol=1e-7)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jax_transformer import transformer
 from jax_transformer.architectures import registry
-from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry as formats
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, validation
@@ -219,7 +219,7 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_
         ("last", of[80]),
         ("60", of[60]),
     ):
-        arrays = transformer.flatten(pretrained.open(run, name).model(), nnx.Param)
+        arrays = transformer.flatten(formats.open(run, name).model(), nnx.Param)
         assert all(
             np.array_equal(array, expected[f"params/{path}"].astype(np.float32))
             for path, array in arrays.items()

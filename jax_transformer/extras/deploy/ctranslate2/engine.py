@@ -220,7 +220,7 @@ def load(
     precision: str | None = None,
     **settings: Any,
 ) -> CTranslate2Translator:
-    """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened.
+    """Return the translator of what :func:`jax_transformer.formats.registry.open` has opened.
 
     For the arguments see :meth:`Translator.from_opened`. Raises ConfigError for options that
     CTranslate2 does not have.

@@ -7,15 +7,14 @@ from typing import Any, ClassVar
 
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import preparation
+from jax_transformer.convert import models
 from jax_transformer.errors import ConfigError, about_file
 from jax_transformer.extras.toolkits.t5x import gin_config, t5x_checkpoint, t5x_names
 from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
 from jax_transformer.formats import base
 from jax_transformer.formats.base import Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.formats.new_folder import new_folder
-from jax_transformer.storage import checksums, read_back
+from jax_transformer.storage import checksums, huggingface_folder, read_back
 from jax_transformer.storage.lazy import LazyState
 from jax_transformer.storage.tensors import Note, TensorInfo
 from jax_transformer.weights import stacked
@@ -30,7 +29,7 @@ class T5XWeights(Pretrained):
     layout: Layout | None = None
     config_gives_way: ClassVar[bool] = True  # config.gin is what is taken if nothing else is given
 
-    def settle(self, description: preparation.ModelDescription) -> Settled:
+    def settle(self, description: models.ModelDescription) -> Settled:
         """Return the configuration of a checkpoint whose ``config.gin`` does not decide it.
 
         Its sizes are read from the shapes; the activation is the preset's, or ``--set
@@ -45,7 +44,7 @@ class T5XWeights(Pretrained):
             )
         if description.config is not None:
             names = gin_config.stored_names(layout)
-            config = preparation.read_config(Path(description.config), names)
+            config = models.read_config(Path(description.config), names)
             return Settled(config.with_sizes(**description.changes), {}, {})
         preset = registry.find_preset(description.preset or "").config
         changes = dict(description.changes)
@@ -150,12 +149,13 @@ class T5XCheckpoint(Format):
         table = t5x_names.table(_layout(to))
         number = to.path.name.removeprefix("checkpoint_")
         step = int(number) if number.isdecimal() and int(number) < 2**31 else 0
-        with new_folder(to.path, state) as new:
+        with read_back.new_folder(to.path, state) as new:
             t5x_checkpoint.write(new.path, stacked.to_stored(table, new.state), step)
             arrays = stacked.to_flax(table, t5x_checkpoint.find(new.path).weights)
             new.compare(arrays)
             check(arrays)
-            new.add(to.files)
+            huggingface_folder.write_files(new.path, to.files)
+            new.compare_files(to.files)
             return Written(new.sha256())
 
 

@@ -1,4 +1,8 @@
-"""One checkpoint of a run: a folder with a manifest, whose name is its step."""
+"""Run folders, and one checkpoint of a run; their weights have this project's names.
+
+A run folder has ``config.json``, ``checkpoints/`` and a tokenizer. A checkpoint is a folder with a
+manifest, whose name is its step.
+"""
 
 import json
 import os
@@ -13,21 +17,25 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.formats.base import Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.formats.new_folder import NewFolder, new_folder
 from jax_transformer.storage import (
     atomic,
     checkpoint,
     checkpoint_stream,
+    checksums,
     huggingface_folder,
     integrity,
+    read_back,
     run_files,
 )
 from jax_transformer.storage.checkpoint import Checkpoint
+from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, IN_RUN
 from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.read_back import NewFolder
+from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note
 from jax_transformer.weights import lora
 
+_FILES = (CONFIG, "checkpoints", IN_RUN, *run_files.SIDE_FILES, checksums.NAME)
 _NOT_WEIGHTS = {
     "params": "the moving average of the weights is taken instead",
     "opt_state": "the optimizer's state",
@@ -37,16 +45,6 @@ _NOT_WEIGHTS = {
 
 class CheckpointWeights(Pretrained):
     """The weights of a checkpoint, which are a run's if the checkpoint is in one."""
-
-    def _checked(
-        self, shapes: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
-    ) -> dict[str, np.ndarray]:
-        try:
-            return super()._checked(shapes, ties)
-        except InputError as error:
-            if self.run is None:
-                raise
-            raise CheckpointError(f"{self.title}: {error}") from None
 
     def arrays(self, *arguments: Any, dtype: Any = None, **more: Any) -> dict[str, np.ndarray]:
         import jax
@@ -87,6 +85,76 @@ class CheckpointWeights(Pretrained):
         return super().widths
 
 
+class Run(Format):
+    name, title, mark = "run", "run folder", f"{CONFIG} and checkpoints/"
+    has_torch_names = False
+    open_options = ("weights",)
+    write_options = ()
+    has_extra_files = True
+
+    def recognises(self, path: Path) -> bool:
+        if not (path / CONFIG).is_file() or (path / checkpoint.MANIFEST).is_file():
+            return False
+        if (path / "checkpoints").is_dir():
+            return True
+        config = huggingface_folder.configuration(path)
+        return "d_model" in config and "model_type" not in config  # it has no checkpoint yet
+
+    def open(self, path: Path, weights: str = "auto", **options: Any) -> Pretrained:
+        run = RunFolder(path)
+        integrity.verify(path)
+        config = parsed(run.config, TransformerConfig.from_json)
+        candidate, opened = open_weights(run, weights)
+        title = f"{path} ({candidate.name}, step {candidate.step})"
+        return _opened(self, path, title, opened, run, config, candidate.name)
+
+    def inspect(self, path: Path) -> Contents:
+        run = RunFolder(path)
+        integrity.verify_all(path)
+        hashes = {name: checksums.sha256(path / name) for name in checksums.read(path)}
+        step = run.last_step()
+        if step is None:
+            raise InputError(f"{path}: holds no checkpoint")
+        opened = checkpoint.open(run.checkpoints, step, verified=True)
+        title = f"checkpoint of step {step}"
+        hashes |= opened.about["sha256"]
+        return Contents(str(path), title, dict(opened.tensors), hashes)
+
+    def is_written(self, name: str) -> bool:
+        """Return True for names of a converted run's files: a run that was trained is never
+        replaced, because its training state would be lost.
+        """
+        return name in _FILES
+
+    def files(self, to: Destination) -> Mapping[str, bytes]:
+        """Return the files of a Hugging Face folder, unchanged, except for the dtype in config.json
+        if the weights are cast.
+        """
+        extra = to.source.extra_files if to.source else {}
+        files = huggingface_folder.contents(extra)
+        if to.dtype is not None and CONFIG in files:
+            config = huggingface_folder.configuration(extra[CONFIG].parent)
+            files[CONFIG] = huggingface_folder.to_json(
+                huggingface_folder.with_dtype(config, {to.dtype})
+            )
+        return files
+
+    def write(
+        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
+    ) -> Written:
+        with read_back.new_folder(to.path, state) as new:
+            # A new run has no data.json, by which it would be known
+            _fill(new.path, 0, new, to, check, {"run": None})
+            if to.config is not None:
+                atomic.write_text(new.path / CONFIG, to.config.to_json())
+            if to.files:
+                inside = IN_RUN if CONFIG in to.files else ""
+                huggingface_folder.write_files(new.path / inside, to.files)
+                new.compare_files(to.files, inside)
+            run_files.record(new.path)
+            return Written(new.sha256())
+
+
 class SingleCheckpoint(Format):
     name, title, mark = "step", "checkpoint", checkpoint.MANIFEST
     has_torch_names = False
@@ -101,7 +169,7 @@ class SingleCheckpoint(Format):
         config = self.own_config(path)
         run = None if config is None else RunFolder(path.parent.parent)
         opened = checkpoint.open(path.parent, step)
-        return of_checkpoint(self, path, str(path), opened, run, config, path.name)
+        return _opened(self, path, str(path), opened, run, config, path.name)
 
     def inspect(self, path: Path) -> Contents:
         path, step = _step(path)
@@ -133,12 +201,12 @@ class SingleCheckpoint(Format):
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
     ) -> Written:
-        with new_folder(to.path, state) as new:
+        with read_back.new_folder(to.path, state) as new:
             run = new.path.with_name(f"{new.path.name}.run")
             try:
                 atomic.remove(run)  # of a killed process that had the same number
                 step = int(to.path.name)
-                fill(run, step, new, to, check, run_files.about_run(to.path))
+                _fill(run, step, new, to, check, run_files.about_run(to.path))
                 os.rename(run / "checkpoints" / str(step), new.path)
             finally:
                 atomic.remove(run)
@@ -152,7 +220,7 @@ def _step(path: Path) -> tuple[Path, int]:
     return path, int(path.name)
 
 
-def of_checkpoint(
+def _opened(
     format: Format,
     path: Path,
     title: str,
@@ -170,59 +238,54 @@ def of_checkpoint(
     trained = "ema" if "ema" in groups else "params"
     if trained not in groups:
         raise CheckpointError(f"{path}: holds no weights among {', '.join(groups) or 'nothing'}")
-    used = [group for group in (trained, "frozen") if group in groups]
-    stored = {name.partition("/")[2]: name for group in used for name in groups.pop(group)}
-
-    def scan() -> dict[str, LazyTensor]:
-        arrays = checkpoint_stream.scan(opened, used)
-        return _without_adapters({name: arrays[full] for name, full in stored.items()})
-
-    extra = run.path / huggingface_folder.IN_RUN if run else None
+    stored = {}
+    for group in (trained, "frozen"):
+        for name in groups.pop(group, ()):
+            stored[name.partition("/")[2]] = name
+    dropped = []
+    for group, names in groups.items():
+        name = group if names == [group] else f"{group}/ ({len(names)} arrays)"
+        dropped.append(Note(name, _NOT_WEIGHTS.get(group, "not weights")))
+    folder = run.path / IN_RUN if run else None
+    extra = {name: folder / name for name in EXTRA_FILES if folder and (folder / name).is_file()}
     return CheckpointWeights(
         format,
         path,
         title,
         {name: opened.tensors[full] for name, full in stored.items() if lora.is_parameter(name)},
-        scan,
+        partial(_scan, opened, (trained, "frozen"), stored),
         config,
         weights,
         opened.step,
         run,
         files=(opened.path / checkpoint.MANIFEST,),
-        extra_files={
-            name: extra / name
-            for name in huggingface_folder.EXTRA_FILES
-            if extra and (extra / name).is_file()
-        },
-        dropped=tuple(
-            Note(
-                group if names == [group] else f"{group}/ ({len(names)} arrays)",
-                _NOT_WEIGHTS.get(group, "not weights"),
-            )
-            for group, names in groups.items()
-        ),
+        extra_files=extra,
+        dropped=tuple(dropped),
         derived=tuple(
             Note(name, "with its low-rank adapter added") for name in lora.adapted(stored)
         ),
     )
 
 
-def _without_adapters(arrays: LazyState) -> dict[str, LazyTensor]:
+def _scan(
+    opened: Checkpoint, groups: tuple[str, ...], stored: Mapping[str, str]
+) -> dict[str, LazyTensor]:
     """Return the arrays of the model itself, with each low-rank adapter added to its kernel when it
     is read.
     """
+    arrays = checkpoint_stream.scan(opened, groups)
 
     def merged(name: str) -> np.ndarray:
         names = [name, *(name + part for part in (lora.A, lora.B, lora.SCALE))]
-        return lora.merge({each: arrays[each].read() for each in names})[name]
+        return lora.merge({each: arrays[stored[each]].read() for each in names})[name]
 
-    adapted = {
-        name: LazyTensor(arrays[name].info, partial(merged, name)) for name in lora.adapted(arrays)
-    }
-    return {name: arrays[name] for name in arrays if lora.is_parameter(name)} | adapted
+    state = {name: arrays[full] for name, full in stored.items() if lora.is_parameter(name)}
+    for name in lora.adapted(stored):
+        state[name] = LazyTensor(state[name].info, partial(merged, name))
+    return state
 
 
-def fill(
+def _fill(
     run: Path,
     step: int,
     new: NewFolder,
@@ -244,4 +307,5 @@ def fill(
     check(arrays)
 
 
-FORMAT = SingleCheckpoint()
+RUN = Run()
+CHECKPOINT = SingleCheckpoint()
