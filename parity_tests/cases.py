@@ -100,3 +100,8 @@ CASES = [
         },
     ),
 ]
+
+
+def config_of(name: str) -> TransformerConfig:
+    """Return the configuration of the case with this name."""
+    return next(case.config for case in CASES if case.name == name)

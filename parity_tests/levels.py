@@ -159,9 +159,7 @@ def encoder(pair: Pair) -> Both:
 
 
 def logits(pair: Pair) -> Both:
-    return pair.flax(pair.source, pair.target), pair.torch(
-        as_torch(pair.source), as_torch(pair.target)
-    )
+    return pair.logits()
 
 
 def loss(pair: Pair) -> Both:
@@ -173,7 +171,7 @@ def loss(pair: Pair) -> Both:
     )
     function = torch.nn.functional.cross_entropy
     return total / tokens.astype(total.dtype), function(
-        theirs.transpose(1, 2), as_torch(gold), ignore_index=pad, label_smoothing=0.1
+        as_torch(theirs).transpose(1, 2), as_torch(gold), ignore_index=pad, label_smoothing=0.1
     )
 
 

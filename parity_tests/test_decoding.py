@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import jax_transformer as jt
-from parity_tests.cases import CASES
+from parity_tests.cases import CASES, config_of
 from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import decoding
@@ -128,7 +128,7 @@ def test_beam_token_for_token(case, search):
 
 def ensemble() -> tuple[list[Pair], decoding.Model]:
     """Two models of different depth, and their mean probabilities as a plain model."""
-    config = next(case.config for case in CASES if case.name == "lesson10")
+    config = config_of("lesson10")
     pairs = [pair(config, batch=3, source=9), pair(config.with_sizes(num_layers=1), seed=1)]
 
     def mean(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

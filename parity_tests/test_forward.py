@@ -8,8 +8,8 @@ import torch
 
 import jax_transformer as jt
 from parity_tests.bounds import BOUNDS, RATIO
-from parity_tests.cases import CASES, DOCUMENTS, ODD, Case
-from parity_tests.levels import LEVELS, arrays, assert_close, error, levels, logits
+from parity_tests.cases import CASES, DOCUMENTS, ODD, Case, config_of
+from parity_tests.levels import LEVELS, assert_close, error, levels
 from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair, ragged, ragged_target
 
@@ -76,30 +76,23 @@ def test_every_length(name: str):
             length if config.equal_lengths else config.max_length + 1 - length,
             seed=length,
         )
-        with torch.no_grad():
-            assert_close(
-                (both.flax(source, target), both.torch(as_torch(source), as_torch(target))),
-                1e-12,
-                f"length {length}",
-            )
+        assert_close(both.logits(source, target), 1e-12, f"length {length}")
 
 
 def test_float32_logits_at_full_size():
     """With 6+6 layers and d 512, as in the document, the sum of all rounding stays below 5e-6."""
     both = pair(jt.preset("lesson10", vocab_size=101), torch.float32, source=23, target=19)
-    with torch.no_grad():
-        assert error(logits(both)) <= 5e-6
+    assert error(both.logits()) <= 5e-6
 
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
 def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
     """Errors against float64, the median of several models: a rounding's sign is chance."""
-    (case,) = (case for case in CASES if case.name == name)
     errors = []
     for seed in range(5):
-        both = pair(case.config, torch.bfloat16, seed=seed)
+        both = pair(config_of(name), torch.bfloat16, seed=seed)
+        ours, theirs = (np.asarray(array, np.float64) for array in both.logits())
         with torch.no_grad():
-            ours, theirs = (np.asarray(array, np.float64) for array in arrays(logits(both)))
             exact = both.torch.double()(as_torch(both.source), as_torch(both.target)).numpy()
         errors.append([np.abs(each - exact).max() / np.abs(exact).max() for each in (ours, theirs)])
     mine, reference = np.median(errors, axis=0)
@@ -110,27 +103,41 @@ def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
 def test_cross_attention_weights_of_every_layer():
     both = pair(jt.preset("lesson10", **ODD))
     _, attention = both.flax(both.source, both.target, return_attention=True)
-    with torch.no_grad():
-        both.torch(as_torch(both.source), as_torch(both.target))
+    both.logits()
     for i, (ours, theirs) in enumerate(
         zip(attention.cross, both.torch.decoder.attention_weights, strict=True)
     ):
         assert_close((ours.mean(axis=1), theirs), 1e-12, f"layer {i}")
 
 
-def test_a_row_without_visible_keys_gets_zero_and_never_nan():
-    """An empty source line and an empty target, masked as in lesson10, in both frameworks."""
-    both = pair(jt.preset("lesson10_repaired", **ODD))
-    both.source[2], both.target[1] = both.config.source_pad_id, both.config.target_pad_id
-    with torch.no_grad():
-        ours, theirs = logits(both)
-    assert np.isfinite(np.asarray(ours)).all()
+MEANS = ("from_scratch", "deep_dive_repaired")
+
+
+@pytest.mark.parametrize(
+    "name", ["lesson10_repaired", "part2_encoder", "part2_encoder_repaired", *MEANS]
+)
+def test_a_row_without_visible_keys_gets_zero_or_the_mean_and_never_nan(name: str):
+    """An empty source line, and for lesson10 a target, in both frameworks: where the fill is -1e20
+    at every key, a softmax of equal numbers is uniform.
+    """
+    both = pair(config_of(name))
+    both.source[2] = both.config.source_pad_id
+    if name == "lesson10_repaired":
+        both.target[1] = both.config.target_pad_id
+    ours, theirs = both.logits()
+    assert np.isfinite(ours).all()
     assert_close((ours, theirs), 1e-12)
+    if name in MEANS:
+        _, attention = both.flax(both.source, both.target, return_attention=True)
+        for weights in (*attention.encoder, *attention.cross):
+            np.testing.assert_allclose(weights[2], 1 / 7, rtol=1e-12)
+            assert not np.asarray(weights)[1, :, :, 5:].any(), "a row with tokens"
 
 
 def test_the_ladder_detects_known_faults():
     """Negative controls: the faults that reached users elsewhere are far over the bounds."""
     both = pair(jt.preset("lesson10", **ODD))
+    _, theirs = both.logits()
     for changes in (
         dict(norm_epsilon=1e-6),
         {"decoder.activation": "gelu"},
@@ -140,13 +147,4 @@ def test_the_ladder_detects_known_faults():
         other = jt.convert.from_torch(
             both.torch.state_dict(), jt.preset("lesson10", **ODD, **changes)
         )
-        with torch.no_grad():
-            assert (
-                error(
-                    (
-                        other(both.source, both.target),
-                        both.torch(as_torch(both.source), as_torch(both.target)),
-                    )
-                )
-                > 1e-7
-            ), changes
+        assert error((other(both.source, both.target), theirs)) > 1e-7, changes

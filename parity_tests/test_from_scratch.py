@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
@@ -15,23 +14,13 @@ from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.weights import rules
 from parity_tests.cases import ODD
-from parity_tests.levels import assert_close, assert_same_distributions, error
+from parity_tests.levels import assert_close, error
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import from_scratch as reference
 from torch_reference.torch_nn import sinusoids
 
 NAMES = ["from_scratch", "from_scratch_repaired"]
 SMALL: dict[str, Any] = ODD | dict(d_ff=24)  # the twin takes a factor
-
-
-def run(
-    both: Pair, source: np.ndarray | None = None, target: np.ndarray | None = None
-) -> tuple[Any, torch.Tensor]:
-    """Return the logits of both models, for the pair's batch unless another is passed."""
-    source = both.source if source is None else source
-    target = both.target if target is None else target
-    with torch.no_grad():
-        return both.flax(source, target), both.torch(as_torch(source), as_torch(target))
 
 
 # Each component at the sizes of the document: N sentences, S tokens, embeddings of size E = 512, 8
@@ -48,55 +37,24 @@ def random(*shape: int) -> torch.Tensor:
     return torch.empty(shape)
 
 
-def test_attention_shapes(meta):
-    attention = reference.MultiHeadSelfAttentionBlock(512, 8)
-    out, weights = attention(
-        random(4, 7, 512), random(4, 7, 512), random(4, 5, 512), torch.ones(4, 1, 1, 7)
-    )
-    assert out.shape == (4, 5, 512)
-    assert weights.shape == (4, 8, 5, 7)
-    assert attention.head_dim == 512 // 8 == 64, "the document's d_k"
-
-
-def test_transformer_block_shapes(meta):
-    block = reference.TransformerBlock(512, 8, 0.1, 4)
-    assert block(
-        random(4, 7, 512), random(4, 7, 512), random(4, 5, 512), torch.ones(4, 1, 1, 7)
-    ).shape == (4, 5, 512)
-    assert block.feed_forward(random(4, 5, 512)).shape == (4, 5, 512)
-    assert block.feed_forward[0].out_features == 2048
-
-
-def test_encoder_shapes(meta):
-    encoder = reference.Encoder(1000, 512, 6, 5000, 0.1, num_heads=8, forward_expansion=4)
-    assert encoder(torch.ones(4, 9, dtype=torch.long), torch.ones(4, 1, 1, 9)).shape == (4, 9, 512)
-
-
-def test_decoder_block_shapes(meta):
-    block = reference.DecoderBlock(512, 8, 0.1, 4)
-    out = block(
-        random(4, 5, 512),
-        random(4, 7, 512),
-        random(4, 7, 512),
-        torch.ones(4, 1, 1, 7),
-        torch.ones(4, 1, 5, 5),
-    )
-    assert out.shape == (4, 5, 512)
-
-
-def test_decoder_shapes(meta):
-    decoder = reference.Decoder(10_000, 512, 8, 1000, 0.1, num_heads=8, forward_expansion=4)
+def test_shapes_of_every_component(meta):
+    memory, x, words = random(4, 7, 512), random(4, 5, 512), torch.ones(4, 9, dtype=torch.long)
     masks = torch.ones(4, 1, 1, 7), torch.ones(4, 1, 5, 5)
-    assert decoder(torch.ones(4, 5, dtype=torch.long), random(4, 7, 512), *masks).shape == (
-        4,
-        5,
-        10_000,
-    )
-
-
-def test_transformer_shapes(meta):
+    attention = reference.MultiHeadSelfAttentionBlock(512, 8)
+    out, weights = attention(memory, memory, x, masks[0])
+    assert (out.shape, weights.shape) == ((4, 5, 512), (4, 8, 5, 7))
+    assert attention.head_dim == 512 // 8 == 64, "the document's d_k"
+    block = reference.TransformerBlock(512, 8, 0.1, 4)
+    assert block(memory, memory, x, masks[0]).shape == block.feed_forward(x).shape == (4, 5, 512)
+    assert block.feed_forward[0].out_features == 2048
+    encoder = reference.Encoder(1000, 512, 6, 5000, 0.1, num_heads=8, forward_expansion=4)
+    assert encoder(words, torch.ones(4, 1, 1, 9)).shape == (4, 9, 512)
+    decoder_block = reference.DecoderBlock(512, 8, 0.1, 4)
+    assert decoder_block(x, memory, memory, *masks).shape == (4, 5, 512)
+    decoder = reference.Decoder(10_000, 512, 8, 1000, 0.1, num_heads=8, forward_expansion=4)
+    assert decoder(words[:, :5], memory, *masks).shape == (4, 5, 10_000)
     model = reference.Transformer(10, 10, 0, 0)
-    source, target = torch.ones(2, 9, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
+    source, target = words[:2], words[:2, :7]
     assert model.make_src_mask(source).shape == (2, 1, 1, 9)
     assert model.make_trg_mask(target).shape == (2, 1, 7, 7)
     assert model.encode(source).shape == (2, 9, 512)
@@ -226,7 +184,7 @@ def test_it_is_the_stock_transformer_except_for_the_scale(name: str):
     # sqrt(d_k) / sqrt(d_model)
     factor = both.config.num_heads**-0.5 if name == "from_scratch" else 1.0
     expected = stock(both, factor)
-    ours, twin = run(both)
+    ours, twin = both.logits()
     assert_close((twin, expected), 1e-12, "twin")
     assert_close((ours, expected), 1e-12, "flax")
     assert error((twin, stock(both, 1.0 / factor if factor != 1.0 else 0.5))) > 1e-4, (
@@ -251,17 +209,10 @@ def test_the_repaired_scale_sharpens_the_weights():
 def test_a_fully_padded_source_is_read_as_the_mean_of_all_values():
     both = pair(jt.preset("from_scratch", **SMALL))
     both.source[2] = both.config.source_pad_id
-    assert_close(run(both), 1e-12, "logits")
-    _, returned = both.flax(both.source, both.target, return_attention=True)
-    for weights in (*returned.encoder, *returned.cross):
-        assert_close((weights[2], np.full(weights[2].shape, 1 / 7)), 1e-12, "flax")
-        assert np.all(np.asarray(weights)[1, :, :, 5:] == 0), (
-            "while a row with tokens has no weight on its padding"
-        )
     with torch.no_grad():
         x = both.torch.encoder.embed(as_torch(both.source))
         attention = both.torch.encoder.layers[0].self_attention
-        out, weights = attention(x, x, x, both.torch.make_src_mask(as_torch(both.source)))
+        out, _ = attention(x, x, x, both.torch.make_src_mask(as_torch(both.source)))
         mean = attention.linear_out(attention.values_transform(x[2]).mean(dim=0))
     assert_close((out[2], mean.expand(7, -1)), 1e-12, "twin")
     excluded = jt.convert.from_torch(
@@ -275,30 +226,21 @@ def test_a_fully_padded_source_is_read_as_the_mean_of_all_values():
 def test_target_padding_is_not_masked():
     """The id that pads the target is a token like another, which later tokens see."""
     both = pair(jt.preset("from_scratch", **SMALL))
-    ours, theirs = run(both)
+    ours, theirs = both.logits()
     other = jt.preset("from_scratch", **SMALL, target_pad_id=5)
     state = both.torch.state_dict()
-    assert np.array_equal(
-        np.asarray(jt.convert.from_torch(state, other)(both.source, both.target)), np.asarray(ours)
-    )
-    with torch.no_grad():
-        twin = twins.twin(other).double().eval()
-        twin.load_state_dict(state)
-        assert torch.equal(twin(as_torch(both.source), as_torch(both.target)), theirs)
+    twin = twins.twin(other).double().eval()
+    twin.load_state_dict(state)
+    again = Pair(other, both.flax, twin, both.source, both.target).again()
+    assert all(map(np.array_equal, again.logits(), (ours, theirs)))
     padded, token = both.target.copy(), both.target.copy()
     padded[:, 1], token[:, 1] = both.config.target_pad_id, 7
-    for with_pad, with_token in zip(run(both, target=padded), run(both, target=token), strict=True):
-        difference = np.abs(np.asarray(with_pad) - np.asarray(with_token)).max(axis=(0, 2))
+    for with_pad, with_token in zip(
+        both.logits(target=padded), both.logits(target=token), strict=True
+    ):
+        difference = np.abs(with_pad - with_token).max(axis=(0, 2))
         assert difference[0] == 0
         assert np.all(difference[1:] > 1e-3)
-
-
-def test_source_padding_is_hidden_everywhere():
-    """Three more pads on every row: the same logits."""
-    both = pair(jt.preset("from_scratch", **SMALL))
-    wider = np.pad(both.source, ((0, 0), (0, 3)), constant_values=both.config.source_pad_id)
-    for narrow, wide in zip(run(both), run(both, source=wider), strict=True):
-        assert_close((np.asarray(wide), np.asarray(narrow)), 1e-12)
 
 
 def test_the_second_residual_is_the_query():
@@ -308,23 +250,17 @@ def test_the_second_residual_is_the_query():
         for layer in both.torch.decoder.layers:
             for parameter in layer.transformer_block.self_attention.linear_out.parameters():
                 parameter.zero_()
-    deaf = Pair(
-        both.config,
-        jt.convert.from_torch(both.torch.state_dict(), both.config),
-        both.torch,
-        both.source,
-        both.target,
-    )
+    deaf = both.again()
     others = (
         np.random.default_rng(1).integers(1, 11, (3, 7)),
         np.random.default_rng(2).integers(1, 11, (3, 5)),
     )
-    ours, theirs = run(deaf)
+    ours, theirs = deaf.logits()
     assert_close((ours, theirs), 1e-12)
-    for before, after in zip((ours, theirs), run(deaf, source=others[0]), strict=True):
-        assert np.array_equal(np.asarray(before), np.asarray(after))
-    for before, after in zip((ours, theirs), run(deaf, target=others[1]), strict=True):
-        assert np.all(np.abs(np.asarray(before) - np.asarray(after)).max(axis=(1, 2)) > 1e-3)
+    for before, after in zip((ours, theirs), deaf.logits(source=others[0]), strict=True):
+        assert np.array_equal(before, after)
+    for before, after in zip((ours, theirs), deaf.logits(target=others[1]), strict=True):
+        assert np.all(np.abs(before - after).max(axis=(1, 2)) > 1e-3)
 
 
 def test_the_sinusoids_of_a_later_version_are_one_field_per_side():
@@ -344,15 +280,5 @@ def test_the_sinusoids_of_a_later_version_are_one_field_per_side():
         if "position_embedding" not in name
     }
     later = jt.convert.from_torch(state, config)
-    assert_close((later(both.source, both.target), run(both)[1]), 1e-12)
+    assert_close((later(both.source, both.target), both.logits()[1]), 1e-12)
     assert jt.convert.to_torch(later).keys() == state.keys()
-
-
-def test_fresh_weights_follow_torchs_distributions():
-    """Each tensor has the same mean, spread and bounds, not the same draws."""
-    config = jt.preset(
-        "from_scratch", vocab_size=256, max_length=256, num_layers=1, d_model=64, num_heads=4
-    )
-    ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
-    torch.manual_seed(0)
-    assert_same_distributions(ours, twins.twin(config).state_dict())

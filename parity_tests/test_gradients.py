@@ -16,7 +16,7 @@ from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
 from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 from jax_transformer.weights import rules
-from parity_tests.cases import CASES, DOCUMENTS, ODD
+from parity_tests.cases import CASES, DOCUMENTS, ODD, config_of
 from parity_tests.levels import assert_close
 from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair, without_dropout
@@ -166,9 +166,8 @@ STEPS += [(name, Schedule.COSINE) for name in STEPPED]
 @pytest.mark.parametrize(("name", "schedule"), [quick_if(each in QUICK, *each) for each in STEPS])
 def test_ten_steps(name: str, schedule: Schedule):
     """AdamW with clipping and a schedule: losses, final weights, and untrained arrays."""
-    (case,) = (case for case in CASES if case.name == name)
     # half the time to compile; every gradient of two layers is compared above
-    shallow = case.config.with_sizes(num_layers=1)
+    shallow = config_of(name).with_sizes(num_layers=1)
     both, config = pair(shallow), without_dropout(shallow)
     options = dataclasses.replace(OPTIMIZER, schedule=schedule)
     rule = optimizer.make(options, 10)
@@ -206,8 +205,7 @@ def frozen(both: Pair) -> set[str]:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_parameters_without_a_gradient_in_torch_are_frozen(name: str):
-    (case,) = (case for case in CASES if case.name == name)
-    both = pair(case.config)
+    both = pair(config_of(name))
     torch_loss(both, batch_of(both)).backward()
     without = {name for name, parameter in both.torch.named_parameters() if parameter.grad is None}
     assert frozen(both) == without | {

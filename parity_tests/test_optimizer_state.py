@@ -18,7 +18,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.training_state import opt_state, torch_checkpoint, torch_optimizer
 from jax_transformer.errors import InputError
 from jax_transformer.weights import rules, torch_bridge
-from parity_tests.cases import CASES, DOCUMENTS
+from parity_tests.cases import DOCUMENTS, config_of
 from parity_tests.test_mid_flight import as_arrays, as_tensors
 from parity_tests.unit.convert.test_optimizer_state import assert_same
 
@@ -157,25 +157,21 @@ def far(
     ]
 
 
-def case(name: str) -> TransformerConfig:
-    return next(case.config for case in CASES if case.name == name)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_adamw_of_every_architecture(name: str):
     """Unused blocks are in the optimizer, without state; buffers are not in it."""
-    assert differing(Setting(case(name), TORCH["adamw"]), OPTAX["adamw"]()) == []
+    assert differing(Setting(config_of(name), TORCH["adamw"]), OPTAX["adamw"]()) == []
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd", "nesterov"])
 def test_the_other_optimizers(kind: str):
-    assert differing(Setting(case("deep_dive"), TORCH[kind]), OPTAX[kind]()) == []
+    assert differing(Setting(config_of("deep_dive"), TORCH[kind]), OPTAX[kind]()) == []
 
 
 def test_weight_decay_groups():
     """Optax selects decayed arrays by a mask, and the converted state by its groups."""
     setting = Setting(
-        case("small"),
+        config_of("small"),
         lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
     )
     matrices, others = (
@@ -191,7 +187,7 @@ def test_weight_decay_groups():
     }
     assert 0 < sum(mask.values()) < len(mask) and mask["encoder.blocks.0.feed_forward.up.kernel"]
     again = Setting(
-        case("small"),
+        config_of("small"),
         lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
     )
     again.names = setting.names
@@ -203,7 +199,7 @@ def test_weight_decay_groups():
 @pytest.mark.parametrize("name", ["deep_dive", "small", "part2_encoder"])
 def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
     """Bit for bit, and the optimizer that loads it continues exactly."""
-    setting = Setting(case(name), TORCH[kind])
+    setting = Setting(config_of(name), TORCH[kind])
     for _ in range(2):
         setting.step_torch(setting.gradients())
     before = as_arrays(setting.torch.state_dict())
@@ -215,7 +211,7 @@ def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
             for name in ("foreach", "fused", "capturable", "differentiable")
             if name in ours
         }
-    other = Setting(case(name), TORCH[kind])
+    other = Setting(config_of(name), TORCH[kind])
     other.module.load_state_dict(setting.module.state_dict())
     other.torch.load_state_dict(as_tensors(back))
     gradients = setting.gradients()
@@ -226,7 +222,7 @@ def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
 
 def test_the_order_of_parameters_is_that_of_the_module():
     """A tied parameter counts at its first name, a stored position table not at all."""
-    for config in map(case, NAMES):
+    for config in map(config_of, NAMES):
         module = twins.twin(config)
         names = torch_optimizer.parameter_names(
             module.state_dict(), jt.convert.weight_table(config), torch_checkpoint.buffers(config)
@@ -255,14 +251,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", list(OTHERS))
 def test_other_optimizers_are_refused_by_name(name: str):
-    setting = Setting(case("small"), lambda module: OTHERS[name](module.parameters()))
+    setting = Setting(config_of("small"), lambda module: OTHERS[name](module.parameters()))
     with pytest.raises(InputError, match=name):
         setting.moments()
 
 
 def test_exchanged_moments_are_detected():
     """Negative control: exchanging first and second moments of one bias far exceeds the bound."""
-    setting = Setting(case("small"), TORCH["adamw"])
+    setting = Setting(config_of("small"), TORCH["adamw"])
     read = setting.moments
 
     def exchanged() -> torch_optimizer.Moments:

@@ -1,6 +1,8 @@
 """The twins themselves: lesson10's against torch.nn.Transformer, and fresh weights."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.architectures import twins
 from jax_transformer.weights import rules
-from parity_tests import preset_names
+from parity_tests import cases, levels, preset_names
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close, assert_same_distributions
 from parity_tests.marks import quick_if
@@ -74,10 +76,9 @@ def test_lesson10_is_the_stock_transformer(preset: str):
     document = Document(both.torch, both.config).eval()
     with torch.no_grad():
         expected = document(as_torch(both.source), as_torch(both.target))
-        assert_close(
-            (both.torch(as_torch(both.source), as_torch(both.target)), expected), 1e-12, "twin"
-        )
-    assert_close((both.flax(both.source, both.target), expected), 1e-12, "flax")
+    ours, twin = both.logits()
+    assert_close((twin, expected), 1e-12, "twin")
+    assert_close((ours, expected), 1e-12, "flax")
 
 
 def test_lesson10_has_exactly_the_documents_parameters():
@@ -111,17 +112,89 @@ def test_the_documents_position_table():
     assert 0 < np.abs(twin.pos_enc.pe[:, 0].numpy() - sinusoids(100, 64)).max() < 2e-5
 
 
-@pytest.mark.parametrize("preset", ["lesson10", "vaswani2017_base"])
-def test_fresh_weights_follow_the_same_distributions(preset: str):
-    """The same spread, not the same draws; vaswani's against the bounds that it states."""
-    config = jt.preset(preset, vocab_size=400, num_layers=1, d_model=64, num_heads=4, d_ff=256)
+NARROW: dict[str, Any] = dict(vocab_size=400, num_layers=1, d_model=64, num_heads=4)
+FRESH: dict[str, dict[str, Any]] = {
+    "lesson10": NARROW | dict(d_ff=256),
+    "from_scratch": NARROW | dict(vocab_size=256, max_length=256),
+    "part2_encoder": NARROW | dict(d_ff=256),
+    "blog2023": NARROW,
+    **dict.fromkeys(
+        ("deep_dive", "deep_dive_repaired"),
+        NARROW | dict(num_heads=2, head_dim=64, d_ff=256, max_length=100),
+    ),
+}
+XAVIER = math.sqrt(6 / (4 * 64))
+LARGEST = {
+    "attention.qkv.weight": 1 / 8,
+    "attention.qkv.bias": 1 / 8,
+    "fnn.linear2.weight": 1 / 16,
+    "self_attn.in_proj_weight": XAVIER,
+}
+"""Largest numbers of fresh arrays by the ends of their names: of part 2's layers, as
+``torch.nn.Linear`` draws them, and of stock layers.
+"""
+
+
+@pytest.mark.parametrize("preset", FRESH)
+def test_fresh_weights_follow_torchs_distributions(preset: str):
+    """Each tensor has the same mean, spread and bounds, not the same draws."""
+    config = jt.preset(preset, **FRESH[preset])
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
-    if preset == "lesson10":
-        torch.manual_seed(0)
-        assert_same_distributions(ours, twins.twin(config).state_dict())
-        return
+    torch.manual_seed(0)
+    theirs = twins.twin(config).state_dict()
+    if preset.startswith("deep_dive"):  # linear layers uniform, embeddings normal
+        largest = {name: 0.3 if "embedding" in name else 0.02 for name in theirs}
+        assert_same_distributions(ours, theirs, deviations=8, largest=largest.__getitem__)
+    else:
+        assert_same_distributions(ours, theirs)
     for name, array in ours.items():
-        if name == "tgt_emb.weight":
-            assert array.std() == pytest.approx(64**-0.5, rel=0.05)
-        elif array.ndim == 2 and name.endswith("in_proj_weight"):
-            assert np.abs(array).max() == pytest.approx(math.sqrt(6 / (4 * 64)), rel=0.05)
+        for end, most in LARGEST.items():
+            if name.endswith(end):
+                assert np.abs(array).max() == pytest.approx(most, rel=0.05), name
+        if name.endswith("position_embed.pe"):
+            np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-7, err_msg=name)
+
+
+def test_fresh_weights_of_vaswani_have_the_bounds_that_it_states():
+    config = jt.preset("vaswani2017_base", **NARROW, d_ff=256)
+    ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
+    assert ours["tgt_emb.weight"].std() == pytest.approx(64**-0.5, rel=0.05)
+    packed = [array for name, array in ours.items() if name.endswith("in_proj_weight")]
+    assert len(packed) == 3
+    for array in packed:
+        assert np.abs(array).max() == pytest.approx(XAVIER, rel=0.05)
+
+
+# Source padding
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("deep_dive", True),
+        ("deep_dive_repaired", False),
+        ("from_scratch", False),
+        ("part2_encoder", True),
+        ("part2_encoder_repaired", False),
+        ("blog2023", True),
+        ("blog2023_repaired", False),
+    ],
+)
+def test_more_source_padding_changes_only_what_sees_it(name: str, seen: bool):
+    """Three more pads after every line: the logits or, where lengths are equal, the memory."""
+    both = pair(cases.config_of(name))
+    wider = np.pad(both.source, ((0, 0), (0, 3)), constant_values=both.config.source_pad_id)
+
+    def run(source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not both.config.equal_lengths:
+            return both.logits(source)
+        with torch.no_grad():
+            ours, theirs = levels.arrays(levels.encoder(replace(both, source=source)))
+        return ours[:, :7], theirs[:, :7]
+
+    before, after = run(both.source), run(wider)
+    assert_close(before, 1e-12)
+    assert_close(after, 1e-12)
+    for one, other in zip(before, after, strict=True):
+        moved = np.abs(one - other).max()
+        assert moved > 1e-2 if seen else moved < 1e-12

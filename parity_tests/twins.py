@@ -34,6 +34,20 @@ class Pair:
         """The adapter that calls the twin's parts with (batch, length, d) arrays."""
         return adapters.of(self.config.architecture)
 
+    def logits(
+        self, source: np.ndarray | None = None, target: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits of both models, for the batch unless another side is passed."""
+        source = self.source if source is None else source
+        target = self.target if target is None else target
+        with torch.no_grad():
+            theirs = self.torch(as_torch(source), as_torch(target))
+        return np.asarray(self.flax(source, target)), torch_bridge.to_numpy(theirs)
+
+    def again(self) -> "Pair":
+        """Return the pair after its twin's weights have been changed."""
+        return replace(self, flax=jt.convert.from_torch(self.torch.state_dict(), self.config))
+
 
 def pair(
     config: TransformerConfig,
