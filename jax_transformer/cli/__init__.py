@@ -99,10 +99,13 @@ def _run(arguments: list[str]) -> int:
         print(f"jax-transformer {jax_transformer.__version__}")
         return 0
     if arguments[0] not in COMMANDS:
-        raise ConfigError(
-            f"unknown command {arguments[0]!r}{nearest(arguments[0], list(COMMANDS))}; "
-            f"known: {', '.join(COMMANDS)}"
-        )
+        synonyms = {
+            word: f" (did you mean {name!r}?)"
+            for name, command in COMMANDS.loadable()
+            for word in command.synonyms.split()
+        }
+        hint = synonyms.get(arguments[0]) or nearest(arguments[0], list(COMMANDS))
+        raise ConfigError(f"unknown command {arguments[0]!r}{hint}; known: {', '.join(COMMANDS)}")
     name, command, rest = arguments[0], COMMANDS[arguments[0]], arguments[1:]
     if {"--help", "-h", "--help-all"} & {*rest}:
         from jax_transformer.cli import help_text

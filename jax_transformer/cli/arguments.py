@@ -9,13 +9,14 @@ import dataclasses
 import enum
 import inspect
 import json
+import os
 import re
 import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, TypeVar
@@ -38,6 +39,8 @@ class Command:
     run: Callable[[Any], int]
     examples: tuple[str, ...]
     """Arguments of example calls."""
+    synonyms: str = ""
+    """Names in other projects, for which this command is suggested."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,13 @@ class Argument:
     def text(self) -> str:
         """Docstring of the field, which is the help."""
         return docstrings(self.owner).get(self.path[-1], "")
+
+    def expanded(self, value: Any) -> Any:
+        """Return the value of a path with the home folder for ``~``, any other as it is."""
+        if isinstance(value, tuple):
+            return tuple(self.expanded(each) for each in value)
+        is_path = self.option.metavar == "PATH" or self.option.positional
+        return os.path.expanduser(value) if is_path and isinstance(value, str) else value
 
 
 def flag(name: str) -> str:
@@ -142,9 +152,9 @@ def listed(
 def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
     """Return the options on a command line.
 
-    Underscores in flags are dashes. The last of repeated flags counts, but a flag of several values
-    must not be repeated, unless it is ``Repeatable``. If ``kind`` has a ``from_file``,
-    ``--config FILE`` gives what flags leave out. Raises ConfigError.
+    Underscores in flags are dashes, and ``~`` in a path is the home folder. The last of repeated
+    flags counts, but a flag of several values must not be repeated, unless it is ``Repeatable``. If
+    ``kind`` has a ``from_file``, ``--config FILE`` gives what flags leave out. Raises ConfigError.
     """
     known = list(listed(kind))
     used, texts, unknown = split(known, words)
@@ -158,10 +168,7 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
         else:
             uses = used.get(argument.name, [])
         if uses:
-            section = values
-            for name in argument.path[:-1]:
-                section = section.setdefault(name, {})
-            section[argument.path[-1]] = _value(argument, uses)
+            _section(values, argument)[argument.path[-1]] = _value(argument, uses)
         elif argument.default is MISSING:
             missing.append(*argument.flags[:1] or [argument.name.upper()])
     if missing:
@@ -170,12 +177,20 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
         raise ConfigError(f"unexpected arguments: {' '.join(texts)}")
     file = values.get("config") if hasattr(kind, "from_file") else None
     default = kind.from_file(file) if file else None  # type: ignore[attr-defined]
+    for argument in known if file else ():
+        value = argument.expanded(reduce(getattr, argument.path, default))
+        _section(values, argument).setdefault(argument.path[-1], value)
     try:
         return _build(kind, values, default)
     except ConfigError as error:  # the class's own checks
         raise ConfigError(
             f"{error} (with {file} underneath the flags)" if file else error
         ) from None
+
+
+def _section(values: dict[str, Any], argument: Argument) -> dict[str, Any]:
+    """Return the values of the dataclass that the option is a field of."""
+    return reduce(lambda section, name: section.setdefault(name, {}), argument.path[:-1], values)
 
 
 def split(
@@ -227,7 +242,7 @@ def _value(argument: Argument, uses: list[tuple[str, list[str]]]) -> Any:
     for text in texts:
         try:
             none = argument.optional and text == "None"
-            values.append(None if none else argument.type(text))
+            values.append(None if none else argument.expanded(argument.type(text)))
         except ValueError:
             must = f"must be {'an integer' if argument.type is int else 'a number'}"
             if issubclass(argument.type, enum.Enum):
@@ -316,4 +331,4 @@ def did_you_mean(name: str, known: Sequence[Argument], *, flags: bool = False) -
 def _close(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.66)), "")

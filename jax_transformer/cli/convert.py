@@ -105,4 +105,5 @@ COMMAND = Command(
         "convert opus-mt-en-de runs/opus",
         "convert model.pt model.safetensors --preset lesson10 --set num_heads=4",
     ),
+    synonyms="export import",
 )

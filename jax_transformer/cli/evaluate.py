@@ -112,4 +112,5 @@ COMMAND = Command(
         "evaluate --run runs/de-en --source test.de.gz --target test.en.gz --beam 4",
         "evaluate --run runs/de-en --pairs test.jsonl --source-field de --target-field en",
     ),
+    synonyms="score test",
 )

@@ -90,4 +90,5 @@ COMMAND = Command(
         "parity runs/phrases twin",
         "parity model.safetensors model.pt --config config.json --lengths 1,7,31",
     ),
+    synonyms="compare diff",
 )

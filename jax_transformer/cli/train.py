@@ -54,4 +54,5 @@ COMMAND = Command(
         "train --steps 400",
         "train --config run.yaml --optimizer.learning-rate 1e-3",
     ),
+    synonyms="fit finetune run",
 )

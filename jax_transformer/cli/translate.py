@@ -241,4 +241,5 @@ COMMAND = Command(
         "translate --run runs/phrases < lines.txt",
         "translate --run opus-mt-en-de --input lines.txt --output translations.txt --beam 4",
     ),
+    synonyms="generate predict infer decode",
 )

@@ -143,7 +143,7 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
     ``verified`` it. Raises CheckpointError naming the file that is damaged, or InputError if it is
     SHA256SUMS of the run.
     """
-    path = folder.absolute() / str(step)  # Orbax takes no relative path
+    path = folder.resolve() / str(step)  # TensorStore takes neither a relative path nor `..`
     if verified:
         about, identity = read_manifest(folder, step), _identity_of(path)
     else:
@@ -178,7 +178,7 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
 
     with new(folder, step, about=about) as temporary:
         ocp.save(temporary, tree)
-    return folder.absolute() / str(step)
+    return folder.resolve() / str(step)
 
 
 def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Callable[[], Path]:
@@ -199,7 +199,7 @@ def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Calla
     def complete() -> Path:
         with writing:
             response.result()
-        return folder.absolute() / str(step)
+        return folder.resolve() / str(step)
 
     return complete
 
@@ -224,7 +224,7 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
     All processes of a distributed run call this and then Orbax, which writes their shards; the
     first one does the rest, and the others wait for it.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()
     path, temporary = folder / str(step), folder / f"{_WRITING}{step}"
     aside = temporary.with_name(f"{temporary.name}.replaced")
     if not distributed.first():

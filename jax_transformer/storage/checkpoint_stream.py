@@ -96,7 +96,7 @@ def write(
         ocp.partial.finalize(complete)
         os.rename(complete, temporary)
         complete.parent.rmdir()
-    return folder.absolute() / str(step)
+    return folder.resolve() / str(step)
 
 
 def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:

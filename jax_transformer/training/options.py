@@ -74,7 +74,7 @@ class ModelOptions:
 
     preset: Annotated[option.Name, Option(synonyms="arch architecture")] = "small"
     """Architecture and its sizes, for example lesson10."""
-    d_model: int | None = None
+    d_model: Annotated[int | None, Option(synonyms="hidden_size width dim")] = None
     """Width of the model."""
     num_heads: Annotated[int | None, Option(synonyms="heads nhead n_heads")] = None
     """Attention heads."""
@@ -212,7 +212,7 @@ class TrainOptions:
         ),
     ] = 1600
     """Optimizer updates."""
-    seed: int = 0
+    seed: Annotated[int, Option(synonyms="seed_everything random_seed")] = 0
     """Seed of initial weights, data order and dropout."""
     log_every: Annotated[int, Option(group="logging", synonyms="logging_steps log_interval")] = 50
     """Steps between lines of metrics.jsonl."""

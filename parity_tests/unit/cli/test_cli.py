@@ -347,6 +347,11 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
     [
         ("trian", ["trian", "did you mean 'train'?", "translate"]),
         ("train --stepz 3", ["--stepz", "did you mean '--steps'?"]),
+        ("generate --run x", ["unknown command 'generate' (did you mean 'translate'?)"]),
+        ("train --hidden-size 16", ["--hidden-size (did you mean '--model.d-model'?)"]),
+        ("train --seed_everything 1", ["--seed-everything (did you mean '--seed'?)"]),
+        ("train --beam-size 4", ["unknown option --beam-size; "]),
+        ("train --num-workers 4", ["unknown option --num-workers; "]),
         ("train --learning_rate 1", ["did you mean '--optimizer.learning-rate'?"]),
         ("train --d_model 16", ["did you mean '--model.d-model'?"]),
         ("train --leaning-rate 1", ["did you mean '--optimizer.learning-rate'?"]),
