@@ -44,25 +44,25 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
         raise ConfigError(
             f"{where or 'the configuration'} must be an object, not {type(data).__name__}"
         )
-    renamed = getattr(cls, "RENAMED", {})
-    data = {renamed.get(key, key): value for key, value in data.items()}
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    data, prefix = dict(data), f"{where}." if where else ""
+    for old, new in getattr(cls, "RENAMED", {}).items():
+        if old in data:
+            data[new] = data.pop(old)
+    known: list[str] = []
+    missing: list[str] = []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        known.append(field.name)
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and field.name not in data:
+            missing.append(repr(f"{prefix}{field.name}"))
     for key in data:
-        if key not in fields:
-            raise ConfigError(f"unknown key {_join(where, key)!r}{nearest(key, list(fields))}")
-    missing = [
-        _join(where, name)
-        for name, field in fields.items()
-        if name not in data
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
+        if key not in known:
+            raise ConfigError(f"unknown key {prefix + key!r}{nearest(key, known)}")
     if missing:
-        raise ConfigError(f"missing key {', '.join(map(repr, missing))}")
-    values = {
-        key: _decode(hints[key], value, _join(where, key), checked) for key, value in data.items()
-    }
+        raise ConfigError(f"missing key {', '.join(missing)}")
+    hints, values = typing.get_type_hints(cls), {}
+    for key, value in data.items():
+        values[key] = _decode(hints[key], value, f"{prefix}{key}", checked)
     return cls(**values) if checked else _unchecked(cls, values)
 
 
@@ -72,7 +72,7 @@ def names(cls: type, where: str = "") -> list[str]:
     """
     keys = []
     for name, kind in typing.get_type_hints(cls).items():
-        key = _join(where, name)
+        key = f"{where}.{name}" if where else name
         nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
         keys += names(kind, key) if nested else [key]
     return keys
@@ -90,37 +90,32 @@ def _unchecked(cls: type[T], values: dict[str, Any]) -> T:
     return instance
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
 def _decode(kind: Any, value: Any, where: str, checked: bool) -> Any:
-    members = (
-        typing.get_args(kind)
-        if typing.get_origin(kind) in (typing.Union, types.UnionType)
-        else (kind,)
-    )
-    if value is None and type(None) in members:
-        return None
-    (kind,) = (member for member in members if member is not type(None))
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        members = set(typing.get_args(kind))
+        if value is None and type(None) in members:
+            return None
+        (kind,) = members - {type(None)}
     if typing.get_origin(kind) is tuple:
         item_kind = typing.get_args(kind)[0]
         if item_kind is str and isinstance(value, str):
             return (value,)
         if not isinstance(value, list):
             raise ConfigError(f"{where} must be a list, not {value!r}")
-        return tuple(
-            _decode(item_kind, item, f"{where}[{i}]", checked) for i, item in enumerate(value)
-        )
+        items = []
+        for i, item in enumerate(value):
+            items.append(_decode(item_kind, item, f"{where}[{i}]", checked))
+        return tuple(items)
     if dataclasses.is_dataclass(kind):
         return from_dict(kind, value, where, checked=checked)  # type: ignore[arg-type]
     if issubclass(kind, enum.Enum):
-        known = [member.value for member in kind]
-        if value not in known:
+        try:
+            return kind(value)
+        except ValueError:
+            known = [member.value for member in kind]
             raise ConfigError(
                 f"{where}={value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
-            )
-        return kind(value)
+            ) from None
     if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
     if type(value) is not kind:

@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from jax_transformer.config.enums import (
@@ -116,7 +117,10 @@ class StackConfig:
         """The distinct parts of a block, in order of first use: a part named in two branches is one
         module.
         """
-        return tuple(dict.fromkeys(part for branch in self.branches for part in branch.parts))
+        parts: dict[Part, None] = {}
+        for branch in self.branches:
+            parts |= dict.fromkeys(branch.parts)
+        return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ class TransformerFields:
 
         They must if the memory is added to the target position by position.
         """
-        return any(branch.residual is Residual.MEMORY for branch in self.decoder.branches)
+        return Residual.MEMORY in map(attrgetter("residual"), self.decoder.branches)
 
     @property
     def uncacheable(self) -> str | None:
@@ -258,19 +262,18 @@ class TransformerFields:
         Without them it runs the decoder over all tokens again at each step.
         """
         decoder = self.decoder
-        attends = Part.SELF in decoder.parts
-        reasons = {
-            "its self-attention is not causal": attends and Mask.CAUSAL not in decoder.self_mask,
-            "its self-attention sums the values of all tokens, those to come among them": attends
-            and decoder.mixing is Mixing.SUMMED,
-            "its attention merges heads across positions": decoder.head_merge is HeadMerge.RAW,
-            "its blocks attend to themselves twice": sum(
-                branch.parts.count(Part.SELF) for branch in decoder.branches
-            )
-            > 1,
-            "it adds the memory position by position": self.equal_lengths,
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        attentions = 0
+        for branch in decoder.branches:
+            attentions += branch.parts.count(Part.SELF)
+        if attentions and Mask.CAUSAL not in decoder.self_mask:
+            return "its self-attention is not causal"
+        if attentions and decoder.mixing is Mixing.SUMMED:
+            return "its self-attention sums the values of all tokens, those to come among them"
+        if decoder.head_merge is HeadMerge.RAW:
+            return "its attention merges heads across positions"
+        if attentions > 1:
+            return "its blocks attend to themselves twice"
+        return "it adds the memory position by position" if self.equal_lengths else None
 
     @property
     def input_layer(self) -> str | None:

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from jax_transformer.config import codec
@@ -38,6 +39,26 @@ CUDNN_WIDTH = 256
 MOST_LAYERS = 1000
 """Layers of a stack: a configuration of unknown origin is described layer by layer."""
 _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
+_SIZES = tuple(
+    "source_vocab_size target_vocab_size d_model num_heads d_ff max_length head_dim"
+    " embedding_dropouts".split()
+)
+_STACK_SIZES = (
+    ("layers", 1),
+    ("num_heads", 1),
+    ("d_ff", 1),
+    ("position_offset", 0),
+    ("local_radius", 1),
+    ("global_block_size", 1),
+)
+"""The least number of each."""
+_SHORTHANDS = {
+    "encoder_layers": ("encoder.layers",),
+    "decoder_layers": ("decoder.layers",),
+    "num_layers": ("encoder.layers", "decoder.layers"),
+    "vocab_size": ("source_vocab_size", "target_vocab_size"),
+    "pad_id": ("source_pad_id", "target_pad_id"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,13 +69,19 @@ class TransformerConfig(TransformerFields):
     """
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_model(self)
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            _check_stack(self, name, stack)
+            _check_branches(self, name, stack)
+        if {self.encoder.attention_span, self.decoder.attention_span} != {AttentionSpan.FULL}:
+            _check_spans(self)
+        if self.attention_backend is not AttentionBackend.XLA:
+            _check_backend(self)
 
     @property
     def portable(self) -> "TransformerConfig":
         """The configuration without :data:`EXECUTION`: what a run and an export record."""
-        defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: defaults[name] for name in EXECUTION})
+        return dataclasses.replace(self, **{name: getattr(type(self), name) for name in EXECUTION})
 
     def to_json(self) -> str:
         """Return JSON text; :meth:`from_json` gives an equal config back."""
@@ -76,32 +103,31 @@ class TransformerConfig(TransformerFields):
         ``pad_id`` (both sides). Enums may be given by value. Raises ConfigError for an unknown
         name.
         """
-        fields = {field.name for field in dataclasses.fields(self)}
-        nested = {
-            f"{stack}.{field.name}"
-            for stack in ("encoder", "decoder")
-            for field in dataclasses.fields(StackConfig)
+        known: dict[str, tuple[str, ...]] = dict(_SHORTHANDS)
+        former = dict(self.RENAMED)
+        owners: dict[str, type[TransformerFields] | type[StackConfig]] = {
+            "": TransformerFields,
+            "encoder.": StackConfig,
+            "decoder.": StackConfig,
         }
-        known = sorted(fields | nested | set(_SHORTHANDS))
-        former = dict(self.RENAMED) | {
-            f"{stack}.{old}": f"{stack}.{new}"
-            for stack in ("encoder", "decoder")
-            for old, new in StackConfig.RENAMED.items()
-        }
-        expanded: dict[str, Any] = {}
+        for prefix, cls in owners.items():
+            for field in dataclasses.fields(cls):
+                known[prefix + field.name] = (prefix + field.name,)
+            for old, new in cls.RENAMED.items():
+                former[prefix + old] = prefix + new
+        data = dataclasses.asdict(self)
         for name, value in changes.items():
             if name in former:
                 print(f"{name} is now called {former[name]}", file=sys.stderr)
                 name = former[name]
             if name not in known:
-                raise ConfigError(f"unknown configuration field {name!r}{nearest(name, known)}")
-            expanded |= dict.fromkeys(_SHORTHANDS.get(name, (name,)), value)
-        data = dataclasses.asdict(self)
-        for name, value in expanded.items():
-            owner, _, leaf = name.rpartition(".")
-            (data[owner] if owner else data)[leaf] = (
-                _plain(value) if dataclasses.is_dataclass(value) else value
-            )
+                near = nearest(name, sorted(known))
+                raise ConfigError(f"unknown configuration field {name!r}{near}")
+            for full in known[name]:
+                owner, _, leaf = full.rpartition(".")
+                (data[owner] if owner else data)[leaf] = (
+                    _plain(value) if dataclasses.is_dataclass(value) else value
+                )
         return codec.from_json(type(self), json.dumps(data, default=_plain))
 
 
@@ -114,55 +140,44 @@ def _plain(value: Any) -> Any:
     )
 
 
-_SHORTHANDS = {
-    "encoder_layers": ("encoder.layers",),
-    "decoder_layers": ("decoder.layers",),
-    "num_layers": ("encoder.layers", "decoder.layers"),
-    "vocab_size": ("source_vocab_size", "target_vocab_size"),
-    "pad_id": ("source_pad_id", "target_pad_id"),
-}
-
-
-def _check(config: TransformerConfig) -> None:
-    """Raise ConfigError unless a model can have this configuration."""
-    _check_sizes(config)
-    for name in ("encoder", "decoder"):
-        _check_stack_sizes(config, name, getattr(config, name))
-    _check_sides(config)
-    _check_spectrogram(config)
-    _check_rates(config)
-    _check_ids(config)
-    _check_branches(config)
-    _check_spans(config)
-    _check_backend(config)
-    _check_spectrogram(config)
-
-
-def _check_sizes(config: TransformerConfig) -> None:
-    for name in (
-        "source_vocab_size",
-        "target_vocab_size",
-        "d_model",
-        "num_heads",
-        "d_ff",
-        "max_length",
-        "head_dim",
-        "embedding_dropouts",
-    ):
+def _check_model(config: TransformerConfig) -> None:
+    """Check the sizes, rates and ids that both stacks share."""
+    for name in _SIZES:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
+    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
+        raise ConfigError(
+            f"tying='{config.tying.value}' needs one vocabulary:"
+            f" source_vocab_size={config.source_vocab_size},"
+            f" target_vocab_size={config.target_vocab_size}"
+        )
+    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
+        raise ConfigError(
+            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
+        )
+    if config.mel_bins is not None or config.mel_frames is not None:
+        _check_spectrogram(config)
+    for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
+    if not config.norm_epsilon > 0:
+        raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
+    for name in ("source_pad_id", "target_pad_id", "bos_id", "eos_id"):
+        source, value = name == "source_pad_id", getattr(config, name)
+        size = config.source_vocab_size if source else config.target_vocab_size
+        if not 0 <= value < size:
+            raise ConfigError(f"{name}={value} is outside the vocabulary of {size}")
+    masks_end = config.input_layer is None or Mask.TARGET_PADDING in config.decoder.self_mask
+    if config.target_pad_id == config.eos_id and masks_end:
+        raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
+    if config.padding_frozen and config.padding_trained:
+        raise ConfigError("padding_frozen=True needs padding_trained=False")
 
 
-def _check_stack_sizes(config: TransformerConfig, name: str, stack: StackConfig) -> None:
-    for field, least in (
-        ("layers", 1),
-        ("num_heads", 1),
-        ("d_ff", 1),
-        ("position_offset", 0),
-        ("local_radius", 1),
-        ("global_block_size", 1),
-    ):
+def _check_stack(config: TransformerConfig, name: str, stack: StackConfig) -> None:
+    """Check the sizes and positions of a stack."""
+    for field, least in _STACK_SIZES:
         value = getattr(stack, field)
         if value is not None and value < least:
             raise ConfigError(f"{name}.{field}={value} must be at least {least}")
@@ -172,6 +187,10 @@ def _check_stack_sizes(config: TransformerConfig, name: str, stack: StackConfig)
         which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
         raise ConfigError(
             f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
+        )
+    if not 0.0 <= (stack.attention_dropout or 0.0) < 1.0:
+        raise ConfigError(
+            f"{name}.attention_dropout={stack.attention_dropout} must be at least 0 and below 1"
         )
     if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
         _check_relative(name, stack)
@@ -217,88 +236,38 @@ def _check_relative(name: str, stack: StackConfig) -> None:
         )
 
 
-def _check_sides(config: TransformerConfig) -> None:
-    """Check the vocabularies, and the dtype."""
-    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
-        raise ConfigError(
-            f"tying='{config.tying.value}' needs one vocabulary:"
-            f" source_vocab_size={config.source_vocab_size},"
-            f" target_vocab_size={config.target_vocab_size}"
-        )
-    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
-        raise ConfigError(
-            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
-        )
-
-
-def _check_rates(config: TransformerConfig) -> None:
-    rates = {
-        name: getattr(config, name)
-        for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
-    }
-    for stack in ("encoder", "decoder"):
-        rates[f"{stack}.attention_dropout"] = getattr(config, stack).attention_dropout or 0.0
-        rates |= {
-            f"{stack}.branches[{i}].dropout": b.dropout or 0.0
-            for i, b in enumerate(getattr(config, stack).branches)
-        }
-    for name, rate in rates.items():
-        if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"{name}={rate} must be at least 0 and below 1")
-    if not config.norm_epsilon > 0:
-        raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
-
-
-def _check_ids(config: TransformerConfig) -> None:
-    sizes = {"source_pad_id": config.source_vocab_size} | dict.fromkeys(
-        ("target_pad_id", "bos_id", "eos_id"), config.target_vocab_size
-    )
-    for name, size in sizes.items():
-        if not 0 <= getattr(config, name) < size:
-            raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
-    masks_end = config.input_layer is None or Mask.TARGET_PADDING in config.decoder.self_mask
-    if config.target_pad_id == config.eos_id and masks_end:
-        raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
-    if config.padding_frozen and config.padding_trained:
-        raise ConfigError("padding_frozen=True needs padding_trained=False")
-
-
-def _check_branches(config: TransformerConfig) -> None:
-    for name in ("encoder", "decoder"):
-        stack: StackConfig = getattr(config, name)
-        if not stack.branches or not all(branch.parts for branch in stack.branches):
+def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) -> None:
+    """Check what the blocks of a stack compute, and which keys they see."""
+    decoder, parts = name == "decoder", stack.parts
+    if not stack.branches or not all(map(attrgetter("parts"), stack.branches)):
+        raise ConfigError(f"{name}.branches: every block needs a branch, and every branch a part")
+    for i, branch in enumerate(stack.branches):
+        if not 0.0 <= (branch.dropout or 0.0) < 1.0:
             raise ConfigError(
-                f"{name}.branches: every block needs a branch, and every branch a part"
+                f"{name}.branches[{i}].dropout={branch.dropout} must be at least 0 and below 1"
             )
-        if (Part.CROSS in stack.parts) != (name == "decoder"):
+        if branch.residual is Residual.MEMORY and not decoder:
             raise ConfigError(
-                f"{name}.branches: cross_attention belongs in every decoder block "
-                "and in no encoder block"
-            )
-        if any(len(branch.parts) != 1 for branch in stack.unused):
-            raise ConfigError(f"{name}.unused: an unused branch has one part")
-        if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in stack.parts:
-            raise ConfigError(
-                f"{name}.positions_at='feed_forward': its blocks have no feed-forward"
-            )
-    for branch in config.encoder.branches:
-        if branch.residual is Residual.MEMORY:
-            raise ConfigError(
-                "encoder.branches: the residual 'memory' is the encoder's output "
+                f"{name}.branches: the residual 'memory' is the encoder's output "
                 "and belongs in the decoder"
             )
+    if (Part.CROSS in parts) != decoder:
+        raise ConfigError(
+            f"{name}.branches: cross_attention belongs in every decoder block "
+            "and in no encoder block"
+        )
+    for branch in stack.unused:
+        if len(branch.parts) != 1:
+            raise ConfigError(f"{name}.unused: an unused branch has one part")
+    if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in parts:
+        raise ConfigError(f"{name}.positions_at='feed_forward': its blocks have no feed-forward")
     of_source = {Mask.SOURCE_PADDING} if config.input_layer is None else set()
-    wrong = {
-        "encoder.self_mask": (config.encoder.self_mask, of_source),
-        "encoder.cross_mask": (config.encoder.cross_mask, set()),
-        "decoder.self_mask": (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL}),
-        "decoder.cross_mask": (config.decoder.cross_mask, of_source),
-    }
-    for name, (masks, allowed) in wrong.items():
-        for mask in masks:
+    of_self = {Mask.TARGET_PADDING, Mask.CAUSAL} if decoder else of_source
+    for field, allowed in (("self_mask", of_self), ("cross_mask", of_source if decoder else set())):
+        for mask in getattr(stack, field):
             if mask not in allowed:
                 raise ConfigError(
-                    f"{name}: {mask.value!r} has no meaning there "
+                    f"{name}.{field}: {mask.value!r} has no meaning there "
                     f"(it knows {', '.join(sorted(allowed)) or 'none'})"
                 )
 
@@ -331,8 +300,6 @@ def _check_spans(config: TransformerConfig) -> None:
 
 def _check_backend(config: TransformerConfig) -> None:
     """Raise ConfigError if the attention backend cannot compute this architecture."""
-    if config.attention_backend is AttentionBackend.XLA:
-        return
     reasons = []
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
