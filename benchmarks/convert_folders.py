@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.architectures import huggingface_config, huggingface_state, model_weights
+from jax_transformer.architectures import huggingface_config, huggingface_state, registry
 from jax_transformer.storage import huggingface_folder
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
@@ -75,7 +75,7 @@ def make(path: Path, gigabytes: float, *, shard: str = SHARD, **sizes: Any) -> i
     layers = max(1, round((gigabytes * 1e9 / 4 - tables) / (3 * attention + 2 * ffn)))
     data |= {"num_layers": layers, "num_decoder_layers": layers}
     config = huggingface_config.from_config(data)
-    shapes = model_weights.model_weights(config).shapes["torch"]
+    shapes = registry.model_weights(config).shapes["torch"]
     draw = np.random.default_rng(0)
     state = {
         name: LazyTensor(

@@ -13,7 +13,7 @@ import numpy as np
 
 import jax_transformer as jt
 from campaigns.case import Campaign, Case
-from jax_transformer.architectures import model_weights, registry
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, models, planning
 from jax_transformer.convert.models import ModelDescription
@@ -108,7 +108,7 @@ def odd_numbers(dtype: str, count: int, seed: int = 0) -> np.ndarray:
 
 def weights(config: TransformerConfig, dtype: str) -> State:
     """Random bits under PyTorch's names; tied tensors are equal."""
-    model = model_weights.model_weights(config)
+    model = registry.model_weights(config)
     state = {
         name: odd_numbers(dtype, int(np.prod(shape)), seed).reshape(shape)
         for seed, (name, shape) in enumerate(model.shapes["torch"].items())
@@ -120,7 +120,7 @@ def weights(config: TransformerConfig, dtype: str) -> State:
 
 def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     """Differences after file → file → the other kind of file, by the weight table only."""
-    model, before = model_weights.model_weights(config), weights(config, dtype)
+    model, before = registry.model_weights(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
     flax = _renamed(safetensors.scan(folder / "a.safetensors"), model, to_torch=False)
     writer.write(folder / "b.pt", _renamed(lazy.in_memory(flax), model, to_torch=True))
@@ -137,7 +137,7 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     return wrong + _differing(before, safetensors.read(folder / "c.safetensors"))
 
 
-def _renamed(state: LazyState, model: model_weights.ModelWeights, *, to_torch: bool) -> State:
+def _renamed(state: LazyState, model: registry.ModelWeights, *, to_torch: bool) -> State:
     renamed = models.renamed(state, model, from_torch=not to_torch, to_torch=to_torch)
     return lazy.arrays(renamed)
 

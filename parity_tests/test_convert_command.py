@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer.architectures import huggingface, model_weights, registry, twins
+from jax_transformer.architectures import huggingface, registry, twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.models import ModelDescription
@@ -72,7 +72,7 @@ def test_every_architecture_is_tried():
 def test_the_check_detects_two_exchanged_weights():
     """Swapped square kernels fit every shape and round-trip through the same wrong table."""
     both = pair(TIED.config)
-    model = model_weights.model_weights(TIED.config)
+    model = registry.model_weights(TIED.config)
     state = {
         name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
     }
@@ -94,7 +94,7 @@ def test_the_check_detects_two_exchanged_weights():
 
 def test_a_conversion_without_a_twin_reports_it(tmp_path):
     config = TIED.config.with_sizes(head_dim=8)
-    model = model_weights.model_weights(config)
+    model = registry.model_weights(config)
     flax = {
         name: np.random.default_rng(0).normal(size=shape)
         for name, shape in model.shapes["flax"].items()

@@ -18,7 +18,7 @@ import torch
 
 import jax_transformer as jt
 from jax_transformer import cli, transformer
-from jax_transformer.architectures import model_weights
+from jax_transformer.architectures.registry import model_weights
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.formats import registry
 from jax_transformer.storage import pt
@@ -120,7 +120,7 @@ def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
     expected = theirs.detach().numpy()
     seen = target != pad
     assert np.abs(np.asarray(ours) - expected)[seen].max() <= BOUND * np.abs(expected).max()
-    model = model_weights.model_weights(config, None)
+    model = model_weights(config, None)
     ours = {name: np.asarray(g) for name, g in gradients.items() if name not in model.frozen}
     named = rules.to_torch(rules.restrict(model.table, ours), ours)
     parameters = dict(module.named_parameters(remove_duplicate=False))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from campaigns import round_trips
 from jax_transformer.storage.lazy import LazyTensor
-from jax_transformer.weights import lazy_rules
+from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
 INDEPENDENT = dict(
@@ -61,7 +61,7 @@ def test_a_round_trip_through_every_kind_of_file_and_folder(architecture, tmp_pa
 def test_a_changed_tensor_is_detected(tmp_path, monkeypatch):
     """Negative control: a square matrix of each block is transposed on the way back."""
     config, dtype = round_trips.draw(random.Random(7), "lesson10", most_layers=1)
-    to_torch = lazy_rules.to_torch
+    to_torch = rules.to_torch_lazily
 
     def transposing(table, arrays):
         return {
@@ -72,6 +72,6 @@ def test_a_changed_tensor_is_detected(tmp_path, monkeypatch):
     def transposed(tensor):
         return LazyTensor(tensor.info, lambda: tensor.read().T.copy())
 
-    monkeypatch.setattr(lazy_rules, "to_torch", transposing)
+    monkeypatch.setattr(rules, "to_torch_lazily", transposing)
     wrong = round_trips.by_files(config, dtype, tmp_path)
     assert "Flax encoder.blocks.0.self_attention.out.kernel" in wrong, wrong

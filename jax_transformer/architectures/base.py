@@ -6,14 +6,13 @@ al. 2017, and the checks of a twin's arguments. Nothing here imports torch: a tw
 string, or returned by a function that imports it.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
 from jax_transformer.config import Branch, Mask, Part, StackConfig, TransformerConfig
-from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import Table
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -75,36 +74,6 @@ class Architecture:
         positions reach.
         """
         return config.longest
-
-
-def reference_class(architecture: Architecture) -> Callable[..., Any]:
-    """Import and return the class of the PyTorch twin, or the function that makes one.
-
-    Raises:
-        ConfigError: the architecture has no twin, or its module or class cannot be imported.
-    """
-    reference = architecture.reference
-    if reference is None:
-        raise ConfigError(
-            f"architecture {architecture.name!r} has no PyTorch twin: set its field `reference`"
-        )
-    if not isinstance(reference, str):
-        return reference()
-    module_name, _, class_name = reference.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # in a user's file
-        raise ConfigError(
-            f"architecture {architecture.name!r}: cannot import its twin {reference}:"
-            f" {type(error).__name__}: {error}"
-        ) from error
-    try:
-        return getattr(module, class_name)
-    except AttributeError:
-        close = nearest(class_name, dir(module))
-        raise ConfigError(
-            f"architecture {architecture.name!r}: {module_name} has no class {class_name!r}{close}"
-        ) from None
 
 
 # The encoder and decoder of Vaswani et al. 2017, which most architectures share

@@ -69,7 +69,7 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
     if not family.saves_copies(config):
         left_out |= {
             rule.torch
-            for rule in registry.weight_table(config.architecture, config)
+            for rule in registry.unchecked_table(config.architecture, config)
             if isinstance(rule, Alias)
         }
     return {name: value for name, value in state.items() if name not in left_out}
@@ -139,7 +139,7 @@ def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
     saves.
     """
     groups: dict[str, list[str]] = {}
-    for rule in registry.weight_table(config.architecture, config):
+    for rule in registry.unchecked_table(config.architecture, config):
         if isinstance(rule, Alias):
             groups.setdefault(rule.of, [rule.of]).append(rule.torch)
     yield from groups.values()

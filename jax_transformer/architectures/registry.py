@@ -15,6 +15,8 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +24,12 @@ from typing import Any
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
-from jax_transformer.weights.rules import Table
+from jax_transformer.weights import rules
 
 ENTRY_POINTS = f"{__package__}"  # jax_transformer.architectures
 
+PARTS = ["model", "encoder"]
+"""The parts of a model whose weights can stand by themselves."""
 _FOLDER = Path(__file__).parent
 _added: dict[str, Architecture] = {}
 _skipped: set[str] = set()
@@ -95,23 +99,6 @@ def resolve(architecture: Architecture | str) -> Architecture:
             " jax_transformer.register), or install its package"
         )
     return known
-
-
-def weight_table(architecture: Architecture | str, config: TransformerConfig) -> Table:
-    """Return the rules that an architecture has for a configuration, unchecked.
-
-    Raises:
-        ConfigError: the architecture is not known, or its function raises an exception.
-    """
-    known = resolve(architecture)
-    try:
-        return known.weight_table(config)
-    except Refusal:
-        raise
-    except Exception as error:  # in a user's file
-        raise ConfigError(
-            f"architecture {known.name!r}: its weight_table raised {_one_line(error)}"
-        ) from error
 
 
 def usual_length(config: TransformerConfig) -> int:
@@ -311,3 +298,92 @@ def _import_file(path: Path) -> ModuleType:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+# Names and shapes of weights, which an architecture describes
+
+
+def unchecked_table(architecture: Architecture | str, config: TransformerConfig) -> rules.Table:
+    """Return the rules that an architecture has for a configuration, unchecked.
+
+    Raises:
+        ConfigError: the architecture is not known, or its function raises an exception.
+    """
+    known = resolve(architecture)
+    try:
+        return known.weight_table(config)
+    except Refusal:
+        raise
+    except Exception as error:  # in a user's file
+        raise ConfigError(
+            f"architecture {known.name!r}: its weight_table raised {_one_line(error)}"
+        ) from error
+
+
+def weight_table(
+    config: TransformerConfig,
+    part: str = "model",
+    *,
+    architecture: Architecture | str | None = None,
+) -> rules.Table:
+    """Return the checked rules that join the PyTorch and the Flax weights of a model.
+
+    Args:
+        config: the model.
+        part: "model", or "encoder" for its encoder only, whose names then have no ``encoder.``.
+        architecture: whose names the PyTorch weights have, as an Architecture or a registered name;
+            ``config.architecture`` if None.
+
+    Raises:
+        ConfigError: the architecture is not known or has no names for this configuration, or its
+            encoder does not stand by itself.
+    """
+    if part not in PARTS:
+        raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; known: {', '.join(PARTS)}")
+    from jax_transformer import transformer  # loads jax
+
+    known = resolve(architecture or config.architecture)
+    table = unchecked_table(known, config)
+    try:
+        rules.check_complete(table, transformer.shapes(config))
+    except ValueError as error:  # such as tied weights, which the architecture's module has not
+        raise ConfigError(
+            f"architecture {known.name!r} has no names for this configuration: {error}"
+        ) from None
+    if part == "encoder":
+        table = rules.within(table, "encoder.")
+        rules.check_complete(table, transformer.shapes(config, transformer.Encoder))
+    return table
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """Names and shapes of a model's weights in PyTorch and here; no memory is taken."""
+
+    config: TransformerConfig
+    table: rules.Table
+    """Rules between the two sides."""
+    shapes: Mapping[str, Mapping[str, rules.Shape]]
+    """Shapes by name, under ``torch`` and under ``flax``."""
+    frozen: frozenset[str]
+    """The Flax names of arrays that are never trained."""
+
+
+def model_weights(
+    config: TransformerConfig, architecture: Architecture | str | None = None
+) -> ModelWeights:
+    """Return the names and shapes of a model of ``config``, without allocating weights.
+
+    ``architecture`` and errors are as for :func:`weight_table`.
+    """
+    return _model_weights(config, resolve(architecture or config.architecture))
+
+
+@functools.lru_cache(maxsize=32)
+def _model_weights(config: TransformerConfig, architecture: Architecture) -> ModelWeights:
+    from jax_transformer import transformer
+    from jax_transformer.nn.embeddings import Frozen
+
+    flax, table = transformer.shapes(config), weight_table(config, architecture=architecture)
+    shapes = {"torch": rules.torch_shapes(table, flax), "flax": flax}
+    return ModelWeights(config, table, shapes, frozenset(transformer.shapes(config, of=Frozen)))

@@ -134,7 +134,7 @@ def closest(names: Iterable[str]) -> Match | None:
             config = entry.with_sizes(num_layers=1)
             known = {
                 _unnumbered(name)
-                for name in torch_names(registry.weight_table(config.architecture, config))
+                for name in torch_names(registry.unchecked_table(config.architecture, config))
             }
         except ConfigError:  # an architecture of the user that cannot be of one layer
             continue

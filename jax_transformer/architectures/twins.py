@@ -1,4 +1,5 @@
-"""PyTorch twins: the module that computes what the Flax model of a configuration computes.
+"""PyTorch twins: the module that computes what the Flax model of a configuration computes; and a
+model's weights between the two.
 
 A twin's class is in ``torch_reference``, in transformers or in a user's file. Nothing here imports
 torch before a twin is asked for.
@@ -7,16 +8,20 @@ torch before a twin is asked for.
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from jax_transformer.architectures import base, huggingface_config, registry
+from jax_transformer import transformer
+from jax_transformer.architectures import huggingface_config, registry, tensor_names
 from jax_transformer.architectures.base import Architecture, Arguments
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import Norm, PositionIndex, Positions, TransformerConfig, Tying
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.nn.embeddings import sinusoids
+from jax_transformer.transformer import Encoder, Transformer
+from jax_transformer.weights import arrays, rules
 
 
 def twin(config: TransformerConfig, architecture: Architecture | str | None = None) -> Any:
@@ -33,7 +38,7 @@ def twin(config: TransformerConfig, architecture: Architecture | str | None = No
             are named.
     """
     known = registry.resolve(architecture or config.architecture)
-    twin_class = base.reference_class(known)
+    twin_class = _reference_class(known)
     if isinstance(known, HuggingFaceFamily):
         positional, named = _huggingface_arguments(known, config)
     elif known.reference_arguments is not None:
@@ -44,6 +49,36 @@ def twin(config: TransformerConfig, architecture: Architecture | str | None = No
             " `reference_arguments`"
         )
     return _of_twin(known.name, twin_class, *positional, **named)
+
+
+def _reference_class(architecture: Architecture) -> Callable[..., Any]:
+    """Import and return the class of the PyTorch twin, or the function that makes one.
+
+    Raises:
+        ConfigError: the architecture has no twin, or its module or class cannot be imported.
+    """
+    reference = architecture.reference
+    if reference is None:
+        raise ConfigError(
+            f"architecture {architecture.name!r} has no PyTorch twin: set its field `reference`"
+        )
+    if not isinstance(reference, str):
+        return reference()
+    module_name, _, class_name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # in a user's file
+        raise ConfigError(
+            f"architecture {architecture.name!r}: cannot import its twin {reference}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return getattr(module, class_name)
+    except AttributeError:
+        close = nearest(class_name, dir(module))
+        raise ConfigError(
+            f"architecture {architecture.name!r}: {module_name} has no class {class_name!r}{close}"
+        ) from None
 
 
 def _of_twin(name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -191,3 +226,110 @@ def _check_rates(family: HuggingFaceFamily, config: TransformerConfig) -> None:
             f"{', '.join(wrong)}: the PyTorch twin of architecture {config.architecture!r} has one"
             f" rate, dropout={config.dropout}"
         )
+
+
+# Weights as functions over ``{name: array}``
+
+
+@overload
+def from_torch(
+    state_dict: Mapping[str, Any],
+    config: TransformerConfig,
+    *,
+    dtype: Any = None,
+    part: Literal["model"] = "model",
+    architecture: Architecture | str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+) -> Transformer: ...
+
+
+@overload
+def from_torch(
+    state_dict: Mapping[str, Any],
+    config: TransformerConfig,
+    *,
+    dtype: Any = None,
+    part: Literal["encoder"],
+    architecture: Architecture | str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+) -> Encoder: ...
+
+
+def from_torch(
+    state_dict: Mapping[str, Any],
+    config: TransformerConfig,
+    *,
+    dtype: Any = None,
+    part: str = "model",
+    architecture: Architecture | str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+) -> Transformer | Encoder:
+    """Return the Flax model with the weights of a PyTorch state_dict.
+
+    Args:
+        state_dict: name -> np.ndarray (or torch tensor, if torch is installed), with exactly the
+            names and shapes of the architecture.
+        config: the architecture and its sizes.
+        dtype: cast every array to this; None keeps each array's own.
+        part: "encoder" for the state_dict of an encoder that the document prints without a decoder;
+            the result is then an ``Encoder``.
+        architecture: whose names ``state_dict`` has, as an Architecture or a registered name;
+            ``config.architecture`` if None.
+        strip_prefix: removed from the beginning of every name, such as ``module.``.
+        ignore: patterns of names to leave out, such as ``criterion.*``.
+        rename: new names by old ones. These three are explained at
+            :class:`jax_transformer.architectures.tensor_names.NameChanges`.
+
+    Raises:
+        InputError: one message on everything missing, unexpected and mis-shaped (both shapes), and
+            on tied copies that differ: the first dozen; all are the error's ``details``. Or float64
+            arrays while JAX is in 32-bit mode and no dtype is given.
+    """
+    changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
+    changed = changes.apply(state_dict)
+    state = {changed[name]: arrays.of(name, state_dict[name]) for name in changed}
+    table = registry.weight_table(config, part, architecture=architecture)
+    kind: Callable[..., Transformer | Encoder] = Encoder if part == "encoder" else Transformer
+    try:
+        flax = rules.to_flax(table, state, transformer.shapes(config, kind))
+    except InputError as error:
+        names = {rule.torch for rule in table}
+        raise tensor_names.explained(error, state, names) from None
+    return transformer.unflatten_part(
+        config,
+        {name: arrays.as_jax(name, array, dtype) for name, array in flax.items()},
+        kind,
+    )
+
+
+def to_torch(
+    model: Transformer | Encoder, *, architecture: Architecture | str | None = None
+) -> dict[str, np.ndarray]:
+    """Return the weights of a model, or of an encoder, under PyTorch's names.
+
+    The inverse of :func:`from_torch`, bit for bit. Each array is contiguous and shares no memory.
+    ``architecture`` is whose names they get, as an Architecture or a registered name; the
+    model's own if None.
+    """
+    flax = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    part = "encoder" if isinstance(model, Encoder) else "model"
+    table = registry.weight_table(model.config, part, architecture=architecture)
+    return rules.to_torch(table, flax)
+
+
+def into_torch(
+    model: Transformer, module: Any, *, architecture: Architecture | str | None = None
+) -> Any:
+    """Fill a torch module with the model's weights, strictly, and return it. Needs torch.
+
+    The module takes the weights' dtypes. ``architecture`` is as for :func:`to_torch`.
+    """
+    from jax_transformer.weights import torch_bridge
+
+    return torch_bridge.fill(module, to_torch(model, architecture=architecture))

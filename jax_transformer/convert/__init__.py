@@ -7,12 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_transformer.architectures.model_weights import (
-        from_torch,
-        into_torch,
-        to_torch,
-        weight_table,
-    )
+    from jax_transformer.architectures.registry import weight_table
+    from jax_transformer.architectures.twins import from_torch, into_torch, to_torch
     from jax_transformer.convert.models import load, save
     from jax_transformer.convert.planning import plan
     from jax_transformer.convert.training_state.torch_optimizer import (
@@ -22,9 +18,15 @@ if TYPE_CHECKING:
         to_torch as optimizer_to_torch,
     )
 
-_ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
-_FILES = {"load": "models", "save": "models", "plan": "planning"}
-_OPTIMIZER = ("optimizer_from_torch", "optimizer_to_torch")
+_FILES = {
+    **dict.fromkeys(("from_torch", "into_torch", "to_torch"), "architectures.twins"),
+    "weight_table": "architectures.registry",
+    **dict.fromkeys(("load", "save"), "convert.models"),
+    "plan": "convert.planning",
+    **dict.fromkeys(
+        ("optimizer_from_torch", "optimizer_to_torch"), "convert.training_state.torch_optimizer"
+    ),
+}
 
 __all__ = [
     "from_torch",
@@ -40,13 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ARRAYS:
-        return getattr(importlib.import_module("jax_transformer.architectures.model_weights"), name)
-    if name in _OPTIMIZER:
-        return getattr(
-            importlib.import_module("jax_transformer.convert.training_state.torch_optimizer"),
-            name.removeprefix("optimizer_"),
-        )
-    if name in _FILES:
-        return getattr(importlib.import_module(f"jax_transformer.convert.{_FILES[name]}"), name)
-    raise AttributeError(f"module 'jax_transformer.convert' has no attribute {name!r}")
+    if name not in _FILES:
+        raise AttributeError(f"module 'jax_transformer.convert' has no attribute {name!r}")
+    module = importlib.import_module(f"jax_transformer.{_FILES[name]}")
+    return getattr(module, name.removeprefix("optimizer_"))

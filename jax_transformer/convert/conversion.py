@@ -26,7 +26,7 @@ from jax_transformer.formats.base import Checked
 from jax_transformer.storage import lazy, tensors
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights import lazy_rules, rules
+from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias
 
 State = Mapping[str, np.ndarray]
@@ -139,9 +139,9 @@ def convert(prepared: Prepared) -> Outcome:
         after = to.format.completed(read_back, result, model.config, tied)
         before = state
         if to_torch and from_torch:
-            before = lazy_rules.to_flax(model.table, state, model.shapes["flax"])
+            before = rules.to_flax_lazily(model.table, state, model.shapes["flax"])
         elif not to_torch and not from_torch:
-            before = lazy_rules.to_torch(model.table, state)
+            before = rules.to_torch_lazily(model.table, state)
         sides = (after, before) if to_torch else (before, after)
         checked = check(model.config, model.table, *sides)
 

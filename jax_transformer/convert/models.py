@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.base import Architecture, Preset
+from jax_transformer.architectures.registry import ModelWeights
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError
@@ -17,11 +18,8 @@ from jax_transformer.formats import registry as formats
 from jax_transformer.formats.base import Destination, Pretrained, Settled
 from jax_transformer.storage import lazy, tensors, untrusted
 from jax_transformer.storage.lazy import LazyState
-from jax_transformer.weights import lazy_rules
+from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Shape, Table
-
-if TYPE_CHECKING:
-    from jax_transformer.architectures.model_weights import ModelWeights
 
 Shapes = Mapping[str, Shape]
 # Each size has its own prime factor, so that the length of an axis identifies its size
@@ -140,10 +138,9 @@ def save(
     stays as it was. Raises InputError if it exists and ``force`` is not set.
     """
     from jax_transformer import transformer
-    from jax_transformer.architectures import model_weights
 
     format = formats.to_write(Path(path))
-    names = model_weights.model_weights(model.config, architecture)
+    names = registry.model_weights(model.config, architecture)
     to = Destination(format, Path(path), config=model.config, frozen=names.frozen)
     formats.check_free(format, to.path, force=force)
     leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
@@ -154,15 +151,15 @@ def save(
 
 
 def renamed(
-    state: LazyState, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
+    state: LazyState, model: ModelWeights | None, *, from_torch: bool, to_torch: bool
 ) -> LazyState:
     """Rename the weights for the destination; tensors that the model ties become one."""
     if model is None:
         return state
     if from_torch and not to_torch:
-        return lazy_rules.to_flax(model.table, state, model.shapes["flax"])
+        return rules.to_flax_lazily(model.table, state, model.shapes["flax"])
     if not from_torch and to_torch:
-        return lazy_rules.to_torch(model.table, state)
+        return rules.to_torch_lazily(model.table, state)
     if to_torch:
         state = {rule.torch: state[rule.torch] for rule in model.table}
         for first, *others in ties_of(model.table):
@@ -210,15 +207,13 @@ class ModelDescription:
                 f"give either --config config.json or --preset NAME{fits}"
             )
         if self.preset is not None:
-            from jax_transformer.architectures import model_weights  # loads jax
-
             names = "torch" if has_torch_names else "flax"
             shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
             return infer(
                 registry.find_preset(self.preset, architecture),
                 self.changes,
                 shapes,
-                lambda config: model_weights.model_weights(config, architecture).shapes[names],
+                lambda config: registry.model_weights(config, architecture).shapes[names],
             )
         config = read_config(Path(self.config or ""), source.tensors)
         return Settled(config.with_sizes(**self.changes), {}, {})
@@ -262,7 +257,7 @@ def with_model_names(
 
     If no name is one of the model's, a prefix before most of them is removed as well.
     """
-    table = registry.weight_table(architecture or config.architecture, config)
+    table = registry.unchecked_table(architecture or config.architecture, config)
     names, prefix = {rule.torch for rule in table}, ""
     if not changes.strip_prefix and names.isdisjoint(source.tensors):
         prefix = tensor_names.common_prefix(source.tensors, names)

@@ -5,10 +5,11 @@ destination exactly once. No weights are read.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jax_transformer.architectures import tensor_names
+from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.registry import ModelWeights
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import models
@@ -20,9 +21,6 @@ from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import Note, TensorInfo
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
-
-if TYPE_CHECKING:
-    from jax_transformer.architectures.model_weights import ModelWeights
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Prepared:
     request: Request
     source: Pretrained
     to: Destination
-    model: "ModelWeights | None"
+    model: ModelWeights | None
     """The model's weight table and shapes; None if files are copied under the same names."""
     plan: Plan
     preset_sizes: Mapping[str, Any]
@@ -218,9 +216,7 @@ def prepare(request: Request) -> Prepared:
     else:
         planned = _map_tensors(source, to, None)
         return Prepared(request, source, to, None, planned, {}, [])
-    from jax_transformer.architectures import model_weights  # loads jax
-
-    model = model_weights.model_weights(settled.config, request.architecture)
+    model = registry.model_weights(settled.config, request.architecture)
     to = replace(to, source=source, config=model.config, frozen=model.frozen)
     problems = tensors.problems(
         source.tensors, model.shapes["torch" if source.format.has_torch_names else "flax"]
@@ -275,7 +271,7 @@ def _own_config(request: Request, source: Pretrained, to: Destination) -> Transf
 # Tensors
 
 
-def _map_tensors(source: Pretrained, to: Destination, model: "ModelWeights | None") -> Plan:
+def _map_tensors(source: Pretrained, to: Destination, model: ModelWeights | None) -> Plan:
     """Map every tensor of the source, which fits the model, to the destination.
 
     Without a model names stay as they are. A tensor that the source leaves out, or that the reader

@@ -135,7 +135,7 @@ class Pretrained:
         for a run) with everything that is missing, unexpected, mis-shaped, or tied and different.
         """
         from jax_transformer import transformer
-        from jax_transformer.architectures import model_weights
+        from jax_transformer.architectures import registry
 
         config = self._config(config)
         aliases: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Pretrained:
             stored = names
             shapes: Mapping[str, tuple[int, ...]] = transformer.shapes(config)
         else:
-            weights = model_weights.model_weights(config, architecture)
+            weights = registry.model_weights(config, architecture)
             stored = "torch" if self.format.has_torch_names else "flax"
             shapes, aliases = weights.shapes[stored], rules.aliases(weights.table)
         try:

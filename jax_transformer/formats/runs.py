@@ -33,7 +33,14 @@ from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import NewFolder
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note
-from jax_transformer.weights import lora
+from jax_transformer.weights.arrays import (
+    LORA_A,
+    LORA_B,
+    LORA_SCALE,
+    adapted_kernels,
+    is_parameter,
+    merge_adapters,
+)
 
 _FILES = (CONFIG, "checkpoints", IN_RUN, *run_files.SIDE_FILES, checksums.NAME)
 _NOT_WEIGHTS = {
@@ -252,7 +259,7 @@ def _opened(
         format,
         path,
         title,
-        {name: opened.tensors[full] for name, full in stored.items() if lora.is_parameter(name)},
+        {name: opened.tensors[full] for name, full in stored.items() if is_parameter(name)},
         partial(_scan, opened, (trained, "frozen"), stored),
         config,
         weights,
@@ -262,7 +269,7 @@ def _opened(
         extra_files=extra,
         dropped=tuple(dropped),
         derived=tuple(
-            Note(name, "with its low-rank adapter added") for name in lora.adapted(stored)
+            Note(name, "with its low-rank adapter added") for name in adapted_kernels(stored)
         ),
     )
 
@@ -276,11 +283,11 @@ def _scan(
     arrays = checkpoint_stream.scan(opened, groups)
 
     def merged(name: str) -> np.ndarray:
-        names = [name, *(name + part for part in (lora.A, lora.B, lora.SCALE))]
-        return lora.merge({each: arrays[stored[each]].read() for each in names})[name]
+        names = [name, *(name + part for part in (LORA_A, LORA_B, LORA_SCALE))]
+        return merge_adapters({each: arrays[stored[each]].read() for each in names})[name]
 
-    state = {name: arrays[full] for name, full in stored.items() if lora.is_parameter(name)}
-    for name in lora.adapted(stored):
+    state = {name: arrays[full] for name, full in stored.items() if is_parameter(name)}
+    for name in adapted_kernels(stored):
         state[name] = LazyTensor(state[name].info, partial(merged, name))
     return state
 

@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen, nnx
 
 from jax_transformer import transformer
-from jax_transformer.architectures import model_weights
+from jax_transformer.architectures import registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
@@ -226,7 +226,7 @@ def _weight_table(model: Any, architecture: Architecture | str | None) -> Table 
     """Return the weight table of one of this project's models; None for another model."""
     if isinstance(model, Transformer | Encoder):
         part = "encoder" if isinstance(model, Encoder) else "model"
-        return model_weights.weight_table(model.config, part, architecture=architecture)
+        return registry.weight_table(model.config, part, architecture=architecture)
     if architecture is not None:
         raise ConfigError("architecture= is for models of this project: pass rules for others")
     return None

@@ -23,7 +23,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.nn import fused_attention, sharding
 from jax_transformer.nn.sharding import FSDP, TENSOR
 from jax_transformer.training.options import MeshOptions
-from jax_transformer.weights import lora
+from jax_transformer.weights.arrays import LORA_A, LORA_B
 
 PARTITION_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("query.kernel", (FSDP, TENSOR)),
@@ -74,7 +74,7 @@ def _rule(name: str) -> tuple[str | None, ...]:
     kernel, dot, adapter = name.rpartition(".lora_")
     if dot:
         rows, columns = _rule(kernel)
-        return {lora.A: (rows, None), lora.B: (None, columns)}.get(f".lora_{adapter}", ())
+        return {LORA_A: (rows, None), LORA_B: (None, columns)}.get(f".lora_{adapter}", ())
     for ending, axes in PARTITION_RULES:
         if name.endswith(ending):
             return axes

@@ -19,7 +19,7 @@ from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import devices
 from jax_transformer.training.loss import LossSums, chunked_loss_sums, loss_sums
 from jax_transformer.transformer import Transformer
-from jax_transformer.weights import lora
+from jax_transformer.weights.arrays import adapted_kernels, is_parameter, merge_adapters
 
 Arrays = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -40,12 +40,12 @@ class TrainState(NamedTuple):
     @property
     def weights(self) -> Arrays:
         """The arrays of the model that validation and translation use."""
-        return lora.merge((self.ema or self.params) | self.frozen)
+        return merge_adapters((self.ema or self.params) | self.frozen)
 
     @property
     def trained(self) -> list[str]:
         """The names of the model's arrays that training changes."""
-        return [*lora.adapted(self.params), *filter(lora.is_parameter, self.params)]
+        return [*adapted_kernels(self.params), *filter(is_parameter, self.params)]
 
 
 def initial_state(
@@ -112,7 +112,7 @@ def _loss_sums(
     dropout: Any,
     chunks: int = 1,
 ) -> LossSums:
-    merged = lora.merge(weights)
+    merged = merge_adapters(weights)
     model = transformer.unflatten(config, merged)
     x = model.hidden(batch.source, batch.target_in, rngs=dropout)
     targets, pad_id = jnp.asarray(batch.target_out), config.target_pad_id

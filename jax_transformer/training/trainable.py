@@ -12,7 +12,7 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.weights import lora
+from jax_transformer.weights.arrays import LORA_A, LORA_B, LORA_SCALE
 
 Arrays = dict[str, jax.Array]
 
@@ -56,9 +56,9 @@ def _adapters(params: Mapping[str, jax.Array], options: TrainOptions) -> tuple[A
     for name, key in zip(names, keys, strict=True):
         (rows, columns), dtype = params[name].shape, params[name].dtype
         bound = 1 / math.sqrt(rows)
-        trained[name + lora.A] = jax.random.uniform(key, (rows, rank), dtype, -bound, bound)
-        trained[name + lora.B] = jnp.zeros((rank, columns), dtype)
-        scales[name + lora.SCALE] = jnp.asarray(options.lora.alpha / rank, dtype)
+        trained[name + LORA_A] = jax.random.uniform(key, (rows, rank), dtype, -bound, bound)
+        trained[name + LORA_B] = jnp.zeros((rank, columns), dtype)
+        scales[name + LORA_SCALE] = jnp.asarray(options.lora.alpha / rank, dtype)
     return trained, scales
 
 

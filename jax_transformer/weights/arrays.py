@@ -1,12 +1,22 @@
-"""Arrays of PyTorch, NumPy and JAX, from one to another without shared memory."""
+"""Arrays of weights: from PyTorch, NumPy and JAX to one another without shared memory, and with
+low-rank adapters (LoRA, Hu et al. 2021) added to their kernels.
 
-from typing import Any
+The adapters of ``x.kernel`` (shape (in, out)) are the arrays ``x.kernel.lora_a`` (in, rank),
+``x.kernel.lora_b`` (rank, out) and ``x.kernel.lora_scale`` (). The model computes with
+``kernel + scale * (a @ b)``, so merging them changes no result. Importing this file loads no jax.
+"""
 
-import jax
-import jax.numpy as jnp
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    import jax
+
+LORA_A, LORA_B, LORA_SCALE = ".lora_a", ".lora_b", ".lora_scale"
 
 
 def of(name: str, value: Any) -> np.ndarray:
@@ -14,6 +24,8 @@ def of(name: str, value: Any) -> np.ndarray:
 
     Raises InputError, with the name, for anything else.
     """
+    import jax
+
     if isinstance(value, np.ndarray):
         return value
     if type(value).__module__.split(".")[0] == "torch":
@@ -25,11 +37,13 @@ def of(name: str, value: Any) -> np.ndarray:
     raise InputError(f"{name} is a {type(value).__name__}, not an array")
 
 
-def as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
+def as_jax(name: str, array: np.ndarray, dtype: Any) -> "jax.Array":
     """Return a copy in its own dtype, or in ``dtype``, that shares no memory with ``array``.
 
     JAX may otherwise alias NumPy's memory on CPU.
     """
+    import jax.numpy as jnp
+
     return jnp.array(as_numpy(name, array, dtype), copy=True)
 
 
@@ -37,6 +51,9 @@ def as_numpy(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
     """Return a copy in its own dtype, or in ``dtype``, that JAX has. Raises InputError if JAX has
     not, or if the array holds no floating-point numbers.
     """
+    import jax
+    import jax.numpy as jnp
+
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name} is {array.dtype}, and weights are floating-point numbers")
     dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
@@ -46,3 +63,24 @@ def as_numpy(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
             " jax_enable_x64"
         )
     return array.astype(dtype)
+
+
+def is_parameter(name: str) -> bool:
+    """Return True for the name of an array of the model, false for one of an adapter."""
+    return not name.endswith((LORA_A, LORA_B, LORA_SCALE))
+
+
+def adapted_kernels(arrays: Mapping[str, Any]) -> list[str]:
+    """Return the names of the kernels that have adapters among ``arrays``."""
+    return [name.removesuffix(LORA_A) for name in arrays if name.endswith(LORA_A)]
+
+
+def merge_adapters(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of the model itself, with each adapter added to its kernel. They are
+    NumPy's or JAX's.
+    """
+    merged = dict(arrays)
+    for name in adapted_kernels(arrays):
+        a, b, scale = (merged.pop(name + part) for part in (LORA_A, LORA_B, LORA_SCALE))
+        merged[name] = (merged[name] + scale * (a @ b)).astype(merged[name].dtype)
+    return merged

@@ -8,11 +8,13 @@ moments, in both directions. Nothing is guessed from shapes or ranks.
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.tensors import Shape as Shape
 from jax_transformer.storage.tensors import TensorInfo
 
@@ -348,3 +350,50 @@ def to_torch(table: Table, arrays: Mapping[str, np.ndarray]) -> dict[str, np.nda
             else rule.to_torch([arrays[name] for name in rule.flax])
         )
     return state
+
+
+# The same for tensors that are read one at a time
+
+
+def to_flax_lazily(
+    table: Table, state: LazyState, flax_shapes: Mapping[str, Shape]
+) -> dict[str, LazyTensor]:
+    """Return the Flax arrays by path, none of them read.
+
+    The tensors fit the table: see :func:`.tensors.problems` and :func:`.lazy.differing_ties`.
+    """
+    arrays = {}
+    for rule in table:
+        if isinstance(rule, Rule):
+            shapes = [flax_shapes[name] for name in rule.flax]
+            for number, (name, shape) in enumerate(zip(rule.flax, shapes, strict=True)):
+                info = TensorInfo(shape, state[rule.torch].dtype)
+                arrays[name] = LazyTensor(
+                    info, partial(_part, rule, number, state[rule.torch], shapes)
+                )
+    return arrays
+
+
+def to_torch_lazily(table: Table, arrays: LazyState) -> dict[str, LazyTensor]:
+    """Return the PyTorch tensors by name, none of them read, in the table's order.
+
+    Tensors that the model ties are one LazyTensor.
+    """
+    state: dict[str, LazyTensor] = {}
+    for rule in table:
+        if isinstance(rule, Rule):
+            parts = [arrays[name] for name in rule.flax]
+            shape = rule.torch_shape([part.shape for part in parts])
+            state[rule.torch] = LazyTensor(
+                TensorInfo(shape, parts[0].dtype), partial(_joined, rule, parts)
+            )
+    names = {rule.torch: rule.of if isinstance(rule, Alias) else rule.torch for rule in table}
+    return {name: state[of] for name, of in names.items()}
+
+
+def _part(rule: Rule, number: int, tensor: LazyTensor, shapes: list[Shape]) -> np.ndarray:
+    return rule.part(number, tensor.read(), shapes)
+
+
+def _joined(rule: Rule, parts: list[LazyTensor]) -> np.ndarray:
+    return rule.joined([part.read() for part in parts])

@@ -6,7 +6,7 @@ import numpy as np
 import safetensors.numpy
 
 import jax_transformer as jt
-from jax_transformer.architectures import model_weights
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.models import ModelDescription
@@ -27,7 +27,7 @@ def config_of(preset: str, **changes) -> TransformerConfig:
 def state_of(config: TransformerConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
     """Return random weights under PyTorch's names, tied ones equal."""
     return rules.to_torch(
-        model_weights.model_weights(config).table, helpers.random_arrays(config, dtype=dtype)
+        registry.model_weights(config).table, helpers.random_arrays(config, dtype=dtype)
     )
 
 

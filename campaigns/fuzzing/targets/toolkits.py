@@ -28,7 +28,7 @@ def _describe(toolkit: Toolkit, path: Path, content: Any) -> None:
     if not toolkit.recognises_content(content):
         raise InputError("not recognised")
     config = toolkit.describe(path, content).config
-    rules.aliases(registry.weight_table(config.architecture, config))
+    rules.aliases(registry.unchecked_table(config.architecture, config))
 
 
 # Marian

@@ -78,7 +78,7 @@ class Toolkit(Format):
     def open_content(self, path: Path, content: Mapping[str, Any]) -> Pretrained:
         described = self.describe(path, content)
         config = described.config
-        ties = rules.aliases(registry.weight_table(config.architecture, config))
+        ties = rules.aliases(registry.unchecked_table(config.architecture, config))
 
         def stored() -> LazyState:
             states = dict(pt.states(path, described.states))

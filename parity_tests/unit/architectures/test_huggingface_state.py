@@ -44,7 +44,7 @@ def all_tensors(config) -> dict[str, TensorInfo]:
     return {
         name: TensorInfo(shape, "bfloat16")
         for name, shape in torch_shapes(
-            registry.weight_table(config.architecture, config), shapes
+            registry.unchecked_table(config.architecture, config), shapes
         ).items()
     }
 
@@ -58,7 +58,7 @@ def test_abstract_shapes_are_completed_like_arrays(name):
     assert not tensors.problems(full, {name: one.shape for name, one in full.items()})
     assert {name for name in full if name not in file} >= {
         rule.torch
-        for rule in registry.weight_table(config.architecture, config)
+        for rule in registry.unchecked_table(config.architecture, config)
         if isinstance(rule, Alias)
     }
     stored = config.encoder.positions is Positions.SINUSOIDAL_STORED

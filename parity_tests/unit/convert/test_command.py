@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
-from jax_transformer.architectures import model_weights, registry
+from jax_transformer.architectures import registry
 from jax_transformer.convert import conversion, models
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError, InputError
@@ -33,7 +33,7 @@ def test_sizes_are_read_from_the_shapes(preset):
         encoder_layers=3,
         **({} if "d_ff" in registry.presets()[preset].multiples else {"d_ff": 20}),
     )
-    shown = model_weights.model_weights(config).shapes
+    shown = registry.model_weights(config).shapes
     sizes = {} if "head_dim" in registry.presets()[preset].multiples else {"num_heads": 3}
     hidden = (
         {}
@@ -45,7 +45,7 @@ def test_sizes_are_read_from_the_shapes(preset):
             registry.presets()[preset],
             sizes | hidden,
             shown[names],
-            lambda config, names=names: model_weights.model_weights(config).shapes[names],
+            lambda config, names=names: registry.model_weights(config).shapes[names],
         )
         assert inferred.config == config
         assert not inferred.sizes.keys() & (sizes | hidden).keys()
@@ -58,8 +58,8 @@ def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
     inferred = models.infer(
         preset,
         {"num_heads": 3},
-        model_weights.model_weights(config).shapes["torch"],
-        lambda config: model_weights.model_weights(config).shapes["torch"],
+        registry.model_weights(config).shapes["torch"],
+        lambda config: registry.model_weights(config).shapes["torch"],
     )
     assert inferred.config == config
     assert {"mel_bins", "mel_frames", "target_vocab_size"} <= inferred.sizes.keys()
@@ -67,12 +67,12 @@ def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
 
 def test_equal_sizes_are_distinguished():
     config = jt.preset("lesson10", **helpers.SQUARE)
-    shapes = model_weights.model_weights(config).shapes["torch"]
+    shapes = registry.model_weights(config).shapes["torch"]
     inferred = models.infer(
         registry.presets()["lesson10"],
         {"num_heads": 4},
         shapes,
-        lambda config: model_weights.model_weights(config).shapes["torch"],
+        lambda config: registry.model_weights(config).shapes["torch"],
     )
     assert inferred.config == config
 
@@ -105,7 +105,7 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     )
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     plan = json.loads(out)["plan"]
-    model = model_weights.model_weights(config)
+    model = registry.model_weights(config)
     assert sorted(name for move in plan["moves"] for name in move["source"]) == sorted(
         model.shapes["torch"]
     )
@@ -233,7 +233,7 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
 
 
 def test_the_check_detects_a_wrong_table(config):
-    model = model_weights.model_weights(config)
+    model = registry.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
     with pytest.raises(DifferentError, match=r"linear1\.weight"):

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.architectures import huggingface_config, huggingface_state, model_weights
+from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.architectures.registry import model_weights
 from jax_transformer.convert import conversion, models
 from jax_transformer.errors import InputError
 from jax_transformer.formats import registry
@@ -218,7 +219,7 @@ def test_a_file_that_becomes_shorter_is_one_line(scan, tmp_path):
 
 def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
     config = huggingface_config.from_config(T5)
-    model = model_weights.model_weights(config)
+    model = model_weights(config)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes["flax"].items()}
     flax = lazy.in_memory(zeros)
     state = models.renamed(flax, model, from_torch=False, to_torch=True)
@@ -281,7 +282,7 @@ def test_peak_memory_is_bounded_by_the_largest_tensor(tmp_path):
 def _random_folder(path: Path, data: dict) -> int:
     """Write a Hugging Face folder of random numbers; return the bytes of its tensors."""
     config = huggingface_config.from_config(data)
-    shapes = model_weights.model_weights(config).shapes["torch"]
+    shapes = model_weights(config).shapes["torch"]
     draw = np.random.default_rng(0)
     state = {
         name: LazyTensor(

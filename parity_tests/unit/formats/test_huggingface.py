@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_transformer.architectures import huggingface_config, huggingface_state, model_weights
+from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.architectures.registry import model_weights
 from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.convert.planning import Request
@@ -52,7 +53,7 @@ def weights() -> dict[str, np.ndarray]:
     """Return the tensors that transformers writes for the model of ``T5``, with random numbers."""
     config = huggingface_config.from_config(T5)
     tensors = rules.to_torch(
-        model_weights.model_weights(config).table, helpers.random_arrays(config, dtype="float32")
+        model_weights(config).table, helpers.random_arrays(config, dtype="float32")
     )
     return huggingface_state.saved(tensors, config)
 
@@ -293,7 +294,7 @@ def test_a_model_of_no_family_is_not_exported(tmp_path):
     other = helpers.tiny()
     safetensors.write(
         tmp_path / "model.safetensors",
-        rules.to_torch(model_weights.model_weights(other).table, helpers.random_arrays(other)),
+        rules.to_torch(model_weights(other).table, helpers.random_arrays(other)),
     )
     (tmp_path / "config.json").write_text(other.to_json())
     with pytest.raises(ConfigError, match=r"is not a Hugging Face family: .*marian.*t5"):

@@ -16,7 +16,7 @@ from jax_transformer.formats import registry
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, trainable
 from jax_transformer.training.options import LoraOptions, TrainOptions
-from jax_transformer.weights import lora
+from jax_transformer.weights.arrays import LORA_A, LORA_B, adapted_kernels
 from parity_tests.unit import helpers, runs
 from parity_tests.unit.training.test_step import KEY, NO_DROPOUT, batch_of, furthest, strict_off
 
@@ -58,19 +58,19 @@ def test_adapters_follow_the_gradient_of_their_kernels():
     before, all_trained = after_one_step(TrainOptions())
     options = TrainOptions(lora=LoraOptions(rank=3, alpha=6.0, targets=("*query.kernel",)))
     adapters, after = after_one_step(options)
-    kernels = lora.adapted(adapters.params)
+    kernels = adapted_kernels(adapters.params)
     assert kernels == [name for name in before.params if name.endswith("query.kernel")]
     assert set(after.trained) == set(kernels)
     assert furthest(adapters.weights, before.weights) == 0, "no change before the first step"
     assert furthest(adapters.frozen, after.frozen) == 0
     for name in kernels:
         gradient = (before.params[name] - np.array(all_trained.params[name])) / RATE
-        a = adapters.params[name + lora.A]
-        assert np.array_equal(after.params[name + lora.A], a)
+        a = adapters.params[name + LORA_A]
+        assert np.array_equal(after.params[name + LORA_A], a)
         np.testing.assert_allclose(
-            after.params[name + lora.B], -RATE * 2.0 * a.T @ gradient, atol=1e-14
+            after.params[name + LORA_B], -RATE * 2.0 * a.T @ gradient, atol=1e-14
         )
-        merged = before.params[name] + 2.0 * a @ np.array(after.params[name + lora.B])
+        merged = before.params[name] + 2.0 * a @ np.array(after.params[name + LORA_B])
         np.testing.assert_allclose(after.weights[name], merged, atol=1e-14)
 
 
@@ -132,7 +132,7 @@ def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, monkeypatch, ca
     assert changed and all(re.search(r"(query|value)\.kernel$", name) for name in changed)
     arrays = checkpoint.open(path / "checkpoints", 4).arrays()
     for name in changed:
-        a, b = (arrays[f"params/{name}{part}"] for part in (lora.A, lora.B))
+        a, b = (arrays[f"params/{name}{part}"] for part in (LORA_A, LORA_B))
         expected = before[name] + np.float32(8) * (a @ b)
         np.testing.assert_allclose(after[name], expected, atol=1e-6)
     averaged = registry.open(path, "averaged").state()
