@@ -9,8 +9,7 @@ import numpy as np
 
 from jax_transformer.architectures import huggingface_config, huggingface_state, registry
 from jax_transformer.storage import huggingface_folder
-from jax_transformer.storage.lazy import LazyTensor
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 
 UMT5 = {
     "model_type": "umt5",

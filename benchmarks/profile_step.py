@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import profile_decode, train_step
-from jax_transformer.runtime import allocator
+from jax_transformer.runtime import process
 
 PRODUCTS = "matrix products"
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32, help="tokens (default: 32)")
     parser.add_argument("--steps", type=int, default=20, help="steps (default: 20)")
     args = parser.parse_args()
-    allocator.keep_freed_memory()
+    process.keep_freed_memory()
     import jax
 
     compiled, arguments = program(args.size, args.batch, args.length)

@@ -55,9 +55,9 @@ class Cost(NamedTuple):
 
 def measure(pipe: Any, kind: str, point: dict[str, int], times: int) -> None:
     """Time a point in this process, and send its cost."""
-    from jax_transformer.runtime import allocator
+    from jax_transformer.runtime import process
 
-    allocator.keep_freed_memory()
+    process.keep_freed_memory()
     train_step.SIZES[POINT] = dict(
         d_model=point["width"],
         num_heads=max(1, point["width"] // HEAD_WIDTH),

@@ -280,10 +280,10 @@ def prepare(pipe: Any, work: Work) -> None:
 def serve(pipe: Any, name: str, work: Work) -> None:
     """Run a contender: build, print the losses, take the first step, then time rounds until told
     0."""
-    from jax_transformer.runtime import allocator
+    from jax_transformer.runtime import process
 
     try:
-        allocator.keep_freed_memory()  # as the command does; for the twins too
+        process.keep_freed_memory()  # as the command does; for the twins too
         contender: Any = (Jax if name in (OURS, AGAIN) else Torch)(work, name)
         losses = {
             "parameters": contender.parameters,

@@ -19,14 +19,9 @@ from jax_transformer.convert import conversion, models, planning
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.convert.planning import Request
 from jax_transformer.errors import Refusal
-from jax_transformer.storage import (
-    lazy,
-    pt,
-    safetensors,
-    tensors,
-)
-from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage import pt, safetensors, tensors
 from jax_transformer.storage.pt import writer
+from jax_transformer.storage.tensors import LazyState
 
 STOCK = "torch.nn"
 TEXT = [name for name, preset in registry.presets().items() if preset.config.mel_bins is None]
@@ -123,11 +118,11 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     model, before = registry.model_weights(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
     flax = _renamed(safetensors.scan(folder / "a.safetensors"), model, to_torch=False)
-    writer.write(folder / "b.pt", _renamed(lazy.in_memory(flax), model, to_torch=True))
+    writer.write(folder / "b.pt", _renamed(tensors.in_memory(flax), model, to_torch=True))
     again = _renamed(pt.scan(folder / "b.pt"), model, to_torch=False)
     wrong = [f"Flax {name}" for name in _differing(flax, again)]
     safetensors.write(
-        folder / "c.safetensors", _renamed(lazy.in_memory(again), model, to_torch=True)
+        folder / "c.safetensors", _renamed(tensors.in_memory(again), model, to_torch=True)
     )
     wrong += (
         []
@@ -139,7 +134,7 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
 
 def _renamed(state: LazyState, model: registry.ModelWeights, *, to_torch: bool) -> State:
     renamed = models.renamed(state, model, from_torch=not to_torch, to_torch=to_torch)
-    return lazy.arrays(renamed)
+    return tensors.arrays(renamed)
 
 
 def _differing(one: State, other: State) -> list[str]:

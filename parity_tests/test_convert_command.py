@@ -15,7 +15,7 @@ from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.convert.planning import Request
 from jax_transformer.errors import DifferentError
-from jax_transformer.storage import lazy, run_folder
+from jax_transformer.storage import run_folder, tensors
 from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES
 from parity_tests.marks import quick_if
@@ -84,10 +84,10 @@ def test_the_check_detects_two_exchanged_weights():
     ]
     flax = rules.to_flax(wrong, state, model.shapes["flax"])
     with pytest.raises(DifferentError, match="differs from the PyTorch twin's"):
-        conversion.check(TIED.config, wrong, lazy.in_memory(state), lazy.in_memory(flax))
+        conversion.check(TIED.config, wrong, tensors.in_memory(state), tensors.in_memory(flax))
     flax = rules.to_flax(model.table, state, model.shapes["flax"])
     checked = conversion.check(
-        TIED.config, model.table, lazy.in_memory(state), lazy.in_memory(flax)
+        TIED.config, model.table, tensors.in_memory(state), tensors.in_memory(flax)
     )
     assert max(checked.errors.values()) < 1e-12
 
@@ -100,7 +100,9 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
         for name, shape in model.shapes["flax"].items()
     }
     state = rules.to_torch(model.table, flax)
-    checked = conversion.check(config, model.table, lazy.in_memory(state), lazy.in_memory(flax))
+    checked = conversion.check(
+        config, model.table, tensors.in_memory(state), tensors.in_memory(flax)
+    )
     assert not checked.errors
     assert "there and back" in checked.method and "head_dim=8" in checked.method
 

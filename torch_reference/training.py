@@ -24,7 +24,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.options import TooLong
 from jax_transformer.data.run_tokenizer import load_tokenizer
-from jax_transformer.storage import integrity
+from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
@@ -55,7 +55,7 @@ class Run:
 def read(folder: Path) -> Run:
     """Read a run. Raises ValueError if its text or tokenizer changed since it began, or if this
     loop does not have what it needs."""
-    integrity.verify(folder)
+    run_folder.verify(folder)
     config = TransformerConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
     recorded = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     options = read_options(RunFolder(folder))

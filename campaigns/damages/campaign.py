@@ -19,7 +19,7 @@ from campaigns.damages import runs_copy
 from campaigns.damages.kinds import Damage
 from campaigns.interruptions import tiny_run
 from jax_transformer.errors import Refusal
-from jax_transformer.storage import checkpoint, checksums, run_files, run_folder
+from jax_transformer.storage import checkpoint, run_files, run_folder
 
 OPTIONS = (
     "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 "
@@ -226,7 +226,7 @@ def _wrong(
     ``translate`` every other one.
     """
     names = list(kinds)
-    listed = any(name in (*run_files.LISTED, checksums.NAME) for name in names)
+    listed = any(name in (*run_files.LISTED, run_files.SHA256SUMS) for name in names)
     steps = {
         tuple(Path(name).parts[:2])
         for name, kind in kinds.items()

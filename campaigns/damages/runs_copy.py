@@ -9,7 +9,7 @@ from typing import Any
 
 from campaigns.damages.kinds import files
 from jax_transformer.config import codec
-from jax_transformer.storage import checkpoint, checksums, orbax_arrays, run_files, run_folder
+from jax_transformer.storage import checkpoint, run_files, run_folder
 
 HARMLESS = {
     ".lock": "the operating system's lock of it counts, not its content",
@@ -26,7 +26,7 @@ def kind_of(name: str) -> str:
     top, *rest = Path(name).parts
     if top in run_files.CHECKPOINTS and len(rest) > 1:
         return f"{top}/{checkpoint.MANIFEST if rest[-1] == checkpoint.MANIFEST else 'arrays'}"
-    if name in (*run_files.LISTED, run_files.METRICS, checksums.NAME):
+    if name in (*run_files.LISTED, run_files.METRICS, run_files.SHA256SUMS):
         return "huggingface/" if rest else name
     return name if name in HARMLESS else "another file"
 
@@ -53,15 +53,15 @@ class Copy:
         self._remembered = [
             Remembered(module, name)
             for module, name in (
-                (checksums, "sha256"),
+                (run_files, "sha256"),
                 (checkpoint, "verify"),
                 (checkpoint, "read_manifest"),
             )
         ]
         # Without threads, which take longer to start than these files to hash
-        checkpoint._hashes = lambda some: {name: checksums.sha256(some[name]) for name in some}
+        checkpoint._hashes = lambda some: {name: run_files.sha256(some[name]) for name in some}
         # Of a checkpoint that was found intact, so its content is always the same
-        orbax_arrays.open_arrays = functools.cache(orbax_arrays.open_arrays)
+        checkpoint.open_arrays = functools.cache(checkpoint.open_arrays)
         codec.from_json = functools.cache(codec.from_json)
 
     @functools.cache  # noqa: B019 (a copy lives as long as its process)
@@ -105,7 +105,7 @@ class Remembered:
         """Forget a file and the checkpoint that it is in; with SHA256SUMS, the whole run."""
         for path in (touched, *touched.parents):
             self._known.pop(str(path), None)
-        if touched.name == checksums.NAME:
+        if touched.name == run_files.SHA256SUMS:
             run = str(touched.parent)
             self._known = {key: each for key, each in self._known.items() if run not in key}
 

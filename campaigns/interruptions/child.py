@@ -57,9 +57,9 @@ def phases(pipe: Pipe, watch: Watch) -> dict[str, Callable[[Any], None]]:
         pipe.wrap(loop.Run, "_validate", "validation")
         pipe.wrap(loop.Run, "_average", "average", "end")
 
-    def change_checkpoint(checkpoint: Any) -> None:
-        pipe.wrap_saving(checkpoint)
-        pipe.wrap(checkpoint, "prune", "prune")
+    def change_saving(saving: Any) -> None:
+        pipe.wrap_saving(saving)
+        pipe.wrap(saving, "prune", "prune")
 
     def change_step(step: Any) -> None:
         step.TrainStep.__call__ = counted(step.TrainStep.__call__, pipe)
@@ -69,7 +69,7 @@ def phases(pipe: Pipe, watch: Watch) -> dict[str, Callable[[Any], None]]:
         "jax_transformer.cli": lambda cli: pipe.wrap(cli, "main", "imports", "end"),
         f"{training}.loop": change_loop,
         "jax_transformer.storage.atomic": watch.wrap_exchange,
-        "jax_transformer.storage.checkpoint": change_checkpoint,
+        "jax_transformer.storage.saving": change_saving,
         f"{training}.step": change_step,
         f"{training}.curves": draw_nothing,
         f"{training}.corpus": lambda corpus: pipe.wrap(corpus, "prepare", "data", "data"),

@@ -73,9 +73,9 @@ class Pipe:
 
         setattr(holder, name, reported)
 
-    def wrap_saving(self, checkpoint: Any) -> None:
+    def wrap_saving(self, saving: Any) -> None:
         """Report ``save`` from the beginning of a checkpoint until its thread has completed it."""
-        begin = checkpoint.begin
+        begin = saving.begin
 
         @functools.wraps(begin)
         def reported(*arguments: Any, **options: Any) -> Any:
@@ -91,4 +91,4 @@ class Pipe:
 
             return completed
 
-        checkpoint.begin = reported
+        saving.begin = reported

@@ -32,7 +32,7 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
 
     from jax_transformer.data.batches import Batch
     from jax_transformer.extras.estimate import estimate
-    from jax_transformer.storage import checkpoint
+    from jax_transformer.storage import checkpoint, saving
     from jax_transformer.training import run as training_run
     from jax_transformer.training.devices import Devices
 
@@ -62,7 +62,7 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
     seconds["step"] = (time.perf_counter() - began) / max(1, last - first - 1)
     if last < STEPS:
         began = time.perf_counter()
-        checkpoint.save(folder, last, state, about={})
+        saving.save(folder, last, state, about={})
         seconds["save"] = time.perf_counter() - began
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     loss = float(metrics["loss"])

@@ -23,7 +23,7 @@ from campaigns.interruptions import (
 from campaigns.interruptions.chains import Chain, Reference
 from campaigns.interruptions.fork_server import ForkServer
 from campaigns.interruptions.processes import ProcessResult, Sandbox
-from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.storage import checkpoint, run_folder, saving
 from parity_tests.unit.runs import ROOT
 
 RESUMES = "the same command continues from there"
@@ -34,7 +34,7 @@ def checkpoints(tmp_path_factory) -> Path:
     """Three small checkpoints."""
     folder = tmp_path_factory.mktemp("place") / "run" / "checkpoints"
     for step in (1, 2, 3):
-        checkpoint.save(folder, step, {"a": np.arange(40.0) + step}, about={})
+        saving.save(folder, step, {"a": np.arange(40.0) + step}, about={})
     return folder
 
 

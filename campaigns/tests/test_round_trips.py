@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from campaigns import round_trips
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.tensors import LazyTensor
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 

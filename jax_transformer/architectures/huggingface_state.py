@@ -18,9 +18,7 @@ import numpy as np
 from jax_transformer.architectures import huggingface, registry
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage import lazy
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.weights.rules import Alias
 
 Tensor = TypeVar("Tensor", bound=Any)
@@ -110,7 +108,7 @@ def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, Laz
     names = [*_positions(config)]
     names += [f"{name.split('.')[-3]}.positions.table" for name in names]
     return dict(state) | {
-        name: LazyTensor(state[name].info, _table_in(config, state[name].numpy_dtype()))
+        name: LazyTensor(state[name].info, _table_in(config, state[name].info.numpy_dtype()))
         for name in names
         if name in state and _gap(state[name].read(), config) is None
     }
@@ -169,8 +167,8 @@ def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]
         if isinstance(like, TensorInfo):
             yield name, replace(like, shape=shape)
             continue
-        lazily = like if isinstance(like, LazyTensor) else lazy.of(like)
-        dtype = lazily.numpy_dtype()
+        lazily = like if isinstance(like, LazyTensor) else LazyTensor.of(like)
+        dtype = lazily.info.numpy_dtype()
         read = partial(np.zeros, shape, dtype) if name == _LOGITS_BIAS else _table_in(config, dtype)
         tensor = LazyTensor(TensorInfo(shape, lazily.dtype), read)
         yield name, tensor if lazily is like else tensor.read()

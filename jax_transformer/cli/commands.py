@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from jax_transformer.cli.arguments import Command
 from jax_transformer.errors import ConfigError
-from jax_transformer.runtime import entry_points
+from jax_transformer.runtime import process
 
 ENTRY_POINTS = "jax_transformer.commands"
 _CORE = ("train", "translate", "evaluate", "convert", "inspect", "parity", "golden", "completion")
@@ -24,14 +24,14 @@ class _Commands(Mapping[str, Command]):
         if name in _CORE:
             command: Command = importlib.import_module(f"jax_transformer.cli.{name}").COMMAND
             return command
-        added: Command = entry_points.load(entry_points.of(ENTRY_POINTS)[name], Command)
+        added: Command = process.load_entry_point(process.entry_points(ENTRY_POINTS)[name], Command)
         return added
 
     def __contains__(self, name: object) -> bool:
-        return name in _CORE or name in entry_points.of(ENTRY_POINTS)
+        return name in _CORE or name in process.entry_points(ENTRY_POINTS)
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*_CORE, *entry_points.of(ENTRY_POINTS)))
+        return iter((*_CORE, *process.entry_points(ENTRY_POINTS)))
 
     def loadable(self) -> Iterator[tuple[str, Command]]:
         """Yield every command by name; one that cannot be imported is a line on standard error."""

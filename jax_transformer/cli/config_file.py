@@ -39,10 +39,10 @@ def read(cls: type[T], path: str | Path) -> T:
 
 
 def _load(path: str | Path) -> Any:
-    from jax_transformer.storage import integrity, run_files
+    from jax_transformer.storage import run_files, run_folder
 
     if Path(path).name == run_files.TRAIN_CONFIG:
-        integrity.verify(Path(path).parent)
+        run_folder.verify(Path(path).parent)
     try:
         content = Path(path).read_bytes()
     except OSError as error:

@@ -9,7 +9,7 @@ from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
-from jax_transformer.runtime import allocator
+from jax_transformer.runtime import process
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run(options: ConvertOptions) -> int:
     from jax_transformer.convert.models import ModelDescription
     from jax_transformer.convert.planning import Request
 
-    allocator.give_back_freed_memory()
+    process.keep_freed_memory(False)
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )

@@ -78,10 +78,10 @@ class EvaluateOptions:
 @translate.with_precision
 def run(options: EvaluateOptions) -> int:
     """Print the scores and return the exit code."""
-    from jax_transformer.runtime import program_cache
+    from jax_transformer.runtime import process
     from jax_transformer.training import evaluation
 
-    program_cache.use()
+    process.use_program_cache()
     streams.check_output(options.hypotheses)
     names = "pairs comet weights bootstrap ensemble precision engine quantization tokens_per_batch"
     report, hypotheses = evaluation.evaluate(

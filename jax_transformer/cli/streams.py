@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jax_transformer.data import parallel_text
 from jax_transformer.errors import Refusal
-from jax_transformer.runtime import signals
+from jax_transformer.runtime import process
 from jax_transformer.storage import atomic
 
 WAIT = 0.1
@@ -136,8 +136,8 @@ def interruptible() -> Iterator[threading.Event]:
         raise KeyboardInterrupt
 
     # A shell starts what runs in the background with SIGINT ignored, and so it stays
-    heeded = [n for n in signals.STOPPING if signal.getsignal(n) is not signal.SIG_IGN]
-    with signals.handled(interrupt, raising=KeyboardInterrupt, numbers=heeded):
+    heeded = [n for n in process.STOPPING if signal.getsignal(n) is not signal.SIG_IGN]
+    with process.on_signals(interrupt, raising=KeyboardInterrupt, numbers=heeded):
         try:
             yield asked
         except ValueError as error:  # jaxlib makes it of an exception while it compares arguments

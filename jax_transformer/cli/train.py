@@ -6,7 +6,7 @@ from typing import Annotated
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
-from jax_transformer.runtime import allocator, distributed
+from jax_transformer.runtime import distributed, process
 from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.training.options import TrainOptions
 
@@ -36,7 +36,7 @@ def run(command: TrainCommand) -> int:
     """Train, print the run folder, and return the exit code."""
     from jax_transformer.training.stop import stop_requests
 
-    allocator.keep_freed_memory()
+    process.keep_freed_memory()
     with stop_requests() as stop:  # from here on: importing JAX takes a second or two
         with stop.at_once("stopped before anything was begun"):
             from jax_transformer.training import recipe

@@ -141,9 +141,9 @@ def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
     from jax_transformer.formats import registry
     from jax_transformer.inference import translation
-    from jax_transformer.runtime import program_cache
+    from jax_transformer.runtime import process
 
-    program_cache.use()
+    process.use_program_cache()
     overrides = vars(options.search) | vars(options.sampling)
     overrides["n_best"] = options.num_return_sequences
     streams.check_output(options.output)

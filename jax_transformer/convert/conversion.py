@@ -23,8 +23,8 @@ from jax_transformer.convert import models
 from jax_transformer.convert.planning import Plan, Prepared
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.formats.base import Checked
-from jax_transformer.storage import lazy, tensors
-from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage import tensors
+from jax_transformer.storage.tensors import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias
@@ -120,8 +120,8 @@ def convert(prepared: Prepared) -> Outcome:
     from_torch, to_torch = source.format.has_torch_names, to.format.has_torch_names
     state = source.scan()
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
-    prepared.refuse(lazy.differing_ties(aliases, state))
-    casting = None if to.dtype is None else lazy.Cast(to.dtype)
+    prepared.refuse(tensors.differing_ties(aliases, state))
+    casting = None if to.dtype is None else tensors.Cast(to.dtype)
     if casting is not None:
         state = casting.apply(state)
         if model is not None:
@@ -156,7 +156,7 @@ def convert(prepared: Prepared) -> Outcome:
         prepared.plan,
         f"{source.title} -> {to.path}: {content}",
         prepared.preset_sizes,
-        None if casting is None else casting.loss(),
+        None if casting is None else casting.loss,
         written.checked or checked,
         written.sha256,
         tuple(sorted(to.files)),
@@ -207,7 +207,7 @@ def check(
         try:
             return Checked(
                 "ran next to the PyTorch twin in float64, ragged random batches",
-                _run(config, table, lazy.arrays(torch_state), lazy.arrays(flax_state)),
+                _run(config, table, tensors.arrays(torch_state), tensors.arrays(flax_state)),
             )
         except ConfigError as error:
             reason = f"the twin cannot be built: {error}"

@@ -16,8 +16,8 @@ from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry as formats
 from jax_transformer.formats.base import Destination, Pretrained, Settled
-from jax_transformer.storage import lazy, tensors, untrusted
-from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage import tensors, untrusted
+from jax_transformer.storage.tensors import LazyState
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Shape, Table
 
@@ -145,7 +145,7 @@ def save(
     formats.check_free(format, to.path, force=force)
     leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
     to_torch = format.has_torch_names
-    state = renamed(lazy.in_memory(leaves), names, from_torch=False, to_torch=to_torch)
+    state = renamed(tensors.in_memory(leaves), names, from_torch=False, to_torch=to_torch)
     format.write(to, state, lambda read_back: None)
     return to.path
 

@@ -308,7 +308,7 @@ def _map_tensors(source: Pretrained, to: Destination, model: ModelWeights | None
             continue
         before = tuple(infos[name] for name in old)
         dtype = before[0].dtype
-        if to.dtype is not None and tensors.is_float(dtype):
+        if to.dtype is not None and dtype in tensors.FLOATS:
             dtype = to.dtype
         after = tuple(
             TensorInfo(infos[name].shape if applied is None else target_shapes[name], dtype)

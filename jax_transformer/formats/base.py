@@ -15,10 +15,9 @@ from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import lazy, tensors
-from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage import tensors
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.storage.tensors import Note, TensorInfo
+from jax_transformer.storage.tensors import LazyState, Note, TensorInfo
 from jax_transformer.weights import rules
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class Pretrained:
 
     def read(self) -> dict[str, np.ndarray]:
         """Read all tensors into memory; names that are tied have one array."""
-        return lazy.arrays(self.scan())
+        return tensors.arrays(self.scan())
 
     def state(
         self,

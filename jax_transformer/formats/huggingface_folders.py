@@ -14,11 +14,10 @@ from jax_transformer.formats.contents import Contents
 from jax_transformer.formats.safetensors_files import check_dtypes
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import checksums, read_back, run_files, tensors, untrusted
 from jax_transformer.storage import huggingface_folder as folder
+from jax_transformer.storage import read_back, run_files, tensors, untrusted
 from jax_transformer.storage.huggingface_folder import CARD, CONFIG, GENERATION, TOKENIZER, Folder
-from jax_transformer.storage.lazy import LazyState
-from jax_transformer.storage.tensors import Note
+from jax_transformer.storage.tensors import LazyState, Note
 
 
 class HuggingFaceWeights(Pretrained):
@@ -94,7 +93,7 @@ class HuggingFaceFolder(Format):
             str(path),
             self.title,
             {name: tensor.info for name, tensor in scan(opened).items()},
-            {file.name: hashes.get(file.name) or checksums.sha256(file) for file in paths},
+            {file.name: hashes.get(file.name) or run_files.sha256(file) for file in paths},
             values,
             [names for content in contents for names in content.ties],
         )
@@ -123,7 +122,7 @@ class HuggingFaceFolder(Format):
         data = huggingface_config.to_config(config, original)
         if to.dtype is not None or training is not None or original is None:
             stored = {
-                tensor.dtype for tensor in source.tensors.values() if tensors.is_float(tensor.dtype)
+                tensor.dtype for tensor in source.tensors.values() if tensor.dtype in tensors.FLOATS
             }
             data = folder.with_dtype(data, stored if to.dtype is None else {to.dtype})
         if data != original:

@@ -18,7 +18,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
-from jax_transformer.storage import integrity
+from jax_transformer.storage import run_folder
 from jax_transformer.storage.huggingface_folder import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
@@ -220,7 +220,7 @@ def training_of(source: Pretrained) -> Training | None:
 
 
 def _training(folder: RunFolder, step: int) -> Training:
-    integrity.verify_metrics(folder.path)
+    run_folder.verify_metrics(folder.path)
     options = folder.train_options()
     init = options.get("init")
     data = parsed(
@@ -304,7 +304,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         and earlier.train_config.is_file()
         and earlier.path.resolve() != folder.path.resolve()
     ):
-        integrity.verify(earlier.path)
+        run_folder.verify(earlier.path)
         return _base_model(earlier, earlier.train_options().get("init"))
     name = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
     return _on_hub(init) or (name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else "")

@@ -9,8 +9,7 @@ from jax_transformer.formats import registry
 from jax_transformer.formats.base import Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import atomic, pt, untrusted
-from jax_transformer.storage.lazy import LazyState
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyState, TensorInfo
 
 _ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 

@@ -22,7 +22,7 @@ from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.formats.base import Format, Pretrained
 from jax_transformer.formats.contents import Contents
-from jax_transformer.runtime import entry_points
+from jax_transformer.runtime import process
 from jax_transformer.storage import atomic, huggingface_folder
 from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, WEIGHTS
 
@@ -202,13 +202,13 @@ def get(name: str) -> Format:
         format: Format = getattr(importlib.import_module(f"{__package__}.{file}"), value)
         return format
     if name not in _added:
-        points = entry_points.of(ENTRY_POINTS)
+        points = process.entry_points(ENTRY_POINTS)
         if name not in points:
             known = [*_OURS, *_added, *points]
             raise ConfigError(
                 f"unknown format {name!r}{nearest(name, known)}; known: {', '.join(known)}"
             )
-        loaded = entry_points.load(points[name], Format)
+        loaded = process.load_entry_point(points[name], Format)
         if loaded.name != name:
             raise ConfigError(
                 f"entry point {name} = {points[name].value}: is the format {loaded.name}"
@@ -221,7 +221,7 @@ def others() -> Iterator[Format]:
     """Yield the formats of other packages and the added ones; those that do not load are left
     out.
     """
-    for name in dict.fromkeys([*_added, *entry_points.of(ENTRY_POINTS)]):
+    for name in dict.fromkeys([*_added, *process.entry_points(ENTRY_POINTS)]):
         try:
             yield get(name)
         except ConfigError:
@@ -290,7 +290,7 @@ def to_write(path: Path, to: str | None = None) -> Format:
     if path.name.endswith(".safetensors.index.json"):
         raise ConfigError(f"{path}: several files are read, but one .safetensors file is written")
     if to is not None:
-        may_be = to in ("hf", "run", *_added, *entry_points.of(ENTRY_POINTS))
+        may_be = to in ("hf", "run", *_added, *process.entry_points(ENTRY_POINTS))
         format = get(to) if may_be else None
         if format is None or format.is_file or format.write_options is None:
             known = ["hf", "run"]

@@ -20,19 +20,17 @@ from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import (
     atomic,
     checkpoint,
-    checkpoint_stream,
-    checksums,
     huggingface_folder,
-    integrity,
     read_back,
     run_files,
+    run_folder,
+    saving,
 )
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, IN_RUN
-from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import NewFolder
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
-from jax_transformer.storage.tensors import Note
+from jax_transformer.storage.tensors import LazyState, LazyTensor, Note
 from jax_transformer.weights.arrays import (
     LORA_A,
     LORA_B,
@@ -42,7 +40,7 @@ from jax_transformer.weights.arrays import (
     merge_adapters,
 )
 
-_FILES = (CONFIG, "checkpoints", IN_RUN, *run_files.SIDE_FILES, checksums.NAME)
+_FILES = (CONFIG, "checkpoints", IN_RUN, *run_files.SIDE_FILES, run_files.SHA256SUMS)
 _NOT_WEIGHTS = {
     "params": "the moving average of the weights is taken instead",
     "opt_state": "the optimizer's state",
@@ -109,7 +107,7 @@ class Run(Format):
 
     def open(self, path: Path, weights: str = "auto", **options: Any) -> Pretrained:
         run = RunFolder(path)
-        integrity.verify(path)
+        run_folder.verify(path)
         config = parsed(run.config, TransformerConfig.from_json)
         candidate, opened = open_weights(run, weights)
         title = f"{path} ({candidate.name}, step {candidate.step})"
@@ -117,8 +115,8 @@ class Run(Format):
 
     def inspect(self, path: Path) -> Contents:
         run = RunFolder(path)
-        integrity.verify_all(path)
-        hashes = {name: checksums.sha256(path / name) for name in checksums.read(path)}
+        run_folder.verify_all(path)
+        hashes = {name: run_files.sha256(path / name) for name in run_files.read_sums(path)}
         step = run.last_step()
         if step is None:
             raise InputError(f"{path}: holds no checkpoint")
@@ -138,6 +136,8 @@ class Run(Format):
         if the weights are cast.
         """
         extra = to.source.extra_files if to.source else {}
+        if not extra:
+            return {}
         files = huggingface_folder.contents(extra)
         if to.dtype is not None and CONFIG in files:
             config = huggingface_folder.configuration(extra[CONFIG].parent)
@@ -191,7 +191,7 @@ class SingleCheckpoint(Format):
         run = RunFolder(path.absolute().parent.parent)
         if not run.config.is_file():
             return None
-        integrity.verify(run.path)
+        run_folder.verify(run.path)
         return parsed(run.config, TransformerConfig.from_json)
 
     def check(self, to: Destination) -> None:
@@ -280,7 +280,7 @@ def _scan(
     """Return the arrays of the model itself, with each low-rank adapter added to its kernel when it
     is read.
     """
-    arrays = checkpoint_stream.scan(opened, groups)
+    arrays = checkpoint.scan(opened, groups)
 
     def merged(name: str) -> np.ndarray:
         names = [name, *(name + part for part in (LORA_A, LORA_B, LORA_SCALE))]
@@ -306,9 +306,9 @@ def _fill(
         groups["frozen" if name in to.frozen else "params"][name] = tensor
     root = run / "checkpoints"
     root.mkdir(parents=True)
-    checkpoint_stream.write(root, step, groups, about=about)
+    saving.write(root, step, groups, about=about)
     # Its manifest has just been computed from the files
-    scanned = checkpoint_stream.scan(checkpoint.open(root, step, verified=True), groups)
+    scanned = checkpoint.scan(checkpoint.open(root, step, verified=True), groups)
     arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}
     new.compare(arrays)
     check(arrays)

@@ -8,8 +8,8 @@ from typing import Any
 from jax_transformer.errors import InputError
 from jax_transformer.formats.base import Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import atomic, checksums, safetensors, untrusted
-from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage import atomic, run_files, safetensors, untrusted
+from jax_transformer.storage.tensors import LazyState
 
 
 class SafetensorsFile(Format):
@@ -33,7 +33,7 @@ class SafetensorsFile(Format):
 
     def inspect(self, path: Path) -> Contents:
         files = dict.fromkeys([path, *safetensors.files(path)])
-        hashes = {file.name: checksums.sha256(file) for file in files}
+        hashes = {file.name: run_files.sha256(file) for file in files}
         kind = "sharded safetensors" if untrusted.is_index(path) else "safetensors"
         return Contents(str(path), kind, safetensors.describe(path), hashes)
 

@@ -8,7 +8,7 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.runtime import entry_points
+from jax_transformer.runtime import process
 
 if TYPE_CHECKING:
     from jax_transformer.formats.base import Pretrained
@@ -22,7 +22,7 @@ ENTRY_POINTS = "jax_transformer.engines"
 
 if not TYPE_CHECKING:
     Engine = enum.StrEnum(
-        "Engine", {name.upper(): name for name in ("jax", *entry_points.of(ENTRY_POINTS))}
+        "Engine", {name.upper(): name for name in ("jax", *process.entry_points(ENTRY_POINTS))}
     )
 
 
@@ -40,7 +40,7 @@ def load(
     options that it does not have.
     """
     if engine is not Engine.JAX:
-        load_engine = entry_points.load(entry_points.of(ENTRY_POINTS)[engine])
+        load_engine = process.load_entry_point(process.entry_points(ENTRY_POINTS)[engine])
         options = {"quantization": quantization, "precision": precision, **settings}
         translator: Translator = load_engine(opened, *others, **options)
         return translator

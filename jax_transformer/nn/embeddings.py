@@ -29,7 +29,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.nn.layers import normal
 from jax_transformer.nn.sharding import FSDP, TENSOR
-from jax_transformer.runtime import entry_points
+from jax_transformer.runtime import process
 from jax_transformer.shapes import Source
 
 ENTRY_POINTS = "jax_transformer.input_layers"
@@ -55,10 +55,10 @@ class InputLayer:
 
 def input_layer(config: TransformerConfig) -> InputLayer:
     """Return the input layer of a model. Raises ConfigError if it is not installed."""
-    entry_point = entry_points.of(ENTRY_POINTS).get(config.input_layer or "")
+    entry_point = process.entry_points(ENTRY_POINTS).get(config.input_layer or "")
     if entry_point is None:
         raise ConfigError(f"no installed package has the input layer {config.input_layer!r}")
-    value: InputLayer = entry_points.load(entry_point, InputLayer)
+    value: InputLayer = process.load_entry_point(entry_point, InputLayer)
     return value
 
 

@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 
 from jax_transformer.errors import LostProcessError
-from jax_transformer.runtime import distributed, signals
+from jax_transformer.runtime import distributed, process
 
 _END = b"jax-transformer ends with "
 _FATAL = b"distributed service detected fatal"
@@ -32,10 +32,10 @@ def supervise() -> int | None:
     sys.stdout.flush()
     sys.stderr.flush()
     # A signal that comes before the parent can pass it on waits
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, process.STOPPING)
         os.close(reader)
         _writer = writer
         _detach(writer)
@@ -45,8 +45,8 @@ def supervise() -> int | None:
     def forward(number: int, frame: FrameType | None) -> None:
         os.kill(child, number)
 
-    before = {number: signal.signal(number, forward) for number in signals.STOPPING}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPPING)
+    before = {number: signal.signal(number, forward) for number in process.STOPPING}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.STOPPING)
     try:
         code, fatal = _follow(reader)
         status = os.waitpid(child, 0)[1]

@@ -1,42 +1,44 @@
 """Checkpoints: ``checkpoints/STEP`` holds a tree of arrays, written by Orbax, and a manifest: the
 SHA-256 of every file in it and of itself, its step, and the facts that were recorded about it.
 
-A checkpoint appears under its name complete or not at all. The groups of a training state are
-``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. Orbax is used here and in
-:mod:`.checkpoint_stream` only.
+The groups of a training state are ``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. A
+tree is restored by Orbax. Arrays are read by TensorStore, which Orbax itself reads them with:
+importing Orbax takes longer than reading a small model, and restoring a tree needs JAX. A command
+that only reads weights waits for neither. :mod:`.saving` writes checkpoints.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_transformer.errors import CheckpointError, Refusal
-from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checksums, orbax_arrays, run_files
-from jax_transformer.storage.checksums import sha256
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.errors import CheckpointError
+from jax_transformer.storage import run_files
+from jax_transformer.storage.run_files import sha256
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 
 Tree = TypeVar("Tree")
 Identity = dict[str, tuple[int, int, int, int]]
 """Device, inode, size and time of change of every file: equal if no file was written in between.
 """
 MANIFEST = "manifest.json"
+_METADATA = "_METADATA"
 _OWN_HASH = "manifest_sha256"
-_WRITING = ".writing-"
 _FORMER_GROUPS = {"carried": "frozen", "moments": "opt_state"}
 """Groups' names in checkpoints of version 0.1, and their present names."""
 _FORMER_MODULE = (".idle.", ".unused.")
 """A part of arrays' names in checkpoints of version 0.1, and its present name."""
+_READ = 32 << 20
+"""Bytes of arrays that are read at once."""
+_ALONE = 4 << 20
+"""Bytes of an array that is read without others."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Checkpoint:
     """Shape and dtype of every array by its path in the tree (``params/encoder.norm.scale``)."""
     _identity: Identity
     _stored: Mapping[str, Any]
-    """The arrays by their path in the tree, see :mod:`.orbax_arrays`."""
+    """The arrays by their path in the tree, each a ``tensorstore.TensorStore``."""
 
     def load(self, like: Tree, *, partial: bool = False) -> Tree:
         """Read the saved tree, with the structure of ``like``; its shapes and dtypes must be the
@@ -101,9 +103,8 @@ class Checkpoint:
 
     def selected(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """Read the arrays of these paths, as :meth:`arrays`."""
-        loaded = orbax_arrays.read_arrays(
-            {name: array for name, array in self._stored.items() if name in names}
-        )
+        reading = {name: self._stored[name].read() for name in self._stored if name in names}
+        loaded = {name: np.asarray(future.result()) for name, future in reading.items()}
         self._check_unchanged()
         return loaded
 
@@ -111,7 +112,8 @@ class Checkpoint:
         """Read the stored tree, and make sure that no file was written to since it was verified."""
         from orbax.checkpoint import v1 as ocp
 
-        on_disk = orbax_arrays.groups(self.path)
+        tree = _metadata(self.path)[1]["tree_metadata"]  # also of groups without arrays
+        on_disk = {leaf["key_metadata"][0]["key"] for leaf in tree.values()}
         former = {new: old for old, new in _FORMER_GROUPS.items() if old in on_disk}
         stored_like = like
         if former:
@@ -149,7 +151,7 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
     else:
         about, identity = verify(folder, step)
     stored, tensors = {}, {}
-    for name, array in orbax_arrays.open_arrays(path).items():
+    for name, array in open_arrays(path).items():
         group, slash, rest = name.partition("/")
         name = _FORMER_GROUPS.get(group, group) + slash + rest.replace(*_FORMER_MODULE)
         stored[name], tensors[name] = array, TensorInfo(tuple(array.shape), array.dtype.name)
@@ -168,114 +170,73 @@ def steps(folder: Path) -> list[int]:
     )
 
 
-def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
-    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises
-    CheckpointError if the disk is full.
+def open_arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays (tensorstore.TensorStore) of the checkpoint at ``path``, which are not read
+    yet, by their path in the tree, for example ``params/encoder.norm.scale``.
 
-    An earlier checkpoint is not touched until the new one is complete and on the disk.
+    Raises CheckpointError for a layout that Orbax 0.12 does not write.
     """
-    from orbax.checkpoint import v1 as ocp
+    import tensorstore
 
-    with new(folder, step, about=about) as temporary:
-        ocp.save(temporary, tree)
-    return folder.resolve() / str(step)
+    folder, content = _metadata(path)
+    driver = "zarr3" if content.get("use_zarr3") else "zarr"
+    opened: dict[str, Any] = {}
+    for leaf in content["tree_metadata"].values():
+        keys = [str(part["key"]) for part in leaf["key_metadata"]]
+        if leaf["value_metadata"]["skip_deserialize"]:  # None, or an empty part of the tree
+            continue
+        kvstore = {
+            "driver": "ocdbt",
+            "base": {"driver": "file", "path": f"{folder}/"},
+            "path": f"{'.'.join(keys)}/",
+        }
+        opened["/".join(keys)] = tensorstore.open({"driver": driver, "kvstore": kvstore}, read=True)
+    return {name: opened[name].result() for name in sorted(opened)}
 
 
-def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Callable[[], Path]:
-    """Copy ``tree`` to the host and begin to :func:`save` it.
+def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a checkpoint's tree, and Orbax's description of it."""
+    folders = [file.parent for file in path.glob(f"*/{_METADATA}")]
+    if len(folders) != 1:
+        raise CheckpointError(f"{path}: holds no tree of arrays that Orbax has written")
+    content = json.loads((folders[0] / _METADATA).read_bytes())
+    if not content.get("use_ocdbt"):
+        raise CheckpointError(f"{path}: its arrays are in a layout that is not supported")
+    return folders[0], content
 
-    The returned function, which may be called in another thread, completes the checkpoint. The
-    memory of ``tree`` can be reused before: a step that takes it over changes nothing in the copy.
+
+def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
+    """Return the arrays of some groups by their path in the tree, none of them read.
+
+    Small ones are read together with the next ones in the tree. What was read and not yet asked
+    for is dropped when there is too much of it, and read again.
     """
-    from orbax.checkpoint import v1 as ocp
+    tensors, names = opened.tensors, list(opened.tensors)
+    waiting: dict[str, np.ndarray] = {}
 
-    with contextlib.ExitStack() as entered:
-        temporary = entered.enter_context(new(folder, step, about=about))
-        # In the caller's thread: with several processes Orbax begins with a collective operation,
-        # and all processes have to start those in one order
-        response = ocp.save_async(temporary, _host_copy(tree))
-        writing = entered.pop_all()
+    def read(first: str) -> np.ndarray:
+        if first in waiting:
+            return waiting.pop(first)
+        if sum(tensors[name].nbytes for name in waiting) > _READ:
+            waiting.clear()
+        chosen, size, group = [first], tensors[first].nbytes, first.partition("/")[0]
+        following = names[names.index(first) + 1 :] if size <= _ALONE else []
+        for name in following:
+            if tensors[name].nbytes > _ALONE:
+                continue
+            size += tensors[name].nbytes
+            if size > _READ or name.partition("/")[0] != group:
+                break
+            if name not in waiting:
+                chosen.append(name)
+        waiting.update(opened.selected(chosen))
+        return waiting.pop(first)
 
-    def complete() -> Path:
-        with writing:
-            response.result()
-        return folder.resolve() / str(step)
-
-    return complete
-
-
-def _host_copy(tree: Any) -> Any:
-    """Return a copy of every array in the memory of the host, divided as it is on the devices."""
-    import jax
-
-    def copy(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return np.array(leaf)
-        return jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"))
-
-    return jax.block_until_ready(jax.tree.map(copy, tree))
-
-
-@contextmanager
-def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
-    """Yield the name of a folder that Orbax creates and fills. At the end it gets its manifest and
-    becomes ``folder/step``, as for :func:`save`; after an error it is removed.
-
-    All processes of a distributed run call this and then Orbax, which writes their shards; the
-    first one does the rest, and the others wait for it.
-    """
-    folder = folder.resolve()
-    path, temporary = folder / str(step), folder / f"{_WRITING}{step}"
-    aside = temporary.with_name(f"{temporary.name}.replaced")
-    if not distributed.first():
-        distributed.barrier("save begins")
-        with orbax_arrays.failures_reported_once():
-            yield temporary
-        distributed.barrier("save ends")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(folder)
-    try:
-        with atomic.folder(path, temporary=temporary, aside=aside):
-            distributed.barrier("save begins")
-            with orbax_arrays.failures_reported_once():
-                yield temporary
-            _write_manifest(temporary, step, about)
-        for parent in (folder.parent, folder.parent.parent):
-            atomic.sync(parent)
-        distributed.barrier("save ends")
-    except Refusal:  # of what is being written
-        remove_unfinished(folder)
-        raise
-    except Exception as error:  # a full disk reaches us from Orbax in many forms
-        remove_unfinished(folder)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = (lines or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{path}: could not be written ({reason[:300]}); earlier checkpoints are untouched"
-        ) from error
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the files of an interrupted or failed save. A checkpoint that was being replaced gets
-    its name back.
-    """
-    for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
-        name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
-        if stale.suffix == ".replaced" and not (folder / name).exists():
-            os.rename(stale, folder / name)
-        else:
-            shutil.rmtree(stale)
-
-
-def prune(folder: Path, keep: Iterable[int]) -> None:
-    """Remove the checkpoints of all steps that are not in ``keep``. Each is renamed first, so
-    that no incomplete one keeps its name.
-    """
-    for step in set(steps(folder)) - set(keep):
-        nameless = folder / f"{_WRITING}{step}"
-        os.rename(folder / str(step), nameless)
-        shutil.rmtree(nameless)
+    return {
+        name: LazyTensor(info, partial(read, name))
+        for name, info in tensors.items()
+        if name.partition("/")[0] in groups
+    }
 
 
 def _renamed(tree: Any, old: str, new: str) -> Any:
@@ -298,8 +259,8 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """Return the facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes.
-    Only the manifest is read.
+    """Return the facts that :func:`.saving.save` recorded ``about`` a checkpoint, with its step and
+    hashes. Only the manifest is read.
 
     Raises CheckpointError if a byte of the manifest changed, or it is of another step or run, and
     InputError if SHA256SUMS of the run, which tells this, is damaged.
@@ -320,7 +281,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     if run_files.is_foreign(folder / str(step), content):
         raise CheckpointError(
             f"{path}: is of another run (its {run_files.DATA} is not the one in "
-            f"{checksums.NAME}) or of another folder"
+            f"{run_files.SHA256SUMS}) or of another folder"
         )
     return content
 
@@ -369,7 +330,7 @@ def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
         return dict(zip(files, threads.map(sha256, files.values()), strict=True))
 
 
-def _write_manifest(path: Path, step: int, about: dict[str, Any]) -> None:
+def write_manifest(path: Path, step: int, about: dict[str, Any]) -> None:
     """Write the manifest of all files in the folder ``path``, with ``about`` in it."""
     hashes = _hashes(_files(path))
     (path / MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))

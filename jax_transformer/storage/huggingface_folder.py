@@ -17,7 +17,7 @@ from jax_transformer.storage import atomic, untrusted
 from jax_transformer.storage.untrusted import shown
 
 if TYPE_CHECKING:
-    from jax_transformer.storage.lazy import LazyState
+    from jax_transformer.storage.tensors import LazyState
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 IN_RUN = "huggingface"

@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage import atomic, tensors
-from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.tensors import LazyState, LazyTensor
 
 Result = TypeVar("Result")
 _CHUNK = 1 << 20

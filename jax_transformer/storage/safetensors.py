@@ -17,10 +17,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import atomic, lazy, tensors, untrusted
-from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage import atomic, tensors, untrusted
 from jax_transformer.storage.read_back import CheckedFile
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.untrusted import is_index, shown
 
 # Errors of the library about files that could be read in two ways, or would need more memory than
@@ -76,7 +75,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
             not have the same tensors.
         UnsafeFileError: the header or index declares more than the file has.
     """
-    return lazy.arrays(scan(path))
+    return tensors.arrays(scan(path))
 
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
@@ -92,7 +91,7 @@ def scan(path: str | Path) -> dict[str, LazyTensor]:
 
 def _array(name: str, tensor: TensorExtent) -> np.ndarray:
     dtype = DTYPES[tensor.dtype]
-    array = lazy.map_file(tensor.file, tensor.start, dtype=dtype, shape=tensor.shape)
+    array = tensors.map_file(tensor.file, tensor.start, dtype=dtype, shape=tensor.shape)
     if tensor.dtype == "BOOL" and array.view(np.uint8).max(initial=0) > 1:
         raise InputError(f"{tensor.file}: {shown(name)} has truth values other than 0 and 1")
     return array
@@ -121,7 +120,7 @@ def write(
     goes into the header.
     """
     with atomic.file(Path(path)) as temporary:
-        save(temporary, lazy.in_memory(state), metadata, target=path)
+        save(temporary, tensors.in_memory(state), metadata, target=path)
 
 
 def save(
@@ -144,7 +143,7 @@ def save(
         first.setdefault(tensor, name)
     with (
         CheckedFile(path, target, hashed=hashed) as file,
-        contextlib.closing(lazy.read_ahead(first)) as arrays,
+        contextlib.closing(tensors.read_ahead(first)) as arrays,
     ):
         file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
         starts: dict[str, int] = {}
@@ -153,8 +152,8 @@ def save(
             if first[tensor] == name:
                 array = next(arrays)
             else:
-                same = starts[first[tensor]]
-                array = lazy.map_file(path, same, dtype=tensor.numpy_dtype(), shape=tensor.shape)
+                same, dtype = starts[first[tensor]], tensor.info.numpy_dtype()
+                array = tensors.map_file(path, same, dtype=dtype, shape=tensor.shape)
             file.write(array, name)
             del array
     if {name: extent.start for name, extent in header(path).items()} != starts:

@@ -1,11 +1,17 @@
-"""Stored tensors: their dtypes and shapes, the views that PyTorch's files have of their storages,
+"""Stored tensors: their dtypes and shapes, tensors that are read when they are needed, so that a
+conversion of any size holds one at a time, the views that PyTorch's files have of their storages,
 the check that tensors fit a model, and casts with what they lose.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +23,8 @@ Shape = tuple[int, ...]
 _PIECE = 1 << 21  # bytes that are compared at a time
 _TILE = 32
 _SHOWN = 12  # problems of weights that do not fit, in a message
+_MOST_AHEAD = 64 << 20
+"""Bytes of tensors that may be read before they are asked for. A larger one is never."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """The dtypes that weights of a model may have."""
 _NUMPY = "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
@@ -42,7 +50,10 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        return self.size * np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)).itemsize
+        return math.prod(self.shape) * self.numpy_dtype().itemsize
+
+    def numpy_dtype(self) -> np.dtype:
+        return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
@@ -56,9 +67,108 @@ class Note:
     reason: str
 
 
-def is_float(dtype: str) -> bool:
-    """Return True for the dtypes that weights of a model may have."""
-    return dtype in FLOATS
+@dataclass(frozen=True, eq=False)
+class LazyTensor:
+    """A tensor that :meth:`read` reads each time it is called. Nothing keeps the array.
+
+    Names that are tied have the same LazyTensor.
+    """
+
+    info: TensorInfo
+    read: Callable[[], np.ndarray] = field(repr=False)
+    """Return the array. It may be read-only, and its memory may be the file's."""
+
+    @property
+    def shape(self) -> Shape:
+        return self.info.shape
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of the dtype, as in :class:`.TensorInfo`."""
+        return self.info.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.info.nbytes
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "LazyTensor":
+        """Return a tensor of an array that is in memory already."""
+        return cls(TensorInfo(array.shape, array.dtype.name), partial(np.asarray, array))
+
+
+LazyState = Mapping[str, LazyTensor]
+
+
+def in_memory(state: Mapping[str, np.ndarray]) -> dict[str, LazyTensor]:
+    """Return tensors of arrays that are in memory already; equal objects are tied."""
+    lazily: dict[int, LazyTensor] = {}
+    result = {}
+    for name, array in state.items():
+        if id(array) not in lazily:
+            lazily[id(array)] = LazyTensor.of(np.asarray(array))
+        result[name] = lazily[id(array)]
+    return result
+
+
+def arrays(state: LazyState) -> dict[str, np.ndarray]:
+    """Read all tensors into memory of their own; names that are tied have one array."""
+    read: dict[LazyTensor, np.ndarray] = {}
+    result = {}
+    for name, tensor in state.items():
+        if tensor not in read:
+            read[tensor] = np.array(tensor.read(), order="C", subok=False)
+        result[name] = read[tensor]
+    return result
+
+
+def read_ahead(state: Iterable[LazyTensor]) -> Generator[np.ndarray, None, None]:
+    """Yield the array of each tensor, in C order. A thread reads those that follow while an array
+    is in use; an error of it is raised when the tensor's turn comes. The arrays are not kept.
+    """
+    left, begun = deque(state), deque[tuple[int, Future[np.ndarray]]]()
+    ahead = 0  # bytes of those that were begun, without the first
+    thread = ThreadPoolExecutor(1)
+    try:
+        while left or begun:
+            while left and (not begun or ahead + left[0].nbytes <= _MOST_AHEAD):
+                tensor = left.popleft()
+                ahead += tensor.nbytes if begun else 0
+                future = thread.submit(lambda read: contiguous(read()), tensor.read)
+                begun.append((tensor.nbytes, future))
+            ahead -= begun[1][0] if len(begun) > 1 else 0
+            yield begun.popleft()[1].result()
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+def map_file(path: Path, start: int, *, dtype: np.dtype, shape: Shape) -> np.ndarray:
+    """Map a part of a file into memory, read-only. Raises InputError if it is not there."""
+    info = TensorInfo(shape, dtype.name)
+    try:
+        if start + info.nbytes > os.stat(path).st_size:
+            raise InputError(f"{path}: became shorter while it was read")
+        if not info.nbytes:
+            return np.empty(shape, dtype)
+        raw = np.memmap(path, np.uint8, "r", start, (info.nbytes,))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return np.asarray(raw).view(dtype).reshape(shape)
+
+
+# Arrays
+
+
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """Return the array in C order: itself, or a copy. Transposed matrices are copied in bands,
+    which is two to four times as fast as NumPy's copy.
+    """
+    if array.flags.c_contiguous or array.ndim != 2 or not array.flags.f_contiguous:
+        return np.asarray(array, order="C")
+    result = np.empty(array.shape, array.dtype)
+    for j in range(0, array.shape[1], _TILE):
+        result[:, j : j + _TILE] = array[:, j : j + _TILE]
+    return result
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -67,16 +177,38 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
         return True
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return all(
-        np.array_equal(_bits(piece), _bits(its_piece)) for piece, its_piece in _pieces(one, other)
-    )
+    wide = one.dtype.itemsize > 8 or one.dtype.hasobject
+    for piece, its_piece in _pieces(one, other):
+        if wide:
+            equal = piece.tobytes() == its_piece.tobytes()
+        else:  # as integers, so that NaN equals NaN and 0.0 does not equal -0.0
+            bits = f"u{one.dtype.itemsize}"
+            equal = np.array_equal(piece.view(bits), its_piece.view(bits))
+        if not equal:
+            return False
+    return True
 
 
-def _bits(array: np.ndarray) -> np.ndarray:
-    """Return the array as integers, so that NaN equals NaN and 0.0 does not equal -0.0."""
-    if array.dtype.itemsize > 8 or array.dtype.hasobject:
-        return np.frombuffer(array.tobytes(), np.uint8)
-    return array.view(f"u{array.dtype.itemsize}")
+def _pieces(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the same pieces of two arrays of one shape, each of few bytes."""
+    length = max(1, _PIECE // max(1, one.itemsize))
+    if one.ndim == 0 or one.size <= length:
+        yield one, other
+    elif one.flags.c_contiguous and other.flags.c_contiguous:
+        flat, its_flat = one.reshape(-1), other.reshape(-1)
+        for i in range(0, one.size, length):
+            yield flat[i : i + length], its_flat[i : i + length]
+    elif one.ndim == 2:  # one of them is transposed: a tile of it lies close together in memory
+        for i in range(0, one.shape[0], _TILE):
+            for j in range(0, one.shape[1], length // _TILE):
+                tile = slice(i, i + _TILE), slice(j, j + length // _TILE)
+                yield one[tile], other[tile]
+    else:
+        for i in range(one.shape[0]):
+            yield from _pieces(one[i], other[i])
+
+
+# PyTorch's files
 
 
 @dataclass(frozen=True)
@@ -99,9 +231,12 @@ class TensorView:
     @property
     def end(self) -> int:
         """One more than the last element that is used."""
-        steps = zip(self.shape, self.stride, strict=True)
-        used = 1 + sum((size - 1) * step for size, step in steps) if all(self.shape) else 0
-        return self.offset + used
+        if not all(self.shape):
+            return self.offset
+        end = self.offset + 1
+        for size, step in zip(self.shape, self.stride, strict=True):
+            end += (size - 1) * step
+        return end
 
     def region(self) -> tuple[object, ...]:
         """Return a key: equal for tensors with the same elements, also transposed or flattened."""
@@ -129,6 +264,12 @@ class Storage:
 # The check that tensors fit a model: one error names everything that does not
 
 
+def check_dtype(dtype: str | None) -> None:
+    """Raise ConfigError if weights cannot have this dtype. None is allowed."""
+    if dtype is not None and dtype not in FLOATS:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(FLOATS)}")
+
+
 def problems(
     tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape], *, floating: bool = True
 ) -> list[str]:
@@ -147,18 +288,26 @@ def problems(
                 f"mis-shaped {name}: the checkpoint has {tensors[name].shape}, "
                 f"the model {expected[name]}"
             )
-        if floating and not is_float(tensors[name].dtype):
+        if floating and tensors[name].dtype not in FLOATS:
             wrong.append(f"{name} is {tensors[name].dtype}, and weights are floating-point numbers")
     return wrong
 
 
-def differing_ties(ties: Mapping[str, str], state: Mapping[str, np.ndarray]) -> list[str]:
-    """List the tensors that differ from the ones that the model ties them with, by ``ties``."""
-    return [
-        f"{name} differs from {other}, but the model ties them"
-        for name, other in ties.items()
-        if name in state and other in state and not same(state[name], state[other])
-    ]
+def differing_ties(
+    ties: Mapping[str, str], state: Mapping[str, np.ndarray] | LazyState
+) -> list[str]:
+    """List the tensors that differ from the ones that the model ties them with, by ``ties``.
+
+    Only copies of which both are stored are read.
+    """
+    differing = []
+    for name, other in ties.items():
+        if name in state and other in state and state[name] is not state[other]:
+            pair = state[name], state[other]
+            one, two = (each.read() if isinstance(each, LazyTensor) else each for each in pair)
+            if not same(one, two):
+                differing.append(f"{name} differs from {other}, but the model ties them")
+    return differing
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -197,18 +346,18 @@ def _some_of_each_kind(problems: Sequence[str], count: int) -> list[str]:
 # Casts
 
 
-@dataclass(frozen=True)
+@dataclass
 class CastLoss:
-    """Numbers that a cast has changed."""
+    """Numbers that a cast has changed, in the tensors that have been read."""
 
     dtype: str
-    cast: int
+    cast: int = 0
     """Number of tensors that changed their dtype."""
-    largest: float
+    largest: float = 0.0
     """Largest difference of a number that stayed finite."""
-    where: str
+    where: str = ""
     """Tensor of that number."""
-    overflowed: dict[str, int]
+    overflowed: dict[str, int] = field(default_factory=dict)
     """Count of finite numbers that became infinite, by tensor."""
 
     def lines(self) -> Iterator[str]:
@@ -223,52 +372,45 @@ class CastLoss:
             )
 
 
-def check_dtype(dtype: str | None) -> None:
-    """Raise ConfigError if weights cannot have this dtype. None is allowed."""
-    if dtype is not None and dtype not in FLOATS:
-        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(FLOATS)}")
+class Cast:
+    """A cast of floating-point tensors to ``dtype``, and its loss."""
 
+    def __init__(self, dtype: str):
+        self.loss = CastLoss(dtype)
+        self._measured: set[str] = set()
 
-def cast_error(before: np.ndarray, after: np.ndarray) -> tuple[float, int]:
-    """Return the largest difference of numbers that stayed finite, and the count of numbers that
-    became infinite. Takes little memory besides the two arrays.
-    """
-    largest, infinite = 0.0, 0
-    for one, other in _pieces(before, after):
-        one, other = one.astype(np.float64), other.astype(np.float64)
-        finite = np.isfinite(one)
-        both = finite & np.isfinite(other)
-        largest = max(largest, float(np.abs(one[both] - other[both]).max(initial=0.0)))
-        infinite += int((finite & ~both).sum())
-    return largest, infinite
+    def apply(self, state: LazyState) -> dict[str, LazyTensor]:
+        """Return the tensors as they are after the cast; tied ones stay tied."""
+        casts: dict[LazyTensor, LazyTensor] = {}
+        result = {}
+        for name, tensor in state.items():
+            result[name] = tensor
+            if tensor.dtype in FLOATS and tensor.dtype != self.loss.dtype:
+                info = TensorInfo(tensor.shape, self.loss.dtype)
+                cast = LazyTensor(info, partial(self._read, name, tensor, info.numpy_dtype()))
+                result[name] = casts.setdefault(tensor, cast)
+                self.loss.cast += 1
+        return result
 
+    def _read(self, name: str, tensor: LazyTensor, dtype: np.dtype) -> np.ndarray:
+        before = tensor.read()
+        with np.errstate(over="ignore", invalid="ignore"):
+            after = before.astype(dtype)
+        if name not in self._measured:
+            self._measured.add(name)
+            self._measure(name, before, after)
+        return after
 
-def _pieces(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the same pieces of two arrays of one shape, each of few bytes."""
-    length = max(1, _PIECE // max(1, one.itemsize))
-    if one.ndim == 0 or one.size <= length:
-        yield one, other
-    elif one.flags.c_contiguous and other.flags.c_contiguous:
-        flat, its_flat = one.reshape(-1), other.reshape(-1)
-        for i in range(0, one.size, length):
-            yield flat[i : i + length], its_flat[i : i + length]
-    elif one.ndim == 2:  # one of them is transposed: a tile of it lies close together in memory
-        for i in range(0, one.shape[0], _TILE):
-            for j in range(0, one.shape[1], length // _TILE):
-                tile = slice(i, i + _TILE), slice(j, j + length // _TILE)
-                yield one[tile], other[tile]
-    else:
-        for i in range(one.shape[0]):
-            yield from _pieces(one[i], other[i])
-
-
-def contiguous(array: np.ndarray) -> np.ndarray:
-    """Return the array in C order: itself, or a copy. Transposed matrices are copied in bands,
-    which is two to four times as fast as NumPy's copy.
-    """
-    if array.flags.c_contiguous or array.ndim != 2 or not array.flags.f_contiguous:
-        return np.asarray(array, order="C")
-    result = np.empty(array.shape, array.dtype)
-    for j in range(0, array.shape[1], _TILE):
-        result[:, j : j + _TILE] = array[:, j : j + _TILE]
-    return result
+    def _measure(self, name: str, before: np.ndarray, after: np.ndarray) -> None:
+        """Note the loss in a tensor. Takes little memory besides the two arrays."""
+        loss, infinite = self.loss, 0
+        for one, other in _pieces(before, after):
+            one, other = one.astype(np.float64), other.astype(np.float64)
+            finite = np.isfinite(one)
+            both = finite & np.isfinite(other)
+            error = float(np.abs(one[both] - other[both]).max(initial=0.0))
+            if error > loss.largest:
+                loss.largest, loss.where = error, name
+            infinite += int((finite & ~both).sum())
+        if infinite:
+            loss.overflowed[name] = infinite

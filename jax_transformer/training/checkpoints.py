@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.storage import checkpoint, run_folder, saving
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training.options import AverageOf, Criterion, TrainOptions
@@ -27,7 +27,7 @@ def newest_intact(folder: RunFolder) -> Checkpoint | None:
     if not distributed.first():
         step = distributed.from_first("checkpoint", None)
         return None if step is None else checkpoint.open(folder.checkpoints, step, verified=True)
-    checkpoint.remove_unfinished(folder.checkpoints)
+    saving.remove_unfinished(folder.checkpoints)
     saved, errors = run_folder.newest_intact(folder.checkpoints)
     step = 0 if saved is None else saved.step
     for newer, error in zip(reversed(checkpoint.steps(folder.checkpoints)), errors, strict=False):

@@ -19,7 +19,7 @@ from jax_transformer.data.run_tokenizer import has_tokenizer, load_tokenizer, sa
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checksums, huggingface_folder
+from jax_transformer.storage import atomic, huggingface_folder, run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import MeshOptions, TrainOptions
 
@@ -351,5 +351,5 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     atomic.write_text(folder.config, corpus.config.portable.to_json())
     about = dict(corpus.about)
     if folder.train_config.exists():
-        about["options_sha256"] = checksums.sha256(folder.train_config)
+        about["options_sha256"] = run_files.sha256(folder.train_config)
     atomic.write_text(folder.data, json.dumps(about, indent=2) + "\n")

@@ -27,9 +27,9 @@ from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import huggingface_folder as folders
-from jax_transformer.storage import integrity
+from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.storage.tensors import is_float
+from jax_transformer.storage.tensors import FLOATS
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
 
 
@@ -98,7 +98,7 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
     data = folders.configuration(Path(folder))
     if "model_type" in data:
         return _with_options(huggingface_config.from_config(data), options)
-    integrity.verify(Path(folder))
+    run_folder.verify(Path(folder))
     file = Path(folder) / folders.CONFIG
     return _with_options(parsed(file, TransformerConfig.from_json), options)
 
@@ -117,7 +117,7 @@ def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
     path, data = opened.path, options.data
     tokenizer = _tokenizer(_own_tokenizer(opened, data), options, path)
     config = _fitted(opened.config, options.model, tokenizer, path)
-    dtypes = {tensor.dtype for tensor in opened.tensors.values() if is_float(tensor.dtype)}
+    dtypes = {tensor.dtype for tensor in opened.tensors.values() if tensor.dtype in FLOATS}
     extra = path if opened.run is None else path / folders.IN_RUN
     return InitSource(
         path,

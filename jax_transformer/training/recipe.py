@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
 from jax_transformer.errors import counted
-from jax_transformer.runtime import distributed, program_cache
+from jax_transformer.runtime import distributed, process
 from jax_transformer.storage import run_files
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
@@ -74,7 +74,7 @@ def _devices(options: TrainOptions, stop: Stop) -> "Devices":
     """Return the devices to train on. Loads JAX, so it is called after the text was checked."""
     from jax_transformer.training.devices import Devices
 
-    program_cache.use(options.compilation_cache)
+    process.use_program_cache(options.compilation_cache)
     # JAX waits for the devices of every process: none leaves meanwhile, and none is late
     with stop.put_off() if distributed.count() > 1 else contextlib.nullcontext():
         distributed.barrier("devices")

@@ -16,7 +16,7 @@ from typing import Any
 
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import integrity, run_folder
+from jax_transformer.storage import run_folder
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import checkpoints
@@ -62,7 +62,7 @@ def open_run(options: TrainOptions) -> Iterator[RunFolder]:
             choose = _numbered if options.run is None else _named
             folder = choose(options, stack)
             folder.remove_unfinished()
-            integrity.verify_metrics(folder.path)
+            run_folder.verify_metrics(folder.path)
             if options.resume is Resume.MUST and folder.last_step() is None:
                 raise CheckpointError(
                     f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
@@ -79,7 +79,7 @@ def open_run(options: TrainOptions) -> Iterator[RunFolder]:
 
 def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
     folder = RunFolder(Path(options.run or ""))
-    integrity.verify(folder.path)
+    run_folder.verify(folder.path)
     missing = _missing(folder.path)
     if folder.train_config.exists():
         if options.resume is Resume.NEVER:
@@ -135,7 +135,7 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
     Warns of a folder that holds a checkpoint and cannot be read, with the file that is damaged.
     """
     try:
-        integrity.verify(folder.path)
+        run_folder.verify(folder.path)
         refused, warned = option_changes(options, read_options(folder))
         return not refused and not warned and not checkpoints.finished(options, folder)
     except InputError as error:

@@ -17,10 +17,10 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted, counted
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import checkpoint, run_files
-from jax_transformer.storage.background import BackgroundSaver
+from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.storage.saving import BackgroundSaver
 from jax_transformer.training import checkpoints, curves, optimizer, resume, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
@@ -115,7 +115,7 @@ class Run:
         average = checkpoint.steps(folder.averaged)
         if distributed.first():
             # Averages of later steps are out of date: those steps are made again
-            checkpoint.prune(folder.averaged, [step for step in average if step <= began])
+            saving.prune(folder.averaged, [step for step in average if step <= began])
             folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
         schedule = optimizer.schedule(options.optimizer, options.steps)
         self.logger = MetricsLogger(options, folder, schedule, began, about.get("unrecorded", []))
@@ -196,7 +196,7 @@ class Run:
         steps = checkpoint.steps(self.folder.checkpoints)
         if steps and distributed.first():
             keep = checkpoints.to_keep(self.options, self.folder.figures(), steps)
-            checkpoint.prune(self.folder.checkpoints, keep)
+            saving.prune(self.folder.checkpoints, keep)
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
         """Validate, record and show; returns the figures. Raises Preempted on a request to stop.
@@ -231,8 +231,8 @@ class Run:
         steps = checkpoints.to_average(self.options, self.folder.figures())
         if now in checkpoint.steps(self.folder.averaged):
             if distributed.first():  # it may have ended before it did this
-                checkpoint.remove_unfinished(self.folder.averaged)
-                checkpoint.prune(self.folder.averaged, [now])
+                saving.remove_unfinished(self.folder.averaged)
+                saving.prune(self.folder.averaged, [now])
             steps = []
         steps = distributed.from_first("checkpoints to average", steps)
         if not steps:
@@ -244,11 +244,9 @@ class Run:
         self.logger.sync()  # the line of a saved average is not written again
         about = {**resume.environment(), "of": steps, "figures": figures}
         about |= run_files.about(self.folder.averaged / str(now))
-        checkpoint.save(
-            self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about
-        )
+        saving.save(self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about)
         if distributed.first():
-            checkpoint.prune(self.folder.averaged, [now])
+            saving.prune(self.folder.averaged, [now])
 
     def _groups(self, began: int) -> Iterator[list[Batch]]:
         """Yield the batches of each update after step ``began``, on the devices."""

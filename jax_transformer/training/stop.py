@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jax_transformer.errors import Preempted
-from jax_transformer.runtime import distributed, signals
+from jax_transformer.runtime import distributed, process
 
 if TYPE_CHECKING:
     import jax
@@ -70,7 +70,8 @@ class Stop:
 def stop_requests() -> Iterator[Stop]:
     """Yield a Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
     stop = Stop()
-    with signals.handled(stop.request, raising=Preempted, once=True):  # `at_once` raises it again
+    # `at_once` raises it again
+    with process.on_signals(stop.request, raising=Preempted, once=True):
         yield stop
 
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
-from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.tensors import Shape as Shape
-from jax_transformer.storage.tensors import TensorInfo
 
 
 class Each(enum.Enum):

@@ -16,8 +16,7 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage import tensors
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
 
 
 class Layer(enum.Enum):
@@ -78,7 +77,7 @@ class StackRule:
         """Return the stored array, of layers that are read one at a time."""
         if self.axis is None:
             return self._one(layers[0].read())
-        result = np.empty(self.stored_shape, layers[0].numpy_dtype())
+        result = np.empty(self.stored_shape, layers[0].info.numpy_dtype())
         by_layer = np.moveaxis(result, self.axis, 0)
         for number, layer in enumerate(layers):
             by_layer[number] = self._one(layer.read())
@@ -114,7 +113,7 @@ class _Spool:
             file.flush()
             self._files[id(tensor)] = tensor, file
         raw = np.memmap(self._files[id(tensor)][1], np.uint8, "r", 0, (tensor.nbytes,))
-        return np.asarray(raw).view(tensor.numpy_dtype()).reshape(tensor.shape)
+        return np.asarray(raw).view(tensor.info.numpy_dtype()).reshape(tensor.shape)
 
 
 def _base(array: np.ndarray) -> Any:

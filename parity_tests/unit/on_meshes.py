@@ -29,7 +29,7 @@ from jax_transformer.generate.generation_config import Constraints, GenerationCo
 from jax_transformer.nn import sharding
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.storage import checkpoint, run_folder, saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source, optimizer, run, step
 from jax_transformer.training.devices import Devices
@@ -136,7 +136,7 @@ def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         state = update(run.start(OPTIONS, corpus_of(config), devices, None), 0)
-        checkpoint.save(Path(folder), 1, state, about={})
+        saving.save(Path(folder), 1, state, about={})
         saved = checkpoint.open(Path(folder), 1)
         loaded = {
             each: run.start(OPTIONS, corpus_of(config), devices_of(each), saved)
@@ -169,7 +169,7 @@ def saved(folder: str, mesh: Mesh, began: int) -> dict[str, Any]:
     with devices.context():
         batch = devices.divide(batch_of(config, 8, seed=began))
         state, metrics = train(state, [batch], devices.key(0))
-    checkpoint.save(Path(folder), began + 1, state, about={})
+    saving.save(Path(folder), began + 1, state, about={})
     ends, loss = digest(state), float(metrics["loss"])
     return {"begins": begins, "ends": ends, "loaded": digest(opened(began + 1)), "loss": loss}
 
@@ -192,7 +192,7 @@ def loading(mesh: Mesh) -> float:
     with tempfile.TemporaryDirectory() as folder:
         state = run.start(options, corpus_of(config), devices, None)
         size = bytes_on(device, list(state.params.values()))
-        checkpoint.save(Path(folder), 0, state, about={})
+        saving.save(Path(folder), 0, state, about={})
         saved = checkpoint.open(Path(folder), 0)
         del state
         return sampled(device, lambda: run.start(options, corpus_of(config), devices, saved)) / size

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, saving
 from jax_transformer.storage.run_folder import RunFolder
 
 LOSS = {"step": 4, "loss": 1.0}
@@ -49,7 +49,7 @@ def test_lines_that_a_loss_of_power_left_after_the_checkpoint_are_dropped(tmp_pa
     folder = RunFolder(tmp_path)
     for entry in (EARLIER, LOSS, VALIDATED):
         folder.add_metrics(entry)
-    checkpoint.save(folder.checkpoints, 4, {"a": np.arange(3)}, about={"figures": VALIDATED})
+    saving.save(folder.checkpoints, 4, {"a": np.arange(3)}, about={"figures": VALIDATED})
     with open(folder.metrics, "a") as file:
         file.write(f"{lost}\n{json.dumps(LATER)}\n")
     assert folder.validations() == {2: EARLIER, 4: VALIDATED}
@@ -60,7 +60,7 @@ def test_lines_that_a_loss_of_power_left_after_the_checkpoint_are_dropped(tmp_pa
 @pytest.mark.parametrize("damaged", [1, 2, 3])
 def test_a_damaged_line_that_was_there_when_the_checkpoint_was_saved_is_refused(tmp_path, damaged):
     folder = RunFolder(tmp_path)
-    checkpoint.save(folder.checkpoints, 4, {"a": np.arange(3)}, about={"figures": VALIDATED})
+    saving.save(folder.checkpoints, 4, {"a": np.arange(3)}, about={"figures": VALIDATED})
     lines = [json.dumps(entry) for entry in (EARLIER, LOSS, VALIDATED, LATER)]
     lines[damaged - 1] = "\0" * 30
     folder.metrics.write_text("".join(f"{line}\n" for line in lines))
@@ -79,16 +79,16 @@ def test_only_partial_files_are_removed(tmp_path):
 @pytest.mark.parametrize("killed_at", range(3))
 def test_a_checkpoint_is_removed_completely_or_not_at_all(tmp_path, monkeypatch, killed_at):
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, {"a": np.arange(3.0)}, about={})
+        saving.save(tmp_path, step, {"a": np.arange(3.0)}, about={})
     monkeypatch.setattr(shutil, "rmtree", dying(shutil.rmtree, killed_at))
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.prune(tmp_path, [3])
+        saving.prune(tmp_path, [3])
         shutil.rmtree(tmp_path / "none")  # both were removed before
     monkeypatch.undo()
     for step in checkpoint.steps(tmp_path):
         checkpoint.open(tmp_path, step)
-    checkpoint.remove_unfinished(tmp_path)
-    checkpoint.prune(tmp_path, [3])
+    saving.remove_unfinished(tmp_path)
+    saving.prune(tmp_path, [3])
     assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 

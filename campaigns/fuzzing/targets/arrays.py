@@ -12,7 +12,7 @@ from campaigns.fuzzing.harness import Flat, InputFile, Read, Target, file_reader
 from jax_transformer.extras.toolkits import flax_msgpack, msgpack
 from jax_transformer.extras.toolkits.marian import npz
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
-from jax_transformer.storage import lazy
+from jax_transformer.storage import tensors
 from parity_tests import marian_files
 
 
@@ -21,7 +21,7 @@ def _read_msgpack(path: Path) -> None:
     extents = msgpack.header(path)
     arrays = [msgpack.read(extent) for extent in extents.values()]
     assert sum(array.nbytes for array in arrays) <= size, "more numbers than the file has"
-    lazy.arrays(flax_msgpack.scan(path))
+    tensors.arrays(flax_msgpack.scan(path))
 
 
 def _msgpack_seeds() -> Iterator[bytes]:
@@ -92,7 +92,7 @@ def _checkpoint(folder: Path) -> Path:
     }
     inner = folder / "checkpoint_5"
     if not inner.exists():
-        t5x_checkpoint.write(inner, lazy.in_memory(arrays), 5)
+        t5x_checkpoint.write(inner, tensors.in_memory(arrays), 5)
     return inner
 
 

@@ -190,7 +190,7 @@ def _manifest_seeds() -> Iterator[bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "array").write_bytes(b"content")
-        checkpoint._write_manifest(folder, 5, {"figures": {"valid_loss": 2.0}})
+        checkpoint.write_manifest(folder, 5, {"figures": {"valid_loss": 2.0}})
         yield (folder / checkpoint.MANIFEST).read_bytes()
 
 

@@ -15,7 +15,7 @@ from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
 from jax_transformer.extras.toolkits.marian import marian_model, marian_names
 from jax_transformer.extras.toolkits.t5x import gin_config
 from jax_transformer.extras.toolkits.toolkit import Toolkit
-from jax_transformer.storage import lazy, yaml_data
+from jax_transformer.storage import tensors, yaml_data
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights import rules
 from parity_tests import marian_files
@@ -36,7 +36,7 @@ def _describe(toolkit: Toolkit, path: Path, content: Any) -> None:
 
 def _read_marian_options(folder: Path) -> Read:
     """The options in a file of weights, and the arrays that they ask for."""
-    arrays = lazy.in_memory(marian_files.weights(marian_files.options()))
+    arrays = tensors.in_memory(marian_files.weights(marian_files.options()))
 
     def read(content: bytes) -> None:
         options = yaml_data.parse("model.npz (special:model.yml)", content)

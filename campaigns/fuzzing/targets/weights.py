@@ -14,12 +14,7 @@ import numpy as np
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import Flat, Read, Target, file_reader
 from jax_transformer.errors import UnsafeFileError
-from jax_transformer.storage import (
-    lazy,
-    pt,
-    safetensors,
-    tensors,
-)
+from jax_transformer.storage import pt, safetensors, tensors
 from jax_transformer.storage.pt import rebuild, writer
 from parity_tests.unit import hostile, hostile_containers
 
@@ -57,7 +52,7 @@ def _read_pt(path: Path) -> None:
     pt.tied(described)
     _same_as_described(path, described, size)
     with_keys = pt.open_state(path)
-    lazy.arrays(with_keys.scan())
+    tensors.arrays(with_keys.scan())
     pt.verify(path)
 
 

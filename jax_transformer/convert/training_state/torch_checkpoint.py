@@ -23,7 +23,7 @@ from jax_transformer.convert.training_state import torch_optimizer as moments_of
 from jax_transformer.convert.training_state.torch_optimizer import ADAM, ADAMW, Moments
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.storage import checkpoint, run_files
+from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import (
     optimizer,
@@ -257,4 +257,4 @@ def save(folder: RunFolder, state: TrainState) -> Path:
     """
     run = run_files.about_run(folder.checkpoints / str(int(state.step)))
     about = {**resume.environment(), "unrecorded": [], **run}
-    return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)
+    return saving.save(folder.checkpoints, int(state.step), state, about=about)

@@ -17,12 +17,7 @@ from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
 from jax_transformer.formats import registry as formats
 from jax_transformer.formats.base import Format
-from jax_transformer.storage import (
-    atomic,
-    integrity,
-    pt,
-    run_folder,
-)
+from jax_transformer.storage import atomic, pt, run_folder
 from jax_transformer.storage.pt import writer
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import same
@@ -89,7 +84,7 @@ def _folder(path: Path, format: Format) -> tuple[RunFolder, int | None]:
         raise InputError(
             f"{folder.path}: not a run that can be resumed ({folder.train_config.name} is missing)"
         )
-    integrity.verify(folder.path)
+    run_folder.verify(folder.path)
     return folder, int(path.name) if format.name == "step" else None
 
 

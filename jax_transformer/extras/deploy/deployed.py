@@ -14,8 +14,8 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.extras.deploy.ctranslate2 import checks, folder
 from jax_transformer.formats.base import Checked, Destination, Format, Written
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import atomic, huggingface_folder, lazy, run_files
-from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage import atomic, huggingface_folder, run_files, tensors
+from jax_transformer.storage.tensors import LazyState
 
 _TOKENIZER_FILES = (*run_files.SIDE_FILES, *huggingface_folder.TOKENIZER)
 
@@ -47,7 +47,7 @@ class Deployed(Format):
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
     ) -> Written:
-        arrays = lazy.arrays(state)
+        arrays = tensors.arrays(state)
         with atomic.folder(to.path) as temporary:
             written = self.fill(to, arrays, temporary)
             for name, content in to.files.items():

@@ -54,10 +54,10 @@ def run(options: ServeOptions) -> int:
         ) from None
     from jax_transformer.formats import registry
     from jax_transformer.inference import translation
-    from jax_transformer.runtime import program_cache
+    from jax_transformer.runtime import process
 
     bound = server.bind(options.host, options.port)
-    program_cache.use()
+    process.use_program_cache()
     opened = registry.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
         opened,

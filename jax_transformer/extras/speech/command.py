@@ -53,9 +53,9 @@ class TranscribeOptions:
 def run(options: TranscribeOptions) -> int:
     """Write the transcript and return the exit code."""
     from jax_transformer.extras.speech import transcription
-    from jax_transformer.runtime import program_cache
+    from jax_transformer.runtime import process
 
-    program_cache.use()
+    process.use_program_cache()
     streams.check_output(options.output)
     transcriber = transcription.Transcriber.load(
         options.run, options.weights, precision=options.precision, beam=options.num_beams

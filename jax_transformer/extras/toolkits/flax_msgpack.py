@@ -19,9 +19,8 @@ from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.msgpack import ArrayExtent, Keys
 from jax_transformer.formats.base import Format, Pretrained
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import checksums, lazy, tensors, untrusted
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage import run_files, tensors, untrusted
+from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 FILE = "flax_model.msgpack"
@@ -46,7 +45,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
             all are listed.
         UnsafeFileError: a file declares more data than it has.
     """
-    return lazy.arrays(scan(path))
+    return tensors.arrays(scan(path))
 
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
@@ -134,7 +133,7 @@ class FlaxMsgpack(Format):
         return scan(path)
 
     def inspect(self, path: Path) -> Contents:
-        hashes = {file.name: checksums.sha256(file) for file in files(path)}
+        hashes = {file.name: run_files.sha256(file) for file in files(path)}
         return Contents(str(path), self.title, describe(path), hashes)
 
 

@@ -16,8 +16,7 @@ from jax_transformer.extras.toolkits import word_tokenizer
 from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
 from jax_transformer.formats.base import Destination, Format, Pretrained
 from jax_transformer.storage import pt, safetensors
-from jax_transformer.storage.lazy import LazyState
-from jax_transformer.storage.tensors import Note
+from jax_transformer.storage.tensors import LazyState, Note
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Table, embedding, linear

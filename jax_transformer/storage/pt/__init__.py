@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import lazy, tensors, untrusted
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage import tensors, untrusted
 from jax_transformer.storage.pt import zip_archive
 from jax_transformer.storage.pt.rebuild import Rebuilder
-from jax_transformer.storage.tensors import Note, TensorInfo, TensorView
+from jax_transformer.storage.tensors import LazyTensor, Note, TensorInfo, TensorView
 from jax_transformer.storage.untrusted import shown
 
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # files from before PyTorch 1.6 begin with this number
@@ -191,7 +190,7 @@ class _Storages:
         width = tensor.dtype.itemsize
         start = self._members[name].start + tensor.offset * width
         length = (tensor.end - tensor.offset) * width
-        raw = lazy.map_file(self.path, start, dtype=np.dtype(np.uint8), shape=(length,))
+        raw = tensors.map_file(self.path, start, dtype=np.dtype(np.uint8), shape=(length,))
         strides = tuple(step * width for step in tensor.stride)
         array = tensors.contiguous(np.ndarray(tensor.shape, tensor.dtype, raw.data, 0, strides))
         if tensor.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:

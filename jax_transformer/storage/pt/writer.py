@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, lazy, pt, tensors
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage import atomic, pt, tensors
 from jax_transformer.storage.pt import rebuild, zip_archive
 from jax_transformer.storage.read_back import CheckedFile
-from jax_transformer.storage.tensors import TensorView
+from jax_transformer.storage.tensors import LazyTensor, TensorView
 from jax_transformer.storage.untrusted import shown
 
 _STORAGE_OF = {dtype: storage for storage, dtype in rebuild.STORAGES.items()}
@@ -51,7 +50,7 @@ def save(path: Path, value: Any, *, target: str | Path) -> str:
     pickle = pickler.dump(value)
     with (
         CheckedFile(path, target) as file,
-        contextlib.closing(lazy.read_ahead(pickler.storages)) as arrays,
+        contextlib.closing(tensors.read_ahead(pickler.storages)) as arrays,
     ):
         members = {
             "data.pkl": partial(np.frombuffer, pickle, np.uint8),
@@ -175,7 +174,7 @@ class _Pickler:
 
     def _tensor(self, tensor: np.ndarray | LazyTensor, name: str) -> None:
         if isinstance(tensor, LazyTensor):
-            dtype = tensor.numpy_dtype()
+            dtype = tensor.info.numpy_dtype()
         else:
             dtype = tensor.dtype.newbyteorder("=")
         if dtype not in _NAME_OF:
@@ -207,5 +206,7 @@ class _Pickler:
             memory = start, tensor.shape, tensor.strides, tensor.dtype
         if memory not in self._numbers:
             self._numbers[memory] = len(self.storages)
-            self.storages.append(tensor if isinstance(tensor, LazyTensor) else lazy.of(tensor))
+            self.storages.append(
+                tensor if isinstance(tensor, LazyTensor) else LazyTensor.of(tensor)
+            )
         return self._numbers[memory]

@@ -18,7 +18,7 @@ import pytest
 
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.inference import translation
-from jax_transformer.storage import checkpoint, orbax_arrays
+from jax_transformer.storage import checkpoint
 from parity_tests.unit import runs
 
 LINES = [
@@ -197,10 +197,10 @@ def test_lines_that_cannot_be_translated_are_named(console, run):
 
 def test_translating_hashes_and_loads_each_file_of_a_checkpoint_once(console, run, monkeypatch):
     hashed, loaded = [], []
-    sha256, open_arrays = checkpoint.sha256, orbax_arrays.open_arrays
+    sha256, open_arrays = checkpoint.sha256, checkpoint.open_arrays
     monkeypatch.setattr(checkpoint, "sha256", lambda path: (hashed.append(path), sha256(path))[1])
     monkeypatch.setattr(
-        orbax_arrays, "open_arrays", lambda path: (loaded.append(path), open_arrays(path))[1]
+        checkpoint, "open_arrays", lambda path: (loaded.append(path), open_arrays(path))[1]
     )
     assert console.say("translate", "--run", run, stdin=b"a\n")[0] == 0
     (path,) = loaded

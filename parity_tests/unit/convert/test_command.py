@@ -13,7 +13,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.convert import conversion, models
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError, InputError
-from jax_transformer.storage import lazy, pt
+from jax_transformer.storage import pt, tensors
 from jax_transformer.storage.pt import writer
 from jax_transformer.weights import rules
 from parity_tests import preset_names
@@ -240,11 +240,11 @@ def test_the_check_detects_a_wrong_table(config):
         conversion.check(
             config,
             model.table,
-            lazy.in_memory(
+            tensors.in_memory(
                 state
                 | {"encoder.layers.0.linear1.weight": state["encoder.layers.0.linear1.weight"] + 1}
             ),
-            lazy.in_memory(flax),
+            tensors.in_memory(flax),
         )
 
 

@@ -24,15 +24,15 @@ from jax_transformer.errors import InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Destination
 from jax_transformer.storage import (
-    checkpoint_stream,
+    checkpoint,
     huggingface_folder,
-    lazy,
     pt,
     read_back,
     safetensors,
+    saving,
+    tensors,
 )
-from jax_transformer.storage.lazy import LazyTensor
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from parity_tests.unit.formats.test_huggingface import T5
 
 COUNT, LENGTH = 6, 1000
@@ -71,9 +71,9 @@ class Counted:
 )
 def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monkeypatch):
     """A checkpoint has one batch of arrays, here two; here no small array may wait."""
-    monkeypatch.setattr(lazy, "_MOST_AHEAD", 0)
-    monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
-    monkeypatch.setattr(checkpoint_stream, "_READ", 2 * LENGTH * 40)
+    monkeypatch.setattr(tensors, "_MOST_AHEAD", 0)
+    monkeypatch.setattr(saving, "_BATCH", 2 * LENGTH * 40)
+    monkeypatch.setattr(checkpoint, "_READ", 2 * LENGTH * 40)
     monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
     counted = Counted()
     again = {}
@@ -81,16 +81,16 @@ def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monk
     if format == "hf":
         files = {"config.json": json.dumps(T5).encode()}
         to = replace(to, files=files, options={"shard_size": "100KB"})
-    to.format.write(to, counted.state(), lambda state: again.update(lazy.arrays(state)))
+    to.format.write(to, counted.state(), lambda state: again.update(tensors.arrays(state)))
     assert counted.most == most and counted.reads == COUNT
     assert [float(again[f"t{i}"][0, 0]) for i in range(COUNT)] == list(range(COUNT))
 
 
 def test_tensors_are_read_ahead_of_their_turn_but_few_bytes_of_them(monkeypatch):
     """Those that follow are read while one is held, each once and in their order."""
-    monkeypatch.setattr(lazy, "_MOST_AHEAD", 2 * LENGTH * 40)
+    monkeypatch.setattr(tensors, "_MOST_AHEAD", 2 * LENGTH * 40)
     counted = Counted()
-    with contextlib.closing(lazy.read_ahead(counted.state().values())) as arrays:
+    with contextlib.closing(tensors.read_ahead(counted.state().values())) as arrays:
         array = next(arrays)
         while counted.reads < 3:
             time.sleep(0.001)
@@ -107,7 +107,7 @@ def test_an_error_while_reading_ahead_is_that_of_its_tensor(tmp_path, monkeypatc
 
     state = Counted().state()
     state["t2"] = LazyTensor(state["t2"].info, fail)
-    with contextlib.closing(lazy.read_ahead(state.values())) as arrays:
+    with contextlib.closing(tensors.read_ahead(state.values())) as arrays:
         assert [next(arrays)[0, 0] for _ in range(2)] == [0, 1]
         with pytest.raises(InputError, match="t2 is damaged"):
             next(arrays)
@@ -165,12 +165,12 @@ def test_a_control_that_keeps_every_tensor_is_counted():
 
 @pytest.mark.parametrize("alone, together", [(LENGTH * 40, 3), (LENGTH * 40 - 1, 1)])
 def test_small_arrays_of_a_checkpoint_are_read_together(alone, together, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_stream, "_READ", 3 * LENGTH * 40)
-    monkeypatch.setattr(checkpoint_stream, "_ALONE", alone)
+    monkeypatch.setattr(checkpoint, "_READ", 3 * LENGTH * 40)
+    monkeypatch.setattr(checkpoint, "_ALONE", alone)
     opened_with: list[list[str]] = []
-    selected = checkpoint_stream.Checkpoint.selected
+    selected = checkpoint.Checkpoint.selected
     monkeypatch.setattr(
-        checkpoint_stream.Checkpoint,
+        checkpoint.Checkpoint,
         "selected",
         lambda self, names: opened_with.append(list(names)) or selected(self, names),
     )
@@ -221,7 +221,7 @@ def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
     config = huggingface_config.from_config(T5)
     model = model_weights(config)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes["flax"].items()}
-    flax = lazy.in_memory(zeros)
+    flax = tensors.in_memory(zeros)
     state = models.renamed(flax, model, from_torch=False, to_torch=True)
     monkeypatch.setattr(conversion, "_available_memory", lambda: 1000)
     checked = conversion.check(config, model.table, state, flax)

@@ -19,7 +19,7 @@ from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
 from jax_transformer.formats import registry
-from jax_transformer.storage import lazy
+from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights import stacked
 from parity_tests import t5x_files
@@ -123,7 +123,7 @@ def test_layers_of_one_array_take_the_memory_of_one_array(axis, tmp_path):
 
 
 def test_layers_of_one_array_have_one_dtype():
-    arrays = lazy.in_memory({"0": np.ones(3), "1": np.ones(3, np.float32)})
+    arrays = tensors.in_memory({"0": np.ones(3), "1": np.ones(3, np.float32)})
     with pytest.raises(InputError, match="a: its layers are float32 and float64"):
         stacked.to_stored([stacked.StackRule("a", ("0", "1"), (3,), axis=0)], arrays)
 

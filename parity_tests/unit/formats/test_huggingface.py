@@ -21,10 +21,10 @@ from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.formats import registry
 from jax_transformer.storage import (
     huggingface_folder,
-    lazy,
     pt,
     run_files,
     safetensors,
+    tensors,
 )
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
@@ -68,7 +68,7 @@ def theirs(tmp_path_factory) -> Path:
         "README.md": CARD.encode(),
     }
     extra_files = {"config.json": json.dumps(T5).encode(), **others}
-    huggingface_folder.write(path, lazy.in_memory(weights()), extra_files)
+    huggingface_folder.write(path, tensors.in_memory(weights()), extra_files)
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
     return path

@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer.errors import CheckpointError
 from jax_transformer.storage import checkpoint
-from jax_transformer.storage.background import BackgroundSaver
+from jax_transformer.storage.saving import BackgroundSaver
 from parity_tests.unit import runs
 
 

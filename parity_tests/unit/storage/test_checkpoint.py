@@ -17,7 +17,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checkpoint, orbax_arrays, run_folder
+from jax_transformer.storage import atomic, checkpoint, run_folder, saving
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 
@@ -65,7 +65,7 @@ def bits(tree) -> list[tuple[str, str, tuple[int, ...], bytes]]:
 
 
 def save(folder: Path, step: int, tree=None, **about) -> Path:
-    return checkpoint.save(folder, step, state() if tree is None else tree, about=about)
+    return saving.save(folder, step, state() if tree is None else tree, about=about)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_tree_that_orbax_did_not_write_is_refused(tmp_path):
             (tmp_path / name).mkdir()
             (tmp_path / name / "_METADATA").write_text(json.dumps(metadata))
         with pytest.raises(errors.CheckpointError, match=message):
-            orbax_arrays.open_arrays(tmp_path)
+            checkpoint.open_arrays(tmp_path)
 
 
 def test_every_dtype_round_trips_bit_for_bit(saved):
@@ -140,7 +140,7 @@ def test_relative_folders_work(tmp_path, monkeypatch):
 def test_prune_removes_only_the_other_steps(tmp_path):
     for step in (5, 10, 20, 100):
         save(tmp_path, step, state(seed=step))
-    checkpoint.prune(tmp_path, [20, 100, 300])
+    saving.prune(tmp_path, [20, 100, 300])
     assert checkpoint.steps(tmp_path) == [20, 100]
     assert sorted(os.listdir(tmp_path)) == ["100", "20"]
     assert bits(checkpoint.load(tmp_path, 20, like(state()))) == bits(state(seed=20))
@@ -166,7 +166,7 @@ def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path):
     """The save was killed between its two renames, after moving the old checkpoint away."""
     save(tmp_path, 7)
     os.rename(tmp_path / "7", tmp_path / ".writing-7.replaced")
-    checkpoint.remove_unfinished(tmp_path)
+    saving.remove_unfinished(tmp_path)
     assert os.listdir(tmp_path) == ["7"]
     assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
 
@@ -200,8 +200,8 @@ FAILING = """
 import asyncio, os, pathlib, sys
 import numpy as np
 import tensorstore
-from jax_transformer.runtime import signals
-from jax_transformer.storage import checkpoint
+from jax_transformer.runtime import process
+from jax_transformer.storage import checkpoint, saving
 
 def refuse(event, arguments):
     if event == "open" and str(arguments[0]).endswith("_METADATA") and "w" in str(arguments[1]):
@@ -209,8 +209,8 @@ def refuse(event, arguments):
 
 sys.addaudithook(refuse)
 try:
-    with signals.handled(lambda: None, raising=KeyboardInterrupt):
-        checkpoint.save(pathlib.Path(sys.argv[1]), 1, {"a": np.ones(3)}, about={})
+    with process.on_signals(lambda: None, raising=KeyboardInterrupt):
+        saving.save(pathlib.Path(sys.argv[1]), 1, {"a": np.ones(3)}, about={})
 except checkpoint.CheckpointError as error:
     print(error, flush=True)
 
@@ -532,7 +532,7 @@ def test_an_error_of_a_save_may_be_the_death_of_another_process(tmp_path, monkey
     with (
         pytest.raises(errors.CheckpointError, match=rf"3: could not be written \({reason}"),
         distributed.joined(options),
-        checkpoint.new(tmp_path, 3, about={}) as folder,
+        saving.new(tmp_path, 3, about={}) as folder,
     ):
         folder.mkdir()
         raise jax.errors.JaxRuntimeError(reason)

@@ -14,7 +14,7 @@ import pytest
 from jax_transformer import cli
 from jax_transformer.cli import streams
 from jax_transformer.errors import LockedError, Preempted
-from jax_transformer.runtime import program_cache
+from jax_transformer.runtime import process
 from jax_transformer.storage import run_folder
 from jax_transformer.training import devices, recipe
 from jax_transformer.training.options import TrainOptions
@@ -44,7 +44,7 @@ def test_the_lock_is_released_after_an_error(tmp_path):
 LOCK = """
 import sys, time
 from pathlib import Path
-from jax_transformer.runtime import program_cache
+from jax_transformer.runtime import process
 from jax_transformer.storage import run_folder
 with run_folder.lock(Path(sys.argv[1])):
     print("held", flush=True)
@@ -188,7 +188,7 @@ def test_a_request_is_put_off_while_processes_take_their_devices_together(monkey
 
     monkeypatch.setattr(recipe.distributed, "count", lambda: 2)
     monkeypatch.setattr(recipe.distributed, "barrier", done.append)
-    monkeypatch.setattr(program_cache, "use", lambda _: None)
+    monkeypatch.setattr(process, "use_program_cache", lambda _: None)
     monkeypatch.setattr(devices.Devices, "take", take)
     with (
         pytest.raises(Preempted, match="nothing yet"),

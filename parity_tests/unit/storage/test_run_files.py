@@ -12,14 +12,7 @@ import pytest
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, InputError
 from jax_transformer.extras.deploy.ctranslate2 import engine
-from jax_transformer.storage import (
-    checkpoint,
-    checksums,
-    huggingface_folder,
-    integrity,
-    run_files,
-    run_folder,
-)
+from jax_transformer.storage import checkpoint, huggingface_folder, run_files, run_folder, saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source, resume
 from jax_transformer.training.options import ModelOptions, read_options
@@ -48,7 +41,7 @@ def new_run(run: Path, **others: str) -> Path:
     for step in (1, 2):
         (run / "metrics.jsonl").write_text("".join(LINES.splitlines(keepends=True)[:step]))
         about = run_files.about(run / "checkpoints" / str(step))
-        checkpoint.save(run / "checkpoints", step, {"params": {"a": np.ones(3)}}, about=about)
+        saving.save(run / "checkpoints", step, {"params": {"a": np.ones(3)}}, about=about)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 3}\n')
     return run
@@ -57,20 +50,22 @@ def new_run(run: Path, **others: str) -> Path:
 def refusal(run: Path) -> str:
     """The error that names everything, which is one line."""
     with pytest.raises((InputError, CheckpointError)) as refused:
-        integrity.verify_all(run)
+        run_folder.verify_all(run)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 def test_an_intact_run_is_accepted_by_sha256sum_too(run):
-    integrity.verify_all(run)
-    listed = checksums.read(run)
+    run_folder.verify_all(run)
+    listed = run_files.read_sums(run)
     assert sorted(listed) == sorted(SMALL)
     if shutil.which("sha256sum"):
-        subprocess.run(["sha256sum", "--check", "--strict", checksums.NAME], cwd=run, check=True)
+        subprocess.run(
+            ["sha256sum", "--check", "--strict", run_files.SHA256SUMS], cwd=run, check=True
+        )
 
 
-@pytest.mark.parametrize("name", [*SMALL, checksums.NAME])
+@pytest.mark.parametrize("name", [*SMALL, run_files.SHA256SUMS])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "another run's"])
 def test_damage_is_named(run, tmp_path, name, damage):
     path = run / name
@@ -84,7 +79,7 @@ def test_damage_is_named(run, tmp_path, name, damage):
         other = new_run(tmp_path / "other", **dict.fromkeys(SMALL, "[]"))
         path.write_bytes((other / name).read_bytes())
     with pytest.raises(InputError) as refused:
-        integrity.verify(run)
+        run_folder.verify(run)
     assert name in str(refused.value) and "put it back" in str(refused.value)
 
 
@@ -98,10 +93,10 @@ def test_two_files_that_were_exchanged_are_named(run):
 
 @pytest.mark.parametrize("lines", range(4))
 def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
-    path = run / checksums.NAME
+    path = run / run_files.SHA256SUMS
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    with pytest.raises(InputError, match=checksums.NAME):
-        integrity.verify(run)
+    with pytest.raises(InputError, match=run_files.SHA256SUMS):
+        run_folder.verify(run)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +112,12 @@ def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
     ],
 )
 def test_a_damaged_line_of_the_sums_is_named(run, line):
-    path = run / checksums.NAME
+    path = run / run_files.SHA256SUMS
     path.write_text(path.read_text()[: None if line else -1] + line)
-    with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged"):
-        integrity.verify(run)
-    with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged") as refused:
-        integrity.verify_all(run)  # and not as damage of the checkpoints
+    with pytest.raises(InputError, match=rf"{run_files.SHA256SUMS}: line \d is damaged"):
+        run_folder.verify(run)
+    with pytest.raises(InputError, match=rf"{run_files.SHA256SUMS}: line \d is damaged") as refused:
+        run_folder.verify_all(run)  # and not as damage of the checkpoints
     assert len(refused.value.details) == 1
 
 
@@ -131,17 +126,17 @@ def test_an_added_file_that_would_be_read_is_named(run, name):
     (run / "huggingface").mkdir()
     (run / "notes.txt").write_text("")
     (run / "huggingface/README.md").write_text("")
-    integrity.verify_all(run)
+    run_folder.verify_all(run)
     (run / name).write_text("{}")
-    assert f"{name}: is not in {checksums.NAME}" in refusal(run)
+    assert f"{name}: is not in {run_files.SHA256SUMS}" in refusal(run)
 
 
 def test_a_run_without_sums_whose_checkpoints_record_nothing_is_not_checked(tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    checkpoint.save(run / "checkpoints", 1, {"a": np.ones(1)}, about={})
+    saving.save(run / "checkpoints", 1, {"a": np.ones(1)}, about={})
     (run / "config.json").write_text("{}")
-    integrity.verify_all(run)
+    run_folder.verify_all(run)
     run_files.record(run)  # at its next start
     (run / "config.json").write_text("{ }")
     assert "config.json" in refusal(run)
@@ -163,12 +158,12 @@ def test_replacing_a_file_may_be_killed_at_any_moment(run, monkeypatch, killed_a
             run_files.replace(run, "train_config.json", '{"steps": 4}')
     else:
         run_files.replace(run, "train_config.json", '{"steps": 4}')
-    integrity.verify(run)
+    run_folder.verify(run)
     monkeypatch.undo()
     run_files.replace(run, "train_config.json", '{"steps": 4}')
     run_files.record(run)
-    integrity.verify_all(run)
-    assert len(checksums.read(run)["train_config.json"]) == 1
+    run_folder.verify_all(run)
+    assert len(run_files.read_sums(run)["train_config.json"]) == 1
 
 
 def test_files_next_to_the_weights_are_on_the_disk_when_they_are_listed(tmp_path, monkeypatch):
@@ -195,14 +190,14 @@ def test_recording_again_does_not_accept_damage(run):
 @pytest.mark.parametrize("change", ["first", "second", "cut", "missing"])
 def test_damaged_metrics_are_named(run, change):
     path = run / "metrics.jsonl"
-    integrity.verify_metrics(run)
+    run_folder.verify_metrics(run)
     text = path.read_text()
     if change == "missing":
         path.unlink()
     else:
         changed = {"first": text.replace("1", "7"), "second": text.replace("2", "7")}
         path.write_text(changed.get(change, LINES[:-1]))
-    for verify in (integrity.verify_metrics, integrity.verify_all):
+    for verify in (run_folder.verify_metrics, run_folder.verify_all):
         with pytest.raises(InputError, match=r"metrics\.jsonl: (damaged|missing).*--init"):
             verify(run)
 
@@ -210,7 +205,7 @@ def test_damaged_metrics_are_named(run, change):
 def test_metrics_after_the_last_checkpoint_are_not_covered_and_dropped(run):
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 1, "valid_loss": 0}\nnot JSON')
-    integrity.verify_all(run)
+    run_folder.verify_all(run)
     RunFolder(run).keep_metrics(2, validated=True, averaged=False)
     assert (run / "metrics.jsonl").read_text() == LINES
 
@@ -239,7 +234,7 @@ def test_everything_that_is_damaged_is_named_at_once(run):
     (run / "metrics.jsonl").write_text("")
     (run / "checkpoints/1/manifest.json").unlink()
     with pytest.raises(CheckpointError) as refused:
-        integrity.verify_all(run)
+        run_folder.verify_all(run)
     names = ("data.json", "config.json", "metrics.jsonl", "checkpoints/1/manifest.json")
     for name, detail in zip(names, refused.value.details, strict=True):
         assert str(run / name) in detail and detail in str(refused.value)
@@ -251,7 +246,7 @@ def test_many_damaged_files_are_all_in_the_details(run):
     for path in arrays:
         path.write_bytes(path.read_bytes() + b"0")
     with pytest.raises(CheckpointError) as refused:
-        integrity.verify_all(run)
+        run_folder.verify_all(run)
     assert len(arrays) > 6 and len(refused.value.details) == len(arrays)
     assert str(refused.value).endswith(f"and {len(arrays) - 6} more, which --json lists")
 
@@ -265,7 +260,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(run, monkeypatch)
         return read_manifest(folder, step)
 
     monkeypatch.setattr(checkpoint, "read_manifest", removing)
-    integrity.verify_all(run)
+    run_folder.verify_all(run)
 
 
 def test_a_checkpoint_may_be_saved_by_a_relative_path(run, monkeypatch):
@@ -280,19 +275,19 @@ def test_the_tokenizer_of_a_converted_run_may_be_added_to_its_huggingface_folder
         (tmp_path / name).write_text("{}")
     run_files.record(tmp_path)
     (tmp_path / "huggingface/tokenizer.json").write_text("{}")
-    integrity.verify(tmp_path)
+    run_folder.verify(tmp_path)
     (tmp_path / "huggingface/generation_config.json").write_text("{}")
     with pytest.raises(InputError, match=r"generation_config\.json: is not in SHA256SUMS"):
-        integrity.verify(tmp_path)
+        run_folder.verify(tmp_path)
 
 
 def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"12345")
-    checksums.write(tmp_path, {"model.bin": [checksums.sha256(tmp_path / "model.bin")]})
+    run_files.write_sums(tmp_path, {"model.bin": [run_files.sha256(tmp_path / "model.bin")]})
     assert list(engine._damage(tmp_path)) == []
     (tmp_path / "model.bin").write_bytes(b"12346")
     assert "model.bin: damaged" in next(engine._damage(tmp_path))
-    (tmp_path / checksums.NAME).unlink()
+    (tmp_path / run_files.SHA256SUMS).unlink()
     assert "does not list model.bin" in next(engine._damage(tmp_path))
 
 
@@ -340,8 +335,8 @@ def test_an_edit_that_sums_list_is_accepted(trained, console, tmp_path):
     shutil.copytree(trained.path, run)
     (run / "config.json").write_text((run / "config.json").read_text() + " ")
     console.refused(3, ["sha256sum"], "inspect", run)
-    sums = checksums.read(run) | {"config.json": [checksums.sha256(run / "config.json")]}
-    checksums.write(run, sums)
+    sums = run_files.read_sums(run) | {"config.json": [run_files.sha256(run / "config.json")]}
+    run_files.write_sums(run, sums)
     assert console.say("inspect", run)[0] == 0
 
 

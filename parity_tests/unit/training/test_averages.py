@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import NonFiniteLossError
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
 from jax_transformer.training.checkpoints import mean_weights
@@ -33,7 +33,7 @@ def saved(request, tmp_path_factory) -> tuple[RunFolder, TrainState]:
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     for step, value in SAVED.items():
         here = state(step, value, ema=request.param)
-        checkpoint.save(folder.checkpoints, step, here, about={})
+        saving.save(folder.checkpoints, step, here, about={})
     return folder, here
 
 
@@ -46,7 +46,7 @@ def test_the_line_of_an_average_is_synced_before_the_average_is_saved(saved, mon
     run.logger = SimpleNamespace(sync=lambda: calls.append("sync"))
     monkeypatch.setattr(training_run.checkpoints, "to_average", lambda *_: list(SAVED))
     monkeypatch.setattr(training_run.Run, "_validate", lambda *_: calls.append("line"))
-    monkeypatch.setattr(checkpoint, "save", lambda *_, **__: calls.append("save"))
+    monkeypatch.setattr(saving, "save", lambda *_, **__: calls.append("save"))
     run._average(saved[1])
     assert calls == ["line", "sync", "save"]
 

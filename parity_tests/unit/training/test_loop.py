@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import NonFiniteLossError, Preempted
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
 from jax_transformer.training.corpus import Corpus
@@ -158,7 +158,7 @@ def test_the_last_checkpoints_are_averaged_once(run):
 
 def test_the_average_of_steps_that_are_made_again_is_made_again(run):
     run.train(steps=4, eval_every=2, average=2)
-    checkpoint.prune(run.folder.checkpoints, [2])
+    saving.prune(run.folder.checkpoints, [2])
     run.stop_at = 3
     with pytest.raises(Preempted):
         run.train(steps=4, eval_every=2, average=2)

@@ -27,7 +27,7 @@ from jax_transformer.generate.generation_config import (
     GenerationConfig,
 )
 from jax_transformer.inference.translation import TOKENS_PER_BATCH, Batch, Translator
-from jax_transformer.storage import atomic, checksums
+from jax_transformer.storage import atomic, run_files
 
 _FORMAT = "2"  # of the folders that `converted` writes
 
@@ -196,8 +196,8 @@ def converted(opened: Pretrained, quantization: Quantization) -> Path:
         with atomic.folder(path) as temporary:
             folder.write(temporary, opened.config, opened.state(), ids, quantization)
             files = sorted(file.name for file in temporary.iterdir())
-            checksums.write(
-                temporary, {name: [checksums.sha256(temporary / name)] for name in files}
+            run_files.write_sums(
+                temporary, {name: [run_files.sha256(temporary / name)] for name in files}
             )
     return path
 
@@ -205,10 +205,10 @@ def converted(opened: Pretrained, quantization: Quantization) -> Path:
 def _damage(path: Path) -> Iterator[str]:
     """Name the damaged files of a converted model."""
     try:
-        sums = checksums.read(path)
-        yield from checksums.changed(path, sums)
+        sums = run_files.read_sums(path)
+        yield from run_files.changed(path, sums)
         if folder.MODEL not in sums:
-            yield f"{path / checksums.NAME}: damaged: it does not list {folder.MODEL}"
+            yield f"{path / run_files.SHA256SUMS}: damaged: it does not list {folder.MODEL}"
     except InputError as error:
         yield str(error)
 

@@ -17,7 +17,7 @@ from jax_transformer.extras.deploy.stablehlo.programs import Settings
 from jax_transformer.generate import decoding
 from jax_transformer.generate.prepare import SplitModel
 from jax_transformer.parity import from_files
-from jax_transformer.storage import lazy, safetensors
+from jax_transformer.storage import safetensors, tensors
 
 MANIFEST, WEIGHTS, LOADER = "programs.json", "weights.safetensors", "run.py"
 
@@ -58,7 +58,7 @@ def write(
             "arguments": _avals(program.in_tree, program.in_avals)[1:],
             "results": _shapes(program.out_avals),
         }
-    sha256 = safetensors.save(folder / WEIGHTS, lazy.in_memory(dict(arrays)), target=folder)
+    sha256 = safetensors.save(folder / WEIGHTS, tensors.in_memory(dict(arrays)), target=folder)
     manifest = {
         "format": 1,
         "jax": jax.__version__,

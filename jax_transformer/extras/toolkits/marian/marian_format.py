@@ -14,8 +14,8 @@ from jax_transformer.formats import model_card
 from jax_transformer.formats.base import Destination, Format, Pretrained
 from jax_transformer.formats.contents import Contents
 from jax_transformer.formats.huggingface_folders import completed_notes
-from jax_transformer.storage import checksums
 from jax_transformer.storage import huggingface_folder as folders
+from jax_transformer.storage import run_files
 from jax_transformer.storage.tensors import Note
 from jax_transformer.storage.untrusted import shown
 
@@ -113,7 +113,7 @@ class MarianModel(Format):
 
     def inspect(self, path: Path) -> Contents:
         model = marian_model.find(path)
-        hashes = {file.name: checksums.sha256(file) for file in model.files}
+        hashes = {file.name: run_files.sha256(file) for file in model.files}
         hashes[model.path.name] = npz.verify(model.path)
         infos = {name: array.info for name, array in model.arrays.items()}
         return Contents(str(model.path), self.title, infos, hashes, dict(model.options))

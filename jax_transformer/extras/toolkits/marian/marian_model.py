@@ -18,7 +18,7 @@ import numpy as np
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.marian import npz
 from jax_transformer.storage import untrusted, yaml_data
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.tensors import LazyTensor
 from jax_transformer.storage.untrusted import shown
 
 OPTIONS = "special:model.yml"

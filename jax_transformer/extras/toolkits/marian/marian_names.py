@@ -32,8 +32,7 @@ from jax_transformer.config import (
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.extras.toolkits.marian import marian_model
 from jax_transformer.storage import tensors
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 LONGEST = 1024

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import lazy
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage import tensors
 from jax_transformer.storage.pt import zip_archive
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 _SUFFIX = ".npy"
@@ -119,4 +118,4 @@ def _read(
     shape: tuple[int, ...],
 ) -> np.ndarray:
     zip_archive.verify_member(path, name, member)
-    return lazy.map_file(path, start, dtype=dtype, shape=shape)
+    return tensors.map_file(path, start, dtype=dtype, shape=shape)

@@ -19,9 +19,7 @@ from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.msgpack import ArrayExtent
 from jax_transformer.extras.toolkits.t5x import zarr
-from jax_transformer.storage import lazy
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 INDEX = "checkpoint"
@@ -89,7 +87,7 @@ def find(folder: Path) -> Checkpoint:
             info = TensorInfo(leaf.shape, leaf.dtype.name)
             arrays[name] = LazyTensor(info, partial(msgpack.read, leaf))
         elif isinstance(leaf, np.ndarray):
-            arrays[name] = lazy.of(leaf)
+            arrays[name] = LazyTensor.of(leaf)
         else:
             path = _folder(index, name, leaf)
             if path in folders:

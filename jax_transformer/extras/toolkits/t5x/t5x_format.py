@@ -14,9 +14,8 @@ from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
 from jax_transformer.formats import base
 from jax_transformer.formats.base import Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import checksums, huggingface_folder, read_back
-from jax_transformer.storage.lazy import LazyState
-from jax_transformer.storage.tensors import Note, TensorInfo
+from jax_transformer.storage import huggingface_folder, read_back, run_files
+from jax_transformer.storage.tensors import LazyState, Note, TensorInfo
 from jax_transformer.weights import stacked
 
 _ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu"}
@@ -127,7 +126,7 @@ class T5XCheckpoint(Format):
             str(path),
             self.title,
             {name: array.info for name, array in opened.arrays.items()},
-            {t5x_checkpoint.INDEX: checksums.sha256(path / t5x_checkpoint.INDEX)} | hashes,
+            {t5x_checkpoint.INDEX: run_files.sha256(path / t5x_checkpoint.INDEX)} | hashes,
             {"version": opened.version},
         )
 

@@ -17,9 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import lazy, tensors, untrusted
-from jax_transformer.storage.lazy import LazyTensor
-from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.storage import tensors, untrusted
+from jax_transformer.storage.tensors import LazyTensor, Shape, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 METADATA = ".zarray"
@@ -102,7 +101,7 @@ class ZarrArray:
     def _chunk(self, index: tuple[int, ...]) -> np.ndarray:
         path = self.chunk_path(index)
         if self.compressor is None:
-            return lazy.map_file(path, 0, dtype=self.dtype, shape=self.chunks)
+            return tensors.map_file(path, 0, dtype=self.dtype, shape=self.chunks)
         raw = np.empty(self.chunk_bytes, np.uint8)
         try:
             with open(path, "rb") as file:

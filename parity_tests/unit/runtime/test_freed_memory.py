@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 # In a thread, as XLA runs a program: a thread has an arena of its own by default
 CHILD = """
 import resource, sys, threading
-from jax_transformer.runtime import allocator
+from jax_transformer.runtime import process
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -25,20 +25,18 @@ def measure():
     faults(), faults()
     print(allocated, faults())
 
-allocated = getattr(allocator, sys.argv[1])() if sys.argv[1] else None
+allocated = process.keep_freed_memory(sys.argv[1] == "keep") if sys.argv[1] else None
 thread = threading.Thread(target=measure)
 thread.start()
 thread.join()
 """
 
 
-def child(
-    function: str = "keep_freed_memory", mebibytes: int = 128, **variables: str
-) -> tuple[str, int]:
-    """The result of the function, and the page faults of a block after two others were freed."""
+def child(change: str = "keep", mebibytes: int = 128, **variables: str) -> tuple[str, int]:
+    """The result of the change, and the page faults of a block after two others were freed."""
     names = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]
     environment = {k: v for k, v in os.environ.items() if k not in names} | variables
-    command = [sys.executable, "-c", CHILD, function, str(mebibytes)]
+    command = [sys.executable, "-c", CHILD, change, str(mebibytes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     result, faults = done.stdout.split()
     return result, int(faults)
@@ -56,6 +54,6 @@ def test_settings_of_the_environment_win():
 
 
 def test_freed_arrays_of_a_conversion_are_given_back():
-    result, faults = child("give_back_freed_memory", 8)
+    result, faults = child("give back", 8)
     assert (result, faults > 1000) == ("True", True), faults
     assert child("", 8)[1] < 1000  # they stay in the heap by default

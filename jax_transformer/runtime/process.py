@@ -1,0 +1,176 @@
+"""A whole process: its memory, its cache of compiled programs, its signals, and the entry points of
+the packages that are installed for it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import ConfigError
+
+# Of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
+_KEEP = {
+    _MMAP_MAX: 0,  # large blocks come from the heap, not from mappings that free() takes down
+    _ARENA_MAX: 1,  # of all threads: the heaps of further arenas hold no block above 64 MiB
+    _TRIM_THRESHOLD: -1,  # never: free memory at the end of the heap stays there
+}
+_GIVE_BACK = {_MMAP_THRESHOLD: 1 << 20}
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+_AGAIN = 0.01
+"""Seconds, after which the callback that dropped a KeyboardInterrupt has ended."""
+
+
+def keep_freed_memory(keep: bool = True) -> bool:
+    """Keep what is freed for the next allocation, or give every freed array back to the system, by
+    settings of glibc.
+
+    XLA allocates the temporary arrays of a training step at its start and frees them at its end.
+    By default glibc maps such large blocks anew each time, and the system clears every page of them
+    at its first use: a sixth of a step's time on two CPU cores (docs/speed.md).
+
+    A conversion should hold few arrays. By default glibc learns that blocks of up to 32 MiB come
+    and go, and takes them from the heap of each thread, where they stay: 200 MiB in a conversion.
+
+    Returns False, and changes nothing, without glibc, or if the environment sets ``GLIBC_TUNABLES``
+    or a ``MALLOC_`` variable. Call it before other threads start.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None)
+    for name in os.environ:
+        if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):
+            return False
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    done = True
+    for setting, value in (_KEEP if keep else _GIVE_BACK).items():
+        done = done and bool(libc.mallopt(setting, value))
+    return done
+
+
+def use_program_cache(folder: str | None = None) -> None:
+    """Keep JAX's compiled programs in ``folder``, to be read at the next start; ``none`` turns the
+    cache off.
+
+    By default they are in JAX_COMPILATION_CACHE_DIR, or in the user's cache folder if that is not
+    set. A program fits one kind of processor, so each kind has its own subfolder, named after its
+    instruction set if the system lists it.
+    """
+    import jax
+
+    current = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if folder == "none" or (folder is None and current):
+        return
+    try:
+        listed = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        listed = ""
+    features = re.findall(r"^(?:flags|Features|model name).*", listed, re.MULTILINE)[:2]
+    processor = "\n".join([platform.machine(), platform.processor(), *features])
+    kind = f"{platform.machine()}-{hashlib.sha256(processor.encode()).hexdigest()[:8]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = (Path(folder) if folder else home / "jax_transformer" / "compiled") / kind
+    jax.config.update("jax_compilation_cache_dir", str(path.absolute()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@contextlib.contextmanager
+def on_signals(
+    action: Callable[[], None],
+    *,
+    raising: type[BaseException],
+    numbers: Sequence[int] = STOPPING,
+    once: bool = False,
+) -> Iterator[None]:
+    """Call ``action`` at these signals. Only the main thread can: in others, nothing changes.
+
+    Args:
+        action: may raise ``raising``.
+        raising: an exception that Python drops, and would report, if the signal comes in a
+            finalizer or a callback of the garbage collector. It is not reported; the block has to
+            look for the request by itself.
+        numbers: the signals.
+        once: the first signal brings back the handlers that were in place, so that a second one
+            has its usual effect. A KeyboardInterrupt that Python drops is raised again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    for number in numbers:
+        before[number] = signal.getsignal(number)
+    report = sys.unraisablehook
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: Any) -> None:
+        if once:
+            restore()
+        action()
+
+    def dropped(what: Any) -> None:
+        if isinstance(what.exc_value, raising):
+            return
+        if isinstance(what.exc_value, KeyboardInterrupt):  # the second Ctrl-C, in such a callback
+            main = threading.main_thread().ident
+            threading.Timer(_AGAIN, signal.pthread_kill, [main, signal.SIGINT]).start()
+        else:
+            report(what)
+
+    for number in numbers:
+        signal.signal(number, handle)
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is dropped:  # a failed save keeps a hook that silences its threads
+            sys.unraisablehook = report
+        restore()
+
+
+def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Return the entry points of a group by name, of the packages that are installed now, and of
+    this package's own extras.
+    """
+    folders = []
+    for path in sys.path:
+        if os.path.isdir(path or "."):
+            folders.append((path or ".", os.stat(path or ".").st_mtime_ns))
+    return _entry_points(group, tuple(folders))
+
+
+@functools.lru_cache(maxsize=8)
+def _entry_points(
+    group: str, folders: tuple[tuple[str, int], ...]
+) -> dict[str, importlib.metadata.EntryPoint]:
+    """Reading the metadata of every installed package takes 6 ms; it is read again if one of the
+    folders has changed.
+    """
+    return {point.name: point for point in sorted(importlib.metadata.entry_points(group=group))}
+
+
+def load_entry_point(entry_point: importlib.metadata.EntryPoint, kind: type = object) -> Any:
+    """Return the value of an entry point. Raises ConfigError unless it is there and a ``kind``."""
+    where = f"entry point {entry_point.name} = {entry_point.value}"
+    try:
+        value = entry_point.load()
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{where}: {text}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: is a {type(value).__name__}, not a {kind.__name__}")
+    return value

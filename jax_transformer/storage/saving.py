@@ -1,0 +1,274 @@
+"""Checkpoints are written: at once, while training goes on, or a few arrays at a time, so that they
+may be larger than the memory.
+
+A checkpoint appears under its name complete or not at all.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.errors import CheckpointError, Refusal
+from jax_transformer.runtime import distributed
+from jax_transformer.storage import atomic, checkpoint
+from jax_transformer.storage.tensors import LazyState, LazyTensor
+
+_WRITING = ".writing-"
+_BATCH = 64 << 20
+"""Bytes of arrays that one call of Orbax writes; a larger array has a call of its own."""
+
+
+def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
+    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises
+    CheckpointError if the disk is full.
+
+    An earlier checkpoint is not touched until the new one is complete and on the disk.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    with new(folder, step, about=about) as temporary:
+        ocp.save(temporary, tree)
+    return folder.resolve() / str(step)
+
+
+def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Callable[[], Path]:
+    """Copy ``tree`` to the host and begin to :func:`save` it.
+
+    The returned function, which may be called in another thread, completes the checkpoint. The
+    memory of ``tree`` can be reused before: a step that takes it over changes nothing in the copy.
+    """
+    import jax
+    from orbax.checkpoint import v1 as ocp
+
+    def copied(leaf: Any) -> Any:
+        """Return a copy in the memory of the host, divided as the array is on the devices."""
+        if not isinstance(leaf, jax.Array):
+            return np.array(leaf)
+        return jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"))
+
+    with contextlib.ExitStack() as entered:
+        temporary = entered.enter_context(new(folder, step, about=about))
+        # In the caller's thread: with several processes Orbax begins with a collective operation,
+        # and all processes have to start those in one order
+        response = ocp.save_async(temporary, jax.block_until_ready(jax.tree.map(copied, tree)))
+        writing = entered.pop_all()
+
+    def complete() -> Path:
+        with writing:
+            response.result()
+        return folder.resolve() / str(step)
+
+    return complete
+
+
+@contextmanager
+def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
+    """Yield the name of a folder that Orbax creates and fills. At the end it gets its manifest and
+    becomes ``folder/step``, as for :func:`save`; after an error it is removed.
+
+    All processes of a distributed run call this and then Orbax, which writes their shards; the
+    first one does the rest, and the others wait for it.
+    """
+    folder = folder.resolve()
+    path, temporary = folder / str(step), folder / f"{_WRITING}{step}"
+    aside = temporary.with_name(f"{temporary.name}.replaced")
+    if not distributed.first():
+        distributed.barrier("save begins")
+        with _failures_reported_once():
+            yield temporary
+        distributed.barrier("save ends")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(folder)
+    try:
+        with atomic.folder(path, temporary=temporary, aside=aside):
+            distributed.barrier("save begins")
+            with _failures_reported_once():
+                yield temporary
+            checkpoint.write_manifest(temporary, step, about)
+        for parent in (folder.parent, folder.parent.parent):
+            atomic.sync(parent)
+        distributed.barrier("save ends")
+    except Refusal:  # of what is being written
+        remove_unfinished(folder)
+        raise
+    except Exception as error:  # a full disk reaches us from Orbax in many forms
+        remove_unfinished(folder)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = (lines or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{path}: could not be written ({reason[:300]}); earlier checkpoints are untouched"
+        ) from error
+
+
+@contextmanager
+def _failures_reported_once() -> Iterator[None]:
+    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its
+    threads: the caller reports it.
+
+    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and
+    coroutines, which come much later.
+    """
+    before = {}
+    for name in ("absl", "asyncio", "concurrent.futures"):
+        log = logging.getLogger(name)
+        before[log], log.disabled = log.disabled, True
+    hooks = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = (
+        partial(_report_unless_of_orbax, hooks[0]),
+        partial(_report_unless_of_orbax, hooks[1]),
+    )
+    yield
+    for log, disabled in before.items():
+        log.disabled = disabled
+    threading.excepthook, sys.unraisablehook = hooks
+
+
+def _report_unless_of_orbax(hook: Callable[[Any], Any], unhandled: Any) -> None:
+    """Call the hook, except for exceptions that passed through Orbax, or through the event loops
+    that it runs.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
+    packages = [f"{os.sep}{package}{os.sep}" for package in ("orbax", "asyncio")]
+    if not any(package in file for file in files for package in packages):
+        hook(unhandled)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files of an interrupted or failed save. A checkpoint that was being replaced gets
+    its name back.
+    """
+    for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
+        name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
+        if stale.suffix == ".replaced" and not (folder / name).exists():
+            os.rename(stale, folder / name)
+        else:
+            shutil.rmtree(stale)
+
+
+def prune(folder: Path, keep: Iterable[int]) -> None:
+    """Remove the checkpoints of all steps that are not in ``keep``. Each is renamed first, so
+    that no incomplete one keeps its name.
+    """
+    for step in set(checkpoint.steps(folder)) - set(keep):
+        nameless = folder / f"{_WRITING}{step}"
+        os.rename(folder / str(step), nameless)
+        shutil.rmtree(nameless)
+
+
+class BackgroundSaver:
+    """Saves checkpoints in a thread. An error of the thread is raised by the next call.
+
+    As a context manager it waits for the last checkpoint at the end, unless the user interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        tree: Any,
+        *,
+        about: dict[str, Any],
+        then: Callable[[], None],
+    ) -> None:
+        """Save as :func:`save`, and call ``then``; return after ``tree`` was copied."""
+        self.wait()
+        complete = begin(folder, step, tree, about=about)
+
+        def write() -> None:
+            complete()
+            then()
+
+        self._pending = self._thread.submit(write)
+
+    def check(self) -> None:
+        """Raise the error of the last save, if it has failed by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete. Raises CheckpointError if it failed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> "BackgroundSaver":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.wait()
+        elif error is not None and issubclass(kind, Exception):
+            try:  # the checkpoint of an earlier step is as good as without this error
+                self.wait()
+            except Exception as second:
+                error.add_note(str(second))
+        self._thread.shutdown(wait=False)
+
+
+def write(
+    folder: Path, step: int, groups: Mapping[str, LazyState], *, about: dict[str, Any]
+) -> Path:
+    """Write ``folder/step`` as :func:`save` does, a few arrays at a time.
+
+    ``groups`` are arrays by name, by the group's name. They are not compressed: of numbers that
+    look random zstd saves a tenth, in three times the time. Raises as that function, and as the
+    arrays when they are read.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    context = ocp.Context()
+    context.array.saving.use_compression = False
+    context.memory.deepcopy_host_arrays = False  # nothing changes them meanwhile
+    empty: dict[str, dict[str, np.ndarray]] = {
+        group: {} for group, arrays in groups.items() if not arrays
+    }
+    with context, new(folder, step, about=about) as temporary:
+        # Orbax does not find its parts under a name that begins with a dot
+        complete = temporary.with_name(f"{temporary.name}.parts") / str(step)
+        complete.parent.mkdir()
+        for number, batch in enumerate(_batches(groups)):
+            tree: dict[str, dict[str, np.ndarray]] = {} if number else dict(empty)
+            for group, name, tensor in batch:
+                tree.setdefault(group, {})[name] = np.asarray(tensor.read(), order="C")
+            ocp.partial.save(complete, tree)
+            del tree
+        ocp.partial.finalize(complete)
+        os.rename(complete, temporary)
+        complete.parent.rmdir()
+    return folder.resolve() / str(step)
+
+
+def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
+    batch: list[tuple[str, str, LazyTensor]] = []
+    size = 0
+    for group, arrays in groups.items():
+        for name, tensor in arrays.items():
+            if batch and size + tensor.nbytes > _BATCH:
+                yield batch
+                batch, size = [], 0
+            batch.append((group, name, tensor))
+            size += tensor.nbytes
+    yield batch
