@@ -28,12 +28,7 @@ from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.extras.speech import (
-    log_mel,
-    speech_config,
-    speech_settings,
-    timestamps,
-)
+from jax_transformer.extras.speech import sound, speech_config, timestamps
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
 
@@ -44,7 +39,7 @@ WINDOW = 2 * (tokenizer_models.TIMES - 1)
 def speech(seconds: float, seed: int = 0) -> np.ndarray:
     """Return sound with tones that come and go."""
     random = np.random.default_rng(seed)
-    t = np.arange(int(seconds * log_mel.SAMPLE_RATE)) / log_mel.SAMPLE_RATE
+    t = np.arange(int(seconds * sound.SAMPLE_RATE)) / sound.SAMPLE_RATE
     tones = sum(
         np.sin(2 * np.pi * random.uniform(100, 4000) * t) * (np.sin(random.uniform(2, 9) * t) > 0.3)
         for _ in range(6)
@@ -109,10 +104,10 @@ def folder(tmp_path_factory) -> Path:
 def theirs(folder: Path, samples: np.ndarray, **options: Any) -> dict[str, Any]:
     """Return transformers' result for samples, with its segments."""
     module = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
-    several = len(samples) > WINDOW * log_mel.HOP
+    several = len(samples) > WINDOW * sound.HOP
     if not several:
-        samples = log_mel.padded(samples, WINDOW)
-    features = torch.from_numpy(log_mel.log_mel(samples, 20))[None]
+        samples = sound.padded(samples, WINDOW)
+    features = torch.from_numpy(sound.log_mel(samples, 20))[None]
     return module.generate(features, return_segments=True, **options)
 
 
@@ -181,22 +176,22 @@ def test_spectrograms_are_those_of_the_feature_extractor(bins: int, monkeypatch)
     """In float64, which stands for float32 in transformers' module here, and as it is."""
     extractor = transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=2)
     samples = speech(1.7)
-    padded = log_mel.padded(samples, 200)
+    padded = sound.padded(samples, 200)
 
     def expected() -> np.ndarray:
         return np.asarray(
             extractor(samples, sampling_rate=16_000, return_tensors="np").input_features[0]
         )
 
-    assert np.abs(log_mel.log_mel(padded, bins) - expected()).max() < 5e-5
+    assert np.abs(sound.log_mel(padded, bins) - expected()).max() < 5e-5
     wide = types.ModuleType("torch")
     vars(wide).update(vars(torch))
     window = functools.partial(torch.hann_window, dtype=torch.float64)
     vars(wide).update(float32=torch.float64, hann_window=window)
     monkeypatch.setattr(feature_extraction_whisper, "torch", wide)
-    ours = log_mel.log_mel(padded, bins, np.float64)
+    ours = sound.log_mel(padded, bins, np.float64)
     assert expected().dtype == np.float64 and np.abs(ours - expected()).max() < 1e-12
-    shifted = log_mel.log_mel(np.roll(padded, 1), bins, np.float64)
+    shifted = sound.log_mel(np.roll(padded, 1), bins, np.float64)
     assert np.abs(shifted - expected()).max() > 1e-3
 
 
@@ -258,7 +253,7 @@ def save_wav(path: Path, samples: np.ndarray) -> Path:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(log_mel.SAMPLE_RATE)
+        file.setframerate(sound.SAMPLE_RATE)
         file.writeframes((samples * 32768).astype("<i2").tobytes())
     return path
 
@@ -424,7 +419,7 @@ def test_prompts_are_those_of_generate(name: str, times: bool, folder: Path, tmp
 
 
 def test_names_of_languages_are_those_of_the_tokenizer():
-    assert speech_settings.LANGUAGE_CODES == TO_LANGUAGE_CODE
+    assert speech_config.LANGUAGE_CODES == TO_LANGUAGE_CODE
 
 
 def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_path: Path):

@@ -13,7 +13,7 @@ from starlette import testclient
 
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.extras.serve.app import Service
-from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.extras.serve.requests import Limits
 from jax_transformer.inference.translation import Translator
 from parity_tests.unit.helpers import tiny
 from parity_tests.unit.speakers import loud

@@ -10,7 +10,7 @@ import numpy as np
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import Flat, InputFile, Read, Target, file_reader
 from jax_transformer.extras.toolkits import flax_msgpack, msgpack
-from jax_transformer.extras.toolkits.marian import npz
+from jax_transformer.extras.toolkits.marian import marian_model
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
 from jax_transformer.storage import tensors
 from parity_tests import marian_files
@@ -57,10 +57,10 @@ def _msgpack_values(draw: Random, content: bytes, flat: Flat) -> bytes:
 
 def _read_npz(path: Path) -> None:
     size = path.stat().st_size
-    npz.is_npz(path)
-    for array in npz.scan(path).values():
+    marian_model.is_npz(path)
+    for array in marian_model.scan_npz(path).values():
         assert array.read().nbytes <= size, "more numbers than the file has"
-    npz.verify(path)
+    marian_model.verify_npz(path)
 
 
 def _npz_seeds() -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import models
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, UnsafeFileError
 from jax_transformer.extras.serve import requests
-from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.extras.serve.requests import Limits
 from jax_transformer.extras.speech import speech_config
 from jax_transformer.formats import registry as formats
 from jax_transformer.generate import transformers_config as generation

@@ -13,7 +13,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
 from jax_transformer.extras.toolkits.marian import marian_model, marian_names
-from jax_transformer.extras.toolkits.t5x import gin_config
+from jax_transformer.extras.toolkits.t5x import t5x_format
 from jax_transformer.extras.toolkits.toolkit import Toolkit
 from jax_transformer.storage import tensors, yaml_data
 from jax_transformer.storage.tensors import TensorInfo
@@ -248,9 +248,7 @@ TARGETS = {
         _read_options(opennmt_py.FORMAT, _onmt_content), _onmt_options, 7_500, 1, _json,
     ),
     "config.gin": Target(
-        lambda folder: file_reader(gin_config.CONFIG, lambda path: gin_config.find(path.parent))(
-            folder
-        ),
+        file_reader("config.gin", lambda path: t5x_format.find_gin(path.parent)),
         _gin_seeds, 15_000, 1, _lines,
     ),
 }  # fmt: skip

@@ -4,6 +4,7 @@ The whole model is in memory: these formats are written by the libraries themsel
 """
 
 import hashlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.extras.deploy.ctranslate2 import checks, folder
+from jax_transformer.extras.deploy.ctranslate2 import checks
 from jax_transformer.formats.base import Checked, Destination, Format, Written
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import atomic, huggingface_folder, run_files, tensors
@@ -66,14 +67,14 @@ class CTranslate2Folder(Deployed):
     name, title = "ct2", "CTranslate2 folder"
     write_options = ("quantization",)
     written = (
-        folder.MODEL,
+        checks.MODEL,
         huggingface_folder.CONFIG,
         *(f"{side}_vocabulary.json" for side in ("shared", "source", "target")),
     )
 
     def check_options(self, to: Destination) -> None:
-        folder.quantization(to.options.get("quantization"))
-        folder.check_installed("--to ct2")
+        checks.quantization(to.options.get("quantization"))
+        checks.check_installed("--to ct2")
         if to.dtype is not None:
             raise ConfigError(
                 f"--dtype {to.dtype}: a CTranslate2 folder has --quantization float32, float16 or "
@@ -85,21 +86,21 @@ class CTranslate2Folder(Deployed):
             checks.check(to.config)
 
     def fill(self, to: Destination, arrays: Mapping[str, np.ndarray], path: Path) -> Written:
-        from jax_transformer.extras.deploy.ctranslate2 import self_check, vocabulary
+        from jax_transformer.extras.deploy.ctranslate2 import folder  # loads jax
 
         config, source = to.config, to.source
         assert config is not None and source is not None
-        quantization = folder.quantization(to.options.get("quantization"))
+        quantization = checks.quantization(to.options.get("quantization"))
         tokenizer = source.tokenizer() if source.has_tokenizer else None
-        vocabularies = vocabulary.of(config, tokenizer)
+        vocabularies = folder.vocabularies(config, tokenizer)
         folder.write(path, config, arrays, vocabularies, quantization)
         checked = _NOT_RUN
         if to.self_check:
-            error = self_check.check(path, config, arrays, vocabularies, quantization)
+            error = folder.check(path, config, arrays, vocabularies, quantization)
             method = f"ran CTranslate2 in {quantization} next to the model in float32"
             checked = Checked(method, {"log-probabilities": error})
         tokens = "" if tokenizer is not None else "; no tokenizer: its tokens are ids in decimal"
-        with open(path / folder.MODEL, "rb") as file:
+        with open(path / checks.MODEL, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return Written(sha256, f"CTranslate2, {quantization}{tokens}", checked)
 
@@ -115,14 +116,15 @@ class StableHloFolder(Deployed):
     )
 
     def check_options(self, to: Destination) -> None:
-        from jax_transformer.extras.deploy.stablehlo import folder  # loads jax
-
-        folder.check_installed()
+        if importlib.util.find_spec("flatbuffers") is None:
+            raise ConfigError(
+                "--to stablehlo needs flatbuffers, which jax.export writes with: "
+                "pip install 'jax-seq2seq[stablehlo]'"
+            )
 
     def fill(self, to: Destination, arrays: Mapping[str, np.ndarray], path: Path) -> Written:
         from jax_transformer import transformer
         from jax_transformer.extras.deploy.stablehlo import folder
-        from jax_transformer.extras.deploy.stablehlo.programs import Settings
         from jax_transformer.generate import prepare
         from jax_transformer.weights import arrays as weight_arrays
 
@@ -132,7 +134,7 @@ class StableHloFolder(Deployed):
         tokenizer = source.tokenizer() if source.has_tokenizer else None
         config.check_text("--to stablehlo")
         generation = source.generation_config(tokenizer) if source.config else GenerationConfig()
-        settings = Settings.of(config, generation)
+        settings = folder.Settings.of(config, generation)
         sha256 = folder.write(path, config, arrays, settings)
         checked = _NOT_RUN
         if to.self_check:

@@ -1,21 +1,31 @@
-"""``jax-transformer estimate``: what a training step needs, without the hardware."""
+"""``jax-transformer estimate``: what a training step needs, without the hardware; as lines for a
+reader, and as JSON; with advice if the step does not fit.
+"""
 
+import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command
-from jax_transformer.config import option
+from jax_transformer.config import Remat, option
 from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import topologies
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.extras.estimate.topologies import GIB
+from jax_transformer.training.options import Precision, TrainOptions
+
+if TYPE_CHECKING:
+    from jax_transformer.extras.estimate.estimate import Estimate, Times
 
 UNCHANGING = """run resume steps seed log_every tensorboard wandb eval_* best_by patience keep*
     data.train* data.valid*"""
 """Options that change no step, and so are less often of interest."""
+_STATE_ALONE = "the state alone is too large: nothing was compiled"
+_REFUSED = "the compiler refused the program, and does not say more"
 
 
 @dataclass(frozen=True)
@@ -53,20 +63,143 @@ def run(command: EstimateCommand) -> int:
     """Print the estimate and return the exit code: 1 if the step does not fit."""
     topology = topologies.Topology.parse(command.topology)
     topologies.prepare(topology)
-    from jax_transformer.extras.estimate import estimate, report
+    from jax_transformer.extras.estimate import estimate
 
     print(f"compiling for {topology} ...", file=sys.stderr)
     result = estimate.estimate(
         command.options,
         topology,
         length=command.length or 0,
-        memory=int((command.device_memory or 0) * topologies.GIB),
+        memory=int((command.device_memory or 0) * GIB),
     )
     if command.json:
-        print(json.dumps(report.as_json(result)))
+        print(json.dumps(as_json(result)))
     else:
-        print("\n".join(report.lines(result)))
+        print("\n".join(lines(result)))
     return 0 if result.fits else 1
+
+
+def lines(estimate: "Estimate") -> Iterator[str]:
+    """Yield the estimate: model, memory, operations, traffic, time, and what is assumed."""
+    options, shape = estimate.options, estimate.shape
+    name = options.model.preset if options.init is None else options.init
+    mesh = " x ".join(f"{axis} {size}" for axis, size in estimate.mesh.items())
+    device = estimate.topology.accelerator
+    yield (
+        f"{name}: {estimate.parameters:,} trained parameters, {options.model.precision.value}, "
+        f"batches of {shape.rows} x {shape.length} tokens a side"
+    )
+    yield f"{estimate.devices} x {device.title}: {mesh}"
+    yield from _memory_lines(estimate)
+    devices = estimate.devices
+    operations = _scaled((estimate.flops + estimate.recomputed) / devices, "FLOP")
+    again = f", {_scaled(estimate.recomputed / devices, 'FLOP')} of them to save memory"
+    yield f"operations: {operations} a device{again if estimate.recomputed else ''}"
+    if estimate.traffic is not None:
+        yield f"memory traffic: {_scaled(float(estimate.traffic.bytes), 'B')} a device"
+        for each in estimate.traffic.collectives:
+            yield (
+                f"  {each.kind} {each.dtype}: {each.count:,}, "
+                f"{_scaled(float(each.bytes), 'B')} sent by a device"
+            )
+    if (times := estimate.times) is not None:
+        yield from _time_lines(estimate, times)
+    if not estimate.fits:
+        yield f"does not fit; try {', or '.join(advice(estimate))}"
+
+
+def _memory_lines(estimate: "Estimate") -> Iterator[str]:
+    memory = estimate.memory
+    of = f" of {estimate.available / GIB:,.2f}" if estimate.available else ""
+    yield f"memory: {memory.peak / GIB:,.2f}{of} GiB a device"
+    yield f"  state {memory.state / GIB:,.3f}: parameters, optimizer, average"
+    if memory.refused:
+        yield f"  {_REFUSED if memory.refused > memory.state else _STATE_ALONE}"
+    else:
+        yield f"  arguments {memory.arguments / GIB:,.3f}: the state and a batch"
+        yield f"  temporaries {memory.temporaries / GIB:,.3f}"
+        yield f"  program and results {memory.other / GIB:,.3f}"
+
+
+def _time_lines(estimate: "Estimate", times: "Times") -> Iterator[str]:
+    device, topology = estimate.topology.accelerator, estimate.topology
+    tokens = 2 * estimate.shape.rows * estimate.shape.length * estimate.options.optimizer.accumulate
+    yield (
+        f"time of an update: {1e3 * times.least:,.1f} ms if all overlaps, "
+        f"{1e3 * times.most:,.1f} if nothing does (products {1e3 * times.products:,.1f}, "
+        f"memory {1e3 * times.memory:,.1f}, links {1e3 * times.links:,.1f})"
+    )
+    yield (
+        f"that is {tokens / times.most:,.0f} to {tokens / times.least:,.0f} tokens/s, both sides, "
+        f"and {times.model / times.most:.0%} to {times.model / times.least:.0%} of the peak"
+    )
+    yield (
+        f"assumed, of a device: {estimate.peak / 1e12:,.0f} TFLOP/s, "
+        f"{device.bandwidth / 1e12:,.2f} TB/s of memory, {topology.links / 1e9:,.0f} GB/s of "
+        "links, as its vendor states them"
+    )
+
+
+def advice(estimate: "Estimate") -> list[str]:
+    """Return the options that would lower the memory, the most useful first."""
+    options = estimate.options
+    model = options.model
+    less_work = []
+    if model.remat is not Remat.FULL:
+        less_work.append("--model.remat full")
+    if not model.scan_layers:
+        less_work.append("--model.scan-layers")
+    if options.loss_chunks == 1:
+        less_work.append("--loss-chunks 8")
+    if model.precision is Precision.FLOAT32:
+        less_work.append("--model.precision bfloat16")
+    less_work.append(f"--data.tokens-per-batch {max(1, options.data.tokens_per_batch // 2)}")
+    if options.mesh.fsdp * options.mesh.tensor < estimate.devices:
+        less_state = [f"--mesh.fsdp {estimate.devices // options.mesh.tensor}"]
+    else:
+        less_state = ["more devices"]
+    if estimate.memory.state > estimate.available / 2:
+        return less_state + less_work
+    return less_work + less_state
+
+
+def as_json(estimate: "Estimate") -> dict[str, Any]:
+    """Return the figures with their units in the names, and what they are of."""
+    memory, times, traffic = estimate.memory, estimate.times, estimate.traffic
+    return {
+        "topology": str(estimate.topology),
+        "devices": estimate.devices,
+        "mesh": estimate.mesh,
+        "parameters": estimate.parameters,
+        "rows": estimate.shape.rows,
+        "length": estimate.shape.length,
+        "precision": estimate.options.model.precision.value,
+        "fits": estimate.fits,
+        "advice": [] if estimate.fits else advice(estimate),
+        "memory_bytes": {
+            **dataclasses.asdict(memory),
+            "peak": memory.peak,
+            "available": estimate.available,
+        },
+        "flops": estimate.flops,
+        "recomputed_flops": estimate.recomputed,
+        "traffic_bytes": None if traffic is None else traffic.bytes,
+        "collectives": []
+        if traffic is None
+        else [dataclasses.asdict(x) for x in traffic.collectives],
+        "seconds": None
+        if times is None
+        else {**dataclasses.asdict(times), "least": times.least, "most": times.most},
+        "compile_seconds": round(estimate.compile_seconds, 1),
+    }
+
+
+def _scaled(value: float, unit: str) -> str:
+    """Return a value with three digits and the prefix of its unit."""
+    for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.0f} {unit}"
 
 
 COMMAND = Command(

@@ -125,7 +125,8 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
             if (kind := instruction.collective) is not None and instruction.chain not in chains:
                 if instruction.chain is not None:
                     chains.add(instruction.chain)
-                key = (kind, _dtype(computation, instruction))
+                dtype = _ARRAY.findall(computation[instruction.operands[0]].result)[0][0]
+                key = (kind, dtype)
                 counts[key] += times
                 sizes[key] += times * _sent(kind, computation, instruction)
             if not fused:
@@ -146,26 +147,16 @@ def parse(text: str, on_chip: str | None = None) -> _Module:
         elif line.startswith("}"):
             current = None
         elif current is not None and " = " in line:
-            instruction = _instruction(line.strip(), on_chip)
-            current[instruction.name] = instruction
+            left, _, rest = line.strip().partition(" = ")
+            name = left.removeprefix("ROOT ").lstrip("%")
+            end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+            result, rest = rest[:end], rest[end:].lstrip()
+            opcode, _, _ = rest.partition("(")
+            close = _closing(rest, len(opcode))
+            arguments, attributes = rest[len(opcode) + 1 : close], rest[close + 1 :]
+            is_root, size = left.startswith("ROOT "), _size(result, on_chip)
+            current[name] = _Instruction(name, result, opcode, arguments, attributes, is_root, size)
     return module
-
-
-def _instruction(line: str, on_chip: str | None) -> _Instruction:
-    left, _, rest = line.partition(" = ")
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    result, rest = rest[:end], rest[end:].lstrip()
-    opcode, _, _ = rest.partition("(")
-    close = _closing(rest, len(opcode))
-    return _Instruction(
-        left.removeprefix("ROOT ").lstrip("%"),
-        result,
-        opcode,
-        rest[len(opcode) + 1 : close],
-        rest[close + 1 :],
-        left.startswith("ROOT "),
-        _size(result, on_chip),
-    )
 
 
 def _closing(text: str, start: int) -> int:
@@ -208,21 +199,13 @@ def _trips(module: _Module, loop: _Instruction) -> int:
 
 def _size(result: str, besides: str | None = None) -> int:
     """Return the bytes of a type, without the arrays whose layout has the mark ``besides``."""
-    return sum(
-        math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8
-        for dtype, shape, layout in _ARRAY.findall(result)
-        if not (besides and besides in layout)
-    )
-
-
-def _bits(dtype: str) -> int:
-    match = _BITS.match(dtype)
-    return int(match[1]) if match else 8 if dtype == "pred" else 0
-
-
-def _dtype(computation: _Computation, instruction: _Instruction) -> str:
-    (first, *_), *_ = _ARRAY.findall(computation[instruction.operands[0]].result)
-    return str(first)
+    size = 0
+    for dtype, shape, layout in _ARRAY.findall(result):
+        if not (besides and besides in layout):
+            match = _BITS.match(dtype)
+            bits = int(match[1]) if match else 8 if dtype == "pred" else 0
+            size += math.prod(map(int, filter(None, shape.split(",")))) * bits // 8
+    return size
 
 
 # Bytes

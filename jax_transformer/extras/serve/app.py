@@ -1,12 +1,17 @@
-"""The HTTP interface of the service, on Starlette."""
+"""The HTTP interface of the service, on Starlette; and its process: socket, signals, and end."""
 
 import asyncio
 import contextlib
 import logging
+import math
+import signal
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,18 +21,24 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from jax_transformer import webpage
+from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import requests
-from jax_transformer.extras.serve.batching import Batcher
-from jax_transformer.extras.serve.engine import Engine, Translation
-from jax_transformer.extras.serve.limits import Limits
-from jax_transformer.extras.serve.metrics import CONTENT_TYPE, Metrics
-from jax_transformer.extras.serve.requests import RequestError
+from jax_transformer.extras.serve.engine import (
+    CONTENT_TYPE,
+    Batcher,
+    Engine,
+    Metrics,
+    Translation,
+)
+from jax_transformer.extras.serve.requests import Limits, RequestError
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator, empty_hypothesis
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Limits()
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLIENT_CLOSED = 499
 """Status of a request whose client has gone, in logs and metrics; nobody receives it."""
 _HEADERS = {
@@ -241,3 +252,85 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     return _answer({"error": "internal error: see the server's log"}, status=500)
+
+
+# The process
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket at the address, which does not listen yet. Raises ConfigError."""
+    if not 0 <= port < 65536:  # getaddrinfo takes its last 16 bits
+        raise ConfigError(f"port={port} must be between 0 and 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on host {host}, port {port}: {reason}") from None
+    return bound
+
+
+def hosts(host: str) -> tuple[str, ...]:
+    """Return the names by which clients may call a server on ``host``.
+
+    On loopback, only its own: no page of another site whose name was pointed at 127.0.0.1.
+    """
+    return ("localhost", "127.0.0.1", "[::1]") if host in _LOOPBACK else ("*",)
+
+
+def url(bound: socket.socket) -> str:
+    """Return the address of a socket as a browser takes it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def serve(service: Service, bound: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, then answer every request that was accepted and return.
+
+    A second signal that is SIGINT ends it without these answers and raises KeyboardInterrupt. An
+    error outside of requests also ends it, and is raised.
+    """
+    logger = logging.getLogger("jax_transformer.extras.serve")
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # other packages give the root logger a handler of its own
+    config = uvicorn.Config(
+        service.app,
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        # Nothing that was accepted waits longer than its timeout; the rest is for slow clients
+        timeout_graceful_shutdown=math.ceil(2 * service.limits.timeout),
+    )
+    # uvicorn raises the signal again when it is done, which would end the process with its number
+    before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    try:
+        print(f"listening on {url(bound)} (compiling programs)", file=sys.stderr, flush=True)
+        uvicorn_server = uvicorn.Server(config)
+        service.on_failure = lambda: setattr(uvicorn_server, "should_exit", True)
+        uvicorn_server.run(sockets=[bound])
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+    if service.failure is not None:
+        raise service.failure
+    lost = service.accepted - service.answered - service.abandoned
+    print(
+        f"stopped: {service.accepted} requests accepted, {service.answered} answered, "
+        f"{service.abandoned} abandoned by their clients" + (f", {lost} lost" if lost else ""),
+        file=sys.stderr,
+        flush=True,
+    )
+    if uvicorn_server.force_exit:
+        raise KeyboardInterrupt

@@ -9,7 +9,7 @@ from jax_transformer.cli.translate import SamplingOptions, SearchOptions
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError
-from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.extras.serve.requests import Limits
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ServeOptions:
 def run(options: ServeOptions) -> int:
     """Serve until a signal and return the exit code."""
     try:
-        from jax_transformer.extras.serve import app, server
+        from jax_transformer.extras.serve import app
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("starlette", "uvicorn", "prometheus_client"):
@@ -56,7 +56,7 @@ def run(options: ServeOptions) -> int:
     from jax_transformer.inference import translation
     from jax_transformer.runtime import process
 
-    bound = server.bind(options.host, options.port)
+    bound = app.bind(options.host, options.port)
     process.use_program_cache()
     opened = registry.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
@@ -72,9 +72,9 @@ def run(options: ServeOptions) -> int:
         translator,
         options.limits,
         title=f"{options.run}, step {opened.step}",
-        allowed_hosts=options.allowed_hosts or server.hosts(options.host),
+        allowed_hosts=options.allowed_hosts or app.hosts(options.host),
     )
-    server.run(service, bound)
+    app.serve(service, bound)
     return 0
 
 

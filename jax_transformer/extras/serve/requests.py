@@ -1,5 +1,8 @@
-"""The body of a translation request: JSON, checked against the limits and the known options."""
+"""Limits of the service, and the body of a translation request: JSON, checked against them and the
+known options.
+"""
 
+import dataclasses
 import enum
 import json
 import math
@@ -10,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jax_transformer.errors import ConfigError, nearest
-from jax_transformer.extras.serve.limits import Limits
 from jax_transformer.generate.generation_config import ALIASES, Constraints, GenerationConfig
 from jax_transformer.storage.untrusted import shown
 
@@ -43,6 +45,45 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Bounds on what one request, and all requests together, can ask for."""
+
+    queue_size: int = 1024
+    """Lines that wait for a batch, at most; requests beyond are answered 429."""
+    timeout: float = 30.0
+    """Seconds until a request is answered 504; a request can ask for less."""
+    max_lines: int = 256
+    """Lines of a request, at most."""
+    max_characters: int = 100_000
+    """Characters of a request's lines together, at most."""
+    max_body_bytes: int = 1_000_000
+    """Bytes of a request's body, at most."""
+    max_beam: int = 16
+    """Beam size that a request may ask for, at most."""
+    max_configs: int = 16
+    """Sets of decoding options to compile programs for, besides those compiled at the start."""
+    batch_rows: int = 64
+    """Lines of a batch, at most."""
+    batch_wait: float = 0.005
+    """Seconds that a line waits for others to share its batch while the device is free."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("max_configs", "batch_wait") else 1
+            if field.name == "timeout":
+                if not 0 < value < math.inf:
+                    raise ConfigError(f"timeout={value} must be above 0 and finite")
+            elif not least <= value < math.inf:
+                raise ConfigError(f"{field.name}={value} must be at least {least} and finite")
+        if self.max_lines > self.queue_size:
+            raise ConfigError(
+                f"max_lines={self.max_lines} is over queue_size={self.queue_size}: such a request "
+                "would never fit the queue; lower the one or raise the other"
+            )
+
+
+@dataclass(frozen=True)
 class TranslationRequest:
     """A request that is well-formed and within the limits."""
 
@@ -69,8 +110,13 @@ def parse(body: bytes, defaults: GenerationConfig, limits: Limits) -> Translatio
         _lines(fields, limits),
         _config({name: fields[name] for name in fields if name in NAMES}, defaults, limits),
         _typed("attention", fields.get("attention", False), bool),
-        _timeout(fields, limits),
+        _typed("timeout", fields.get("timeout", limits.timeout), float),
     )
+    if not 0 < parsed.timeout <= limits.timeout:
+        raise RequestError(
+            422,
+            f"timeout={parsed.timeout} must be above 0 and at most this server's {limits.timeout}",
+        )
     hypotheses = len(parsed.lines) * parsed.config.num_return_sequences
     if parsed.attention and hypotheses > ATTENTION_HYPOTHESES:
         raise RequestError(
@@ -129,9 +175,13 @@ def _lines(fields: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
 def _config(
     options: Mapping[str, Any], defaults: GenerationConfig, limits: Limits
 ) -> GenerationConfig:
-    values = {
-        name: _option(name, value) for name, value in options.items() if value is not None
-    }  # null is the server's default
+    values = {}
+    for name, value in options.items():
+        hint = _HINTS[ALIASES.get(name, name)]
+        if isinstance(hint, types.UnionType):
+            (hint,) = {*typing.get_args(hint)} - {type(None)}
+        if value is not None:  # null is the server's default
+            values[name] = _typed(name, value, hint)
     try:
         config = defaults.overridden(values)
     except ConfigError as error:
@@ -141,14 +191,6 @@ def _config(
             422, f"num_beams={config.num_beams} is over this server's maximum of {limits.max_beam}"
         )
     return config
-
-
-def _option(name: str, value: Any) -> Any:
-    """Return the value of a decoding option, in the type of its field."""
-    hint = _HINTS[ALIASES.get(name, name)]
-    if isinstance(hint, types.UnionType):
-        (hint,) = {*typing.get_args(hint)} - {type(None)}
-    return _typed(name, value, hint)
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
@@ -163,12 +205,3 @@ def _typed(name: str, value: Any, kind: type[Any]) -> Any:
     if not abs(value) <= _LARGEST:
         raise RequestError(422, f"{name} must be between -{_LARGEST} and {_LARGEST}")
     return kind(value)
-
-
-def _timeout(fields: Mapping[str, Any], limits: Limits) -> float:
-    seconds = _typed("timeout", fields.get("timeout", limits.timeout), float)
-    if not 0 < seconds <= limits.timeout or not math.isfinite(seconds):
-        raise RequestError(
-            422, f"timeout={seconds} must be above 0 and at most this server's {limits.timeout}"
-        )
-    return seconds

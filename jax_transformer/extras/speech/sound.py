@@ -1,17 +1,34 @@
-"""WAV files to samples at 16 kHz: whole numbers (PCM), mixed down and resampled."""
+"""Sound, the input of a model that listens: WAV files of whole numbers (PCM) to samples at 16 kHz,
+and samples to log-mel spectrograms.
+
+The spectrograms equal transformers' ``WhisperFeatureExtractor``, computed in float64: facts from
+``feature_extraction_whisper.py`` and ``audio_utils.py`` of transformers 5.23. The mel scale is
+Slaney's, of the Auditory Toolbox: linear below 1 kHz, logarithmic above.
+"""
 
 import os
 import struct
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from jax_transformer.errors import InputError
-from jax_transformer.extras.speech.log_mel import SAMPLE_RATE
 
+SAMPLE_RATE = 16_000
+HOP = 160
+"""Samples from one frame to the next."""
+FRAME = 400
+"""Samples in a frame, and the length of its Fourier transform."""
+_LEAST_POWER = 1e-10
+_RANGE = 8.0
+"""Powers of ten below the loudest power that count as silence."""
+_FRAMES = 1000  # that are transformed at once
+_KNEE_HERTZ, _KNEE_MEL = 1000.0, 15.0
+_STEPS = 27.0 / np.log(6.4)  # mels of a factor e above the knee
 _RATES = (4_000, 192_000)
 _MOST_CHANNELS = 32
 _MOST_PHASES = 16_000
@@ -38,7 +55,12 @@ def read(path: str | Path) -> Float[np.ndarray, " n"]:
             samples = _samples(path, file, header)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    return samples if header.rate == SAMPLE_RATE else _resampled(samples, header.rate)
+    if header.rate == SAMPLE_RATE:
+        return samples
+    from scipy import signal
+
+    ratio = Fraction(SAMPLE_RATE, header.rate)
+    return signal.resample_poly(samples, ratio.numerator, ratio.denominator).astype(np.float32)
 
 
 class _Header(NamedTuple):
@@ -60,20 +82,15 @@ def _header(path: str | Path, file: BinaryIO) -> _Header:
         if name == b"data" and fields is not None:
             return _Header(*fields, size)
         content = file.read(min(size, 40)) if name == b"fmt " else b""
+        if 0 < len(content) < 16:
+            break
         if content:
-            fields = _format(path, content)
+            form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", content)
+            if form != _PCM and (form != _EXTENSIBLE or content[24:] != _PCM_SUBFORMAT):
+                raise _no_pcm(path, f"unknown format: {form} {content[24:].hex()}".rstrip())
+            fields = channels, rate, (bits + 7) // 8
         file.seek(size - len(content) + size % 2, os.SEEK_CUR)
     raise _no_pcm(path, "it ends within its header")
-
-
-def _format(path: str | Path, content: bytes) -> tuple[int, int, int]:
-    """Return the channels, the rate and the bytes of a sample in the chunk of the format."""
-    if len(content) < 16:
-        raise _no_pcm(path, "it ends within its header")
-    form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", content)
-    if form != _PCM and (form != _EXTENSIBLE or content[24:] != _PCM_SUBFORMAT):
-        raise _no_pcm(path, f"unknown format: {form} {content[24:].hex()}".rstrip())
-    return channels, rate, (bits + 7) // 8
 
 
 def _no_pcm(path: str | Path, reason: str) -> InputError:
@@ -133,8 +150,45 @@ def _numbers(content: bytes, width: int) -> Float[np.ndarray, " n"]:
     return np.frombuffer(content, f"<i{width}").astype(np.float64) / 2 ** (8 * width - 1)
 
 
-def _resampled(samples: Float[np.ndarray, " n"], rate: int) -> Float[np.ndarray, " m"]:
-    from scipy import signal
+# Spectrograms
 
-    ratio = Fraction(SAMPLE_RATE, rate)
-    return signal.resample_poly(samples, ratio.numerator, ratio.denominator).astype(np.float32)
+
+def log_mel(
+    samples: Float[np.ndarray, " n"], mel_bins: int, dtype: Any = np.float32
+) -> Float[np.ndarray, "c w"]:
+    """Return the spectrogram of samples at 16 kHz between -1 and 1, one frame for each 160.
+
+    Its numbers are (log10 of the power + 4) / 4, and at most 2 below the largest of all frames.
+    """
+    frames = len(samples) // HOP
+    filters = mel_filters(mel_bins)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)  # Hann's, periodic
+    padded = np.pad(samples, FRAME // 2, mode="reflect")
+    views = np.lib.stride_tricks.sliding_window_view(padded, FRAME)[::HOP][:frames]
+    logs = np.empty((mel_bins, frames), dtype)
+    for start in range(0, frames, _FRAMES):
+        spectrum = np.fft.rfft(views[start : start + _FRAMES] * window, axis=1)
+        power = filters.T @ (spectrum.real**2 + spectrum.imag**2).T
+        logs[:, start : start + _FRAMES] = np.log10(np.maximum(power, _LEAST_POWER))
+    np.maximum(logs, logs.max() - dtype(_RANGE), out=logs)
+    logs += dtype(4)
+    logs /= dtype(4)
+    return logs
+
+
+def padded(samples: Float[np.ndarray, " n"], frames: int) -> Float[np.ndarray, " m"]:
+    """Return the samples followed by silence, as long as ``frames``."""
+    return np.pad(samples, (0, frames * HOP - len(samples)))
+
+
+@lru_cache(maxsize=4)
+def mel_filters(mel_bins: int) -> Float[np.ndarray, "k c"]:
+    """Return the weight of each frequency in each channel: triangles of equal area."""
+    highest = _KNEE_MEL + np.log(SAMPLE_RATE / 2 / _KNEE_HERTZ) * _STEPS
+    mels = np.linspace(0.0, highest, mel_bins + 2)
+    above = _KNEE_HERTZ * np.exp((mels - _KNEE_MEL) / _STEPS)
+    edges = np.where(mels < _KNEE_MEL, mels * _KNEE_HERTZ / _KNEE_MEL, above)
+    low, peak, high = edges[:-2], edges[1:-1], edges[2:]
+    frequencies = np.linspace(0, SAMPLE_RATE // 2, FRAME // 2 + 1)[:, None]
+    rising, falling = (frequencies - low) / (peak - low), (high - frequencies) / (high - peak)
+    return np.maximum(0, np.minimum(rising, falling)) * (2.0 / (high - low))

@@ -1,21 +1,141 @@
-"""The files of a Hugging Face folder of Whisper as a :class:`.SpeechConfig`.
+"""Settings of a model that writes down speech, languages, tasks and times; and how they are read
+from the files of a Hugging Face folder of Whisper.
 
 Facts from ``generation_whisper.py`` of transformers 5.23.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError, about_file
-from jax_transformer.extras.speech import log_mel
-from jax_transformer.extras.speech.speech_settings import SpeechConfig
+from jax_transformer.errors import ConfigError, InputError, about_file, nearest
+from jax_transformer.extras.speech import sound
+from jax_transformer.extras.speech.timestamps import TimestampRules
 from jax_transformer.generate import transformers_config
+from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
+
+_LANGUAGES = """
+af afrikaans, am amharic, ar arabic, as assamese, az azerbaijani, ba bashkir, be belarusian,
+bg bulgarian, bn bengali, bo tibetan, br breton, bs bosnian, ca catalan, ca valencian, cs czech,
+cy welsh, da danish, de german, el greek, en english, es castilian, es spanish, et estonian,
+eu basque, fa persian, fi finnish, fo faroese, fr french, gl galician, gu gujarati, ha hausa,
+haw hawaiian, he hebrew, hi hindi, hr croatian, ht haitian, ht haitian creole, hu hungarian,
+hy armenian, id indonesian, is icelandic, it italian, ja japanese, jw javanese, ka georgian,
+kk kazakh, km khmer, kn kannada, ko korean, la latin, lb letzeburgesch, lb luxembourgish,
+ln lingala, lo lao, lt lithuanian, lv latvian, mg malagasy, mi maori, mk macedonian, ml malayalam,
+mn mongolian, mr marathi, ms malay, mt maltese, my burmese, my myanmar, ne nepali, nl dutch,
+nl flemish, nn nynorsk, no norwegian, oc occitan, pa panjabi, pa punjabi, pl polish, ps pashto,
+ps pushto, pt portuguese, ro moldavian, ro moldovan, ro romanian, ru russian, sa sanskrit,
+sd sindhi, si sinhala, si sinhalese, sk slovak, sl slovenian, sn shona, so somali, sq albanian,
+sr serbian, su sundanese, sv swedish, sw swahili, ta tamil, te telugu, tg tajik, th thai,
+tk turkmen, tl tagalog, tr turkish, tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese,
+yi yiddish, yo yoruba, yue cantonese, zh chinese, zh mandarin
+"""
+LANGUAGE_CODES = {
+    name: code
+    for code, _, name in (
+        entry.partition(" ") for entry in " ".join(_LANGUAGES.split()).split(", ")
+    )
+}
+"""The codes of Whisper's languages by their English names, of ``tokenization_whisper.py``."""
+
+
+@dataclass(frozen=True)
+class SpeechConfig:
+    """The settings of a model that writes down speech."""
+
+    generation: GenerationConfig
+    """Settings of the search; the length counts neither the prompt nor the start token."""
+    languages: Mapping[str, int]
+    """The token of each language by its code (``de``); empty for a model of English only."""
+    tasks: Mapping[str, int]
+    """The token of each task: ``transcribe``, and ``translate`` to English."""
+    language: str | None
+    """The language if a call names none; None detects it."""
+    task: str | None
+    """The task if a call names none; None is ``transcribe``."""
+    timestamps: bool
+    """Times are written if a call does not say."""
+    no_timestamps_id: int | None
+    """The token that says that no times follow; None if the model writes none."""
+    max_initial: int | None
+    """The latest time that a text may begin with, see :class:`TimestampRules`."""
+    forced: tuple[int | None, ...]
+    """The tokens after the start if neither a call nor the folder names a language or a task; None
+    is the token of the detected language.
+    """
+
+    @property
+    def first_time(self) -> int | None:
+        """The first token of time; None if the model writes none."""
+        return None if self.no_timestamps_id is None else self.no_timestamps_id + 1
+
+    @property
+    def rules(self) -> TimestampRules:
+        """The rules of tokens of time. Raises ConfigError if the model writes none."""
+        if self.first_time is None:
+            raise ConfigError(
+                "times, and sound that is longer than the model's window, need"
+                " no_timestamps_token_id in generation_config.json"
+            )
+        return TimestampRules(self.first_time, self.max_initial)
+
+    def language_id(self, language: str) -> int:
+        """Return the token of a language, which is named by its code, token or English name.
+
+        Raises ConfigError if the model does not know it.
+        """
+        if not self.languages:
+            raise ConfigError(f"language {language!r}: this model has one language; leave it out")
+        name = language.removeprefix("<|").removesuffix("|>").lower()
+        code = LANGUAGE_CODES.get(name, name)
+        if code not in self.languages:
+            raise ConfigError(
+                f"unknown language {language!r}{nearest(code, list(self.languages))}; known are"
+                f" {', '.join(self.languages)}"
+            )
+        return self.languages[code]
+
+    def task_id(self, task: str) -> int:
+        """Return the token of a task. Raises ConfigError if the model does not have it."""
+        if task not in self.tasks:
+            raise ConfigError(
+                f"unknown task {task!r}{nearest(task, list(self.tasks))}; known are"
+                f" {', '.join(self.tasks)}"
+            )
+        return self.tasks[task]
+
+    def request(self, language: str | None, task: str | None) -> tuple[int | None, ...]:
+        """Return the tokens after the start that say the language and the task; None is the token
+        of a language that must be detected.
+
+        As in transformers, ``forced_decoder_ids`` counts only if nothing else names one of them.
+        Raises ConfigError for a language or a task that the model does not have.
+        """
+        language = self.language if language is None else language
+        task = self.task if task is None else task
+        spoken = None if language is None else self.language_id(language)
+        if not self.languages and task not in (None, "transcribe"):
+            raise ConfigError(f"task {task!r}: this model can only transcribe")
+        if not self.languages or (self.forced and language is None and task is None):
+            return self.forced
+        return spoken, self.task_id("transcribe" if task is None else task)
+
+    def prompt(self, start: int, request: Sequence[int], *, timestamps: bool) -> tuple[int, ...]:
+        """Return the decoder's inputs before a text, for a :meth:`request` with a language."""
+        tokens = (start, *(token for token in request if token != self.no_timestamps_id))
+        if timestamps or self.no_timestamps_id is None:
+            return tokens
+        return *tokens, self.no_timestamps_id
+
+
+# Reading
 
 _TYPES = {
     "lang_to_id": dict,
@@ -155,9 +275,9 @@ def _check_features(folder: Path, config: TransformerConfig) -> None:
     """Raise InputError if the folder's spectrograms differ from those computed here."""
     expected = {
         "feature_size": config.mel_bins,
-        "sampling_rate": log_mel.SAMPLE_RATE,
-        "hop_length": log_mel.HOP,
-        "n_fft": log_mel.FRAME,
+        "sampling_rate": sound.SAMPLE_RATE,
+        "hop_length": sound.HOP,
+        "n_fft": sound.FRAME,
         "dither": 0.0,
         "padding_value": 0.0,
         "do_normalize": False,

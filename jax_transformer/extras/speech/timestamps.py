@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.extras.speech import log_mel
+from jax_transformer.extras.speech import sound
 
-_FRAMES_PER_SECOND = log_mel.SAMPLE_RATE // log_mel.HOP
+_FRAMES_PER_SECOND = sound.SAMPLE_RATE // sound.HOP
 _FRAMES_PER_TIME = 2  # a token of time counts positions of the encoder
 
 

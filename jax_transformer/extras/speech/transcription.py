@@ -1,7 +1,7 @@
 """Transcription: sound in, text out, by a model that reads spectrograms."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.extras.speech import (
-    log_mel,
-    sound,
-    speech_config,
-    speech_settings,
-    timestamps,
-)
+from jax_transformer.extras.speech import sound, speech_config, timestamps
 from jax_transformer.extras.speech.timestamps import Phrase, TimestampRules
 from jax_transformer.formats import registry
 from jax_transformer.generate import decoding, generation_config, prepare
-from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.inference import translation
 from jax_transformer.shapes import Features
@@ -62,7 +55,7 @@ class Transcriber:
     without its repetitions at higher temperatures.
     """
 
-    def __init__(self, model: Transformer, tokenizer: Any, config: speech_settings.SpeechConfig):
+    def __init__(self, model: Transformer, tokenizer: Any, config: speech_config.SpeechConfig):
         if model.config.mel_bins is None:
             raise ConfigError("transcribe reads sound, and this model reads text: use translate")
         self.model, self.tokenizer, self.config = model, tokenizer, config
@@ -83,7 +76,13 @@ class Transcriber:
         the folder's settings of generation (``beam_size=5``). Raises the errors of
         :func:`.registry.open`, and ConfigError for options without an effect.
         """
-        _check_options(options)
+        changes = generation_config.canonical(options)
+        if (count := changes.get("num_return_sequences", 1)) != 1:
+            raise ConfigError(
+                f"num_return_sequences={count}: a transcript is one text; leave it out"
+            )
+        if "forced_bos_token_id" in changes:
+            raise ConfigError("forced_bos_token_id: the first tokens say the language and the task")
         opened = registry.open(path, weights)
         if opened.config is None or opened.config.mel_bins is None:
             raise ConfigError(
@@ -155,8 +154,20 @@ class Transcriber:
     def _phrases(
         self, windows: "_Windows", prompt: np.ndarray, rules: TimestampRules | None
     ) -> Iterator[Phrase]:
-        settings = self._settings(prompt, rules)
-        eos_id, seek = settings.eos_token_id, 0
+        """Yield the phrases of all windows; a text is as long as positions reach."""
+        room = self.model.config.longest - prompt.shape[1]
+        if room < 1:
+            raise ConfigError(f"a prompt of {prompt.shape[1]} tokens leaves no room for a text")
+        settings = self.config.generation
+        eos_id, length = settings.eos_token_id, settings.max_new_tokens
+        eos_id = self.model.config.eos_id if eos_id is None else eos_id
+        settings = replace(
+            settings,
+            max_new_tokens=room if length is None else min(room, length),
+            eos_token_id=eos_id,
+            constraints=replace(settings.constraints, processors=() if rules is None else (rules,)),
+        )
+        seek = 0
         while seek < windows.frames:
             ids, _ = decoding.generate(self.split_model, windows.at(seek), settings, prompt=prompt)
             tokens = list(itertools.takewhile(lambda i: i != eos_id, ids[0, 0].tolist()))
@@ -164,30 +175,6 @@ class Transcriber:
             spoken, moved = timestamps.split(tokens, self.config.first_time, seek, frames)
             yield from spoken
             seek += moved
-
-    def _settings(self, prompt: np.ndarray, rules: TimestampRules | None) -> GenerationConfig:
-        """Return the settings of the search in a window; texts are as long as positions reach."""
-        room = self.model.config.longest - prompt.shape[1]
-        if room < 1:
-            raise ConfigError(f"a prompt of {prompt.shape[1]} tokens leaves no room for a text")
-        settings = self.config.generation
-        eos_id, length = settings.eos_token_id, settings.max_new_tokens
-        return replace(
-            settings,
-            max_new_tokens=room if length is None else min(room, length),
-            eos_token_id=self.model.config.eos_id if eos_id is None else eos_id,
-            constraints=replace(settings.constraints, processors=() if rules is None else (rules,)),
-        )
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of generation that would change nothing."""
-    changes = generation_config.canonical(options)
-    if changes.get("num_return_sequences", 1) != 1:
-        count = changes["num_return_sequences"]
-        raise ConfigError(f"num_return_sequences={count}: a transcript is one text; leave it out")
-    if "forced_bos_token_id" in changes:
-        raise ConfigError("forced_bos_token_id: the first tokens say the language and the task")
 
 
 def _checked(samples: np.ndarray) -> Float[np.ndarray, " n"]:
@@ -213,10 +200,10 @@ class _Windows:
     def __init__(self, samples: Float[np.ndarray, " n"], model: Transformer):
         assert model.config.mel_shape is not None, "checked when the model was taken"
         mel_bins, self.length = model.config.mel_shape
-        self.several = len(samples) > self.length * log_mel.HOP
+        self.several = len(samples) > self.length * sound.HOP
         if not self.several:
-            samples = log_mel.padded(samples, self.length)
-        self._features = log_mel.log_mel(samples, mel_bins)
+            samples = sound.padded(samples, self.length)
+        self._features = sound.log_mel(samples, mel_bins)
         self.frames = self._features.shape[1]
 
     def at(self, start: int) -> Features:

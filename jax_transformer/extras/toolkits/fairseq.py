@@ -26,13 +26,10 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
-from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit
-from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
-from jax_transformer.weights.rules import (
-    Table,
-)
+from jax_transformer.weights.rules import Table
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD, _EOS = 1, 2
@@ -86,12 +83,6 @@ def weight_table(config: TransformerConfig) -> Table:
 # Checkpoints
 
 
-def _recognises(content: Mapping[str, Any]) -> bool:
-    state = content.get("model")
-    named = isinstance(state, dict) and "decoder.embed_tokens.weight" in state
-    return named and _sections(content) is not None
-
-
 def _sections(content: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Return the options of model and task: of ``cfg``, or before fairseq 0.10 of ``args``."""
     cfg = content.get("cfg")
@@ -99,33 +90,6 @@ def _sections(content: Mapping[str, Any]) -> tuple[Any, Any] | None:
         return cfg["model"], cfg.get("task") or {}
     args = content.get("args")
     return (args, args) if isinstance(args, dict) else None
-
-
-def _describe(path: Path, content: Mapping[str, Any]) -> Description:
-    sections = _sections(content)
-    assert sections is not None  # it was recognised
-    state = content["model"]
-    with about_file(path):
-        model, task = (Options(section) for section in sections)
-        sizes = [_rows(state, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
-        config = configuration(model, sizes[0], sizes[1])
-    ignored = {
-        name: reason
-        for name in state
-        for pattern, reason in _NO_WEIGHTS.items()
-        if re.fullmatch(pattern, name)
-    }
-    files = [
-        path.parent / f"dict.{task.values.get(f'{side}_lang')}.txt" for side in ("source", "target")
-    ]
-    if not all(re.fullmatch(r"dict\.[\w-]{1,40}\.txt", file.name, re.ASCII) for file in files):
-        raise InputError(f"{path}: source_lang and target_lang are not names of languages")
-    words = None
-    if all(file.is_file() for file in files):
-        source, target = (_dictionary(file, size) for file, size in zip(files, sizes, strict=True))
-        end = _SPECIALS[_EOS]
-        words = Vocabularies(source, target, _SPECIALS[_PAD], end, end, _SPECIALS[-1])
-    return Description(config, {"": ("model",)}, ignored, words, tuple(files) if words else ())
 
 
 def _rows(state: Mapping[str, Any], name: str) -> int:
@@ -223,10 +187,38 @@ class Fairseq(Toolkit):
     name, toolkit = "fairseq", "fairseq"
 
     def recognises_content(self, content: Mapping[str, Any]) -> bool:
-        return _recognises(content)
+        state = content.get("model")
+        named = isinstance(state, dict) and "decoder.embed_tokens.weight" in state
+        return named and _sections(content) is not None
 
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
-        return _describe(path, content)
+        sections = _sections(content)
+        assert sections is not None  # it was recognised
+        state = content["model"]
+        with about_file(path):
+            model, task = (Options(section) for section in sections)
+            sizes = [_rows(state, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+            config = configuration(model, sizes[0], sizes[1])
+        ignored = {
+            name: reason
+            for name in state
+            for pattern, reason in _NO_WEIGHTS.items()
+            if re.fullmatch(pattern, name)
+        }
+        files = [
+            path.parent / f"dict.{task.values.get(f'{side}_lang')}.txt"
+            for side in ("source", "target")
+        ]
+        if not all(re.fullmatch(r"dict\.[\w-]{1,40}\.txt", file.name, re.ASCII) for file in files):
+            raise InputError(f"{path}: source_lang and target_lang are not names of languages")
+        words = None
+        if all(file.is_file() for file in files):
+            source, target = (
+                _dictionary(file, size) for file, size in zip(files, sizes, strict=True)
+            )
+            end = _SPECIALS[_EOS]
+            words = Vocabularies(source, target, _SPECIALS[_PAD], end, end, _SPECIALS[-1])
+        return Description(config, {"": ("model",)}, ignored, words, tuple(files) if words else ())
 
 
 FORMAT = Fairseq()

@@ -50,15 +50,19 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
     """Return every array by name, without reading one. Raises as ``read``."""
-    extents = _headers(Path(path))
-    names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
-    return {
-        name: LazyTensor(
-            TensorInfo(_torch_shape(keys, extents[keys]), extents[keys].dtype.name),
-            partial(_as_torch, keys, extents[keys]),
+    path = Path(path)
+    headers = {file: msgpack.header(file) for file in files(path)}
+    if untrusted.is_index(path):
+        untrusted.check_shards(
+            path, {file: {"/".join(keys) for keys in extents} for file, extents in headers.items()}
         )
-        for keys, name in names.items()
-    }
+    extents = {keys: extent for one in headers.values() for keys, extent in one.items()}
+    result = {}
+    for keys, name in _names(path, extents).items():
+        extent, is_kernel = extents[keys], keys[-1] == "kernel"
+        info = TensorInfo(extent.shape[::-1] if is_kernel else extent.shape, extent.dtype.name)
+        result[name] = LazyTensor(info, partial(_transposed if is_kernel else msgpack.read, extent))
+    return result
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
@@ -71,28 +75,20 @@ def files(path: str | Path) -> list[Path]:
     return untrusted.shards(Path(path)) if untrusted.is_index(path) else [Path(path)]
 
 
-def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
-    headers = {file: msgpack.header(file) for file in files(path)}
-    if untrusted.is_index(path):
-        untrusted.check_shards(
-            path, {file: {"/".join(keys) for keys in extents} for file, extents in headers.items()}
-        )
-    return {keys: extent for extents in headers.values() for keys, extent in extents.items()}
-
-
-def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str]:
+def _names(path: Path, extents: Mapping[Keys, ArrayExtent]) -> dict[Keys, str]:
     """Return PyTorch's name of each path. Raises InputError listing paths of no Flax class."""
     names: dict[Keys, str] = {}
     taken: set[str] = set()
     wrong: list[str] = []
-    for keys, shape in shapes.items():
+    for keys, extent in extents.items():
         *above, last = keys
         name = ".".join(keys if keys == _TOP_LEVEL else (*above, _LAST.get(last, "")))
         if keys != _TOP_LEVEL and (not above or last not in _LAST):
             wrong.append(f"{shown('/'.join(keys))} is not a parameter of a Dense, Embed or norm")
-        elif last == "kernel" and len(shape) != 2:
+        elif last == "kernel" and len(extent.shape) != 2:
             wrong.append(
-                f"{shown('/'.join(keys))} has the shape {shape}, and a kernel has two dimensions"
+                f"{shown('/'.join(keys))} has the shape {extent.shape}, and a kernel has two "
+                "dimensions"
             )
         elif name in taken:
             wrong.append(f"{shown('/'.join(keys))} would be a second {shown(name)}")
@@ -107,14 +103,9 @@ def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str
     return names
 
 
-def _torch_shape(keys: Keys, extent: ArrayExtent) -> tuple[int, ...]:
-    return extent.shape[::-1] if keys[-1] == "kernel" else extent.shape
-
-
-def _as_torch(keys: Keys, extent: ArrayExtent) -> np.ndarray:
-    """Read an array; copy a kernel to the axes of torch.nn.Linear, (out, in)."""
-    array = msgpack.read(extent)
-    return tensors.contiguous(array.T) if keys[-1] == "kernel" else array
+def _transposed(extent: ArrayExtent) -> np.ndarray:
+    """Read a kernel, and copy it to the axes of torch.nn.Linear, (out, in)."""
+    return tensors.contiguous(msgpack.read(extent).T)
 
 
 class FlaxMsgpack(Format):

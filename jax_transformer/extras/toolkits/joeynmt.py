@@ -23,18 +23,10 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
-from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit
-from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
 from jax_transformer.storage import untrusted, yaml_data
-from jax_transformer.weights.rules import (
-    Each,
-    Rule,
-    Table,
-    attention,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Table
 
 T = TypeVar("T")
 CONFIG = "config.yaml"
@@ -76,39 +68,20 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     layer: Table = []
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         norm = f"{torch}.{_NORMS[name][branch]}"
-        layer += layer_norm(norm, f"{flax}.residuals.{branch}.norm")
+        layer += rules.layer_norm(norm, f"{flax}.residuals.{branch}.norm")
         if part is Part.FFN:
             inner = f"{torch}.feed_forward.pwff_layer"
-            layer += linear(f"{inner}.0", f"{flax}.feed_forward.up")
-            layer += linear(f"{inner}.3", f"{flax}.feed_forward.down")
+            layer += rules.linear(f"{inner}.0", f"{flax}.feed_forward.up")
+            layer += rules.linear(f"{inner}.3", f"{flax}.feed_forward.down")
         else:
             module = f"{torch}.{_ATTENTIONS[name, part]}"
-            layer += attention(module, f"{flax}.{part.value}", _LINEARS)
-    table: Table = [Rule(f"{name}.pe.pe", (f"{name}.positions.table",), Each.SQUEEZE_0)]
-    final = layer_norm(f"{name}.layer_norm", f"{name}.final_norm") if stack.final_norm else []
-    return [*table, *repeat(stack.layers, layer), *final]
+            layer += rules.attention(module, f"{flax}.{part.value}", _LINEARS)
+    table: Table = [rules.Rule(f"{name}.pe.pe", (f"{name}.positions.table",), rules.Each.SQUEEZE_0)]
+    final = rules.layer_norm(f"{name}.layer_norm", f"{name}.final_norm") if stack.final_norm else []
+    return [*table, *rules.repeat(stack.layers, layer), *final]
 
 
 # Checkpoints
-
-
-def _recognises(content: Mapping[str, Any]) -> bool:
-    state = content.get(_STATE)
-    return isinstance(state, dict) and "src_embed.lut.weight" in state
-
-
-def _describe(path: Path, content: Mapping[str, Any]) -> Description:
-    file = path.parent / CONFIG
-    if not file.is_file():
-        raise InputError(f"{file}: missing; JoeyNMT writes it next to its checkpoints")
-    content = yaml_data.read(file, longest=_LONGEST_CONFIG)
-    files = [path.with_name(f"{side}_vocab.txt") for side in ("src", "trg")]
-    lines = [untrusted.read_lines(file) for file in files]
-    with about_file(file):
-        options = Options(content)
-        words = _vocabularies(lines, options.section("data").section("special_symbols"))
-        config = configuration(options.section("model"), words)
-    return Description(config, {"": (_STATE,)}, {}, words, (file, *files))
 
 
 def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
@@ -195,10 +168,21 @@ class JoeyNMT(Toolkit):
     name, toolkit = "joeynmt", "JoeyNMT"
 
     def recognises_content(self, content: Mapping[str, Any]) -> bool:
-        return _recognises(content)
+        state = content.get(_STATE)
+        return isinstance(state, dict) and "src_embed.lut.weight" in state
 
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
-        return _describe(path, content)
+        file = path.parent / CONFIG
+        if not file.is_file():
+            raise InputError(f"{file}: missing; JoeyNMT writes it next to its checkpoints")
+        content = yaml_data.read(file, longest=_LONGEST_CONFIG)
+        files = [path.with_name(f"{side}_vocab.txt") for side in ("src", "trg")]
+        lines = [untrusted.read_lines(file) for file in files]
+        with about_file(file):
+            options = Options(content)
+            words = _vocabularies(lines, options.section("data").section("special_symbols"))
+            config = configuration(options.section("model"), words)
+        return Description(config, {"": (_STATE,)}, {}, words, (file, *files))
 
 
 FORMAT = JoeyNMT()

@@ -10,10 +10,10 @@ C order; one of more than 2^30 bytes is split into pieces in a map of its own, u
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -50,7 +50,12 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
         UnsafeFileError: it declares more bytes than it has, or is deeper or has more entries than
             weights need.
     """
-    return _flat(Path(path), tree(path), ())
+    extents: dict[Keys, ArrayExtent] = {}
+    for keys, value in leaves(Path(path), tree(path)):
+        if not isinstance(value, ArrayExtent):
+            raise InputError(f"{path}: {shown('/'.join(keys))} is {shown(value)}, and not an array")
+        extents[keys] = value
+    return extents
 
 
 def tree(path: str | Path) -> dict[str, Any]:
@@ -85,23 +90,23 @@ def read(extent: ArrayExtent) -> np.ndarray:
     return raw.view(extent.dtype).reshape(extent.shape)
 
 
-def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExtent]:
-    flat: dict[Keys, ArrayExtent] = {}
+def leaves(
+    path: Path, tree: dict[str, Any], stop: str = "", above: Keys = ()
+) -> Iterator[tuple[Keys, Any]]:
+    """Yield the leaves of a map with the keys that lead to them. An array in pieces is joined, and
+    a map with the key ``stop`` is a leaf.
+    """
     for name, value in tree.items():
+        keys = (*above, name)
         if isinstance(value, dict):
-            value = joined(path, value, (*above, name))
-        if isinstance(value, dict):
-            flat |= _flat(path, value, (*above, name))
-        elif isinstance(value, ArrayExtent):
-            flat[(*above, name)] = value
+            value = _joined(path, value, keys)
+        if isinstance(value, dict) and stop not in value:
+            yield from leaves(path, value, stop, keys)
         else:
-            raise InputError(
-                f"{path}: {shown('/'.join((*above, name)))} is {shown(value)}, and not an array"
-            )
-    return flat
+            yield keys, value
 
 
-def joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[str, Any]:
+def _joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[str, Any]:
     """Join the pieces of an array, which are numbered, as are the lengths of its shape. Another map
     is returned as it is.
     """
@@ -133,8 +138,7 @@ def _numbered(values: Any) -> list[Any]:
     )
 
 
-@dataclass(frozen=True)
-class _Bytes:
+class _Bytes(NamedTuple):
     start: int
     length: int
 

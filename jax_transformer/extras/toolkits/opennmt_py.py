@@ -26,19 +26,10 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
-from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit
-from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
 from jax_transformer.storage.untrusted import shown
-from jax_transformer.weights.rules import (
-    Alias,
-    Each,
-    Rule,
-    Table,
-    attention,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Table
 
 _LONGEST = 5000
 """Rows of the table of positions, which is a buffer of every checkpoint."""
@@ -95,10 +86,10 @@ def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for every name of the module's ``state_dict()``, ``generator.`` too."""
     source, target = (_WORDS.format(side) for side in ("encoder", "decoder"))
     tied: Table = [
-        Alias("generator.weight", f"{target}.weight"),
-        Rule("generator.bias", ("output_bias",)),
+        rules.Alias("generator.weight", f"{target}.weight"),
+        rules.Rule("generator.bias", ("output_bias",)),
     ]
-    output = tied if config.tying.tied_output else linear("generator", "output")
+    output = tied if config.tying.tied_output else rules.linear("generator", "output")
     stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
     return [*toolkit.embeddings(config, source, target), *stacks, *output]
 
@@ -110,43 +101,26 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     layer: Table = []
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         norm = f"{torch}.{_NORMS[name][branch]}"
-        layer += layer_norm(norm, f"{flax}.residuals.{branch}.norm", bias=with_bias)
+        layer += rules.layer_norm(norm, f"{flax}.residuals.{branch}.norm", bias=with_bias)
         if part is Part.FFN:
             inner = {"w_1": "up", "w_2": "down"} | ({"w_3": "gate"} if stack.gated else {})
             for theirs, ours in inner.items():
                 module = f"{torch}.feed_forward.{theirs}"
-                layer += linear(module, f"{flax}.feed_forward.{ours}", bias=config.bias)
+                layer += rules.linear(module, f"{flax}.feed_forward.{ours}", bias=config.bias)
         else:
             module, biases = f"{torch}.{_ATTENTIONS[part]}", bool(config.attention_bias)
-            layer += attention(module, f"{flax}.{part.value}", _LINEARS, bias=biases)
+            layer += rules.attention(module, f"{flax}.{part.value}", _LINEARS, bias=biases)
     table = f"{name}.embeddings.make_embedding.pe.pe"
     positions: Table = (
-        [Rule(table, (f"{name}.positions.table",), Each.SQUEEZE_1)]
+        [rules.Rule(table, (f"{name}.positions.table",), rules.Each.SQUEEZE_1)]
         if stack.positions is Positions.SINUSOIDAL_STORED
         else []
     )
-    final = layer_norm(f"{name}.layer_norm", f"{name}.final_norm", bias=with_bias)
-    return [*positions, *repeat(stack.layers, layer), *final]
+    final = rules.layer_norm(f"{name}.layer_norm", f"{name}.final_norm", bias=with_bias)
+    return [*positions, *rules.repeat(stack.layers, layer), *final]
 
 
 # Checkpoints
-
-
-def _recognises(content: Mapping[str, Any]) -> bool:
-    if "model" not in content:  # save_format: safetensors
-        vocab = content.get("vocab")
-        return isinstance(content.get("opt"), dict) and isinstance(vocab, dict) and "src" in vocab
-    return all(isinstance(content.get(key), dict) for key in ("model", "generator", "opt", "vocab"))
-
-
-def _describe(path: Path, content: Mapping[str, Any]) -> Description:
-    with about_file(path):
-        words = _vocabularies(content["vocab"])
-        config = configuration(Options(content["opt"]), words)
-        if "model" not in content:
-            return Description(config, {}, vocabularies=words, weights=_weights(path))
-    states = {"": ("model",), "generator.": ("generator",)}
-    return Description(config, states, vocabularies=words)
 
 
 def _weights(path: Path) -> tuple[Path, ...]:
@@ -240,10 +214,23 @@ class OpenNMTPy(Toolkit):
     name, toolkit = "opennmt_py", "OpenNMT-py"
 
     def recognises_content(self, content: Mapping[str, Any]) -> bool:
-        return _recognises(content)
+        if "model" not in content:  # save_format: safetensors
+            vocab = content.get("vocab")
+            return (
+                isinstance(content.get("opt"), dict) and isinstance(vocab, dict) and "src" in vocab
+            )
+        return all(
+            isinstance(content.get(key), dict) for key in ("model", "generator", "opt", "vocab")
+        )
 
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
-        return _describe(path, content)
+        with about_file(path):
+            words = _vocabularies(content["vocab"])
+            config = configuration(Options(content["opt"]), words)
+            if "model" not in content:
+                return Description(config, {}, vocabularies=words, weights=_weights(path))
+        states = {"": ("model",), "generator.": ("generator",)}
+        return Description(config, states, vocabularies=words)
 
 
 FORMAT = OpenNMTPy()

@@ -1,7 +1,8 @@
-"""Shared by the descriptions of other toolkits' checkpoints: options, read strictly, and what is
-known of a checkpoint before its weights are read.
+"""Shared by the descriptions of other toolkits' checkpoints: options, read strictly; what is known
+of a checkpoint before its weights are read; and vocabularies as this project's tokenizers.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,8 @@ from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import InputError, nearest
-from jax_transformer.extras.toolkits import word_tokenizer
-from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
 from jax_transformer.formats.base import Destination, Format, Pretrained
-from jax_transformer.storage import pt, safetensors
+from jax_transformer.storage import pt, run_files, safetensors
 from jax_transformer.storage.tensors import LazyState, Note
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import rules
@@ -23,6 +22,31 @@ from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _REAL = re.compile(r"(\d{1,9}(\.\d{0,20})?|\.\d{1,20})([eE][-+]?\d{1,3})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """The tokens of both sides in the order of their ids, and those with a role."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    pad: str
+    bos: str
+    eos: str
+    unknown: str
+    source_ends: bool = True
+    """A source ends with ``eos``."""
+
+    def config_fields(self) -> dict[str, Any]:
+        """Return the sizes and ids of a configuration with these vocabularies."""
+        return {
+            "source_vocab_size": len(self.source),
+            "target_vocab_size": len(self.target),
+            "source_pad_id": self.source.index(self.pad),
+            "target_pad_id": self.target.index(self.pad),
+            "bos_id": self.target.index(self.bos),
+            "eos_id": self.target.index(self.eos),
+        }
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,7 @@ class ToolkitWeights(Pretrained):
             return None
         if not to.format.takes("tokenizer.json"):
             return {}
-        return word_tokenizer.files(self.title, self.vocabularies)
+        return tokenizer_files(self.title, self.vocabularies)
 
 
 class Toolkit(Format):
@@ -177,12 +201,13 @@ class Options:
 
     def check_fixed(self, fixed: Mapping[str, Collection[Any]]) -> None:
         """Raise InputError that names every option with another value than these."""
-        wrong = [
-            f"{self.named(name)}={shown(self.values[name])}: only {shown(next(iter(accepted)))} is "
-            "supported"
-            for name, accepted in fixed.items()
-            if name in self.values and not _among(self.values[name], accepted)
-        ]
+        wrong = []
+        for name, accepted in fixed.items():
+            first = next(iter(accepted))
+            value = self.values.get(name, first)
+            texts = [str(one).lower() for one in accepted]  # also as text: ``false`` is False
+            if value not in accepted and not (isinstance(value, str) and value.lower() in texts):
+                wrong.append(f"{self.named(name)}={shown(value)}: only {shown(first)} is supported")
         if wrong:
             raise InputError("; ".join(wrong))
 
@@ -203,12 +228,6 @@ class Options:
         return self.values.get(name, default)
 
 
-def _among(value: Any, accepted: Collection[Any]) -> bool:
-    """Return True if a value is one of these, also as text: ``false`` is False."""
-    texts = [str(one).lower() for one in accepted]
-    return value in accepted or (isinstance(value, str) and value.lower() in texts)
-
-
 def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
     """Return the rules for both embeddings of a state_dict, of which one may be a copy of the
     other.
@@ -226,3 +245,46 @@ def output(config: TransformerConfig, name: str, target: str) -> Table:
     if config.tying.tied_output:
         return [Alias(f"{name}.weight", f"{target}.weight")]
     return linear(name, "output", bias=False)
+
+
+# Tokenizers
+
+
+def tokenizer_files(title: str, vocabularies: Vocabularies) -> Mapping[str, bytes]:
+    """Return ``tokenizer.source.json`` and ``tokenizer.target.json`` of the checkpoint ``title``.
+
+    Every token has the id that it has in the checkpoint. Those that begin, end and pad a line get
+    this project's names.
+
+    Raises InputError if another token has such a name.
+    """
+    contents = {}
+    for name, side in zip(run_files.SIDE_FILES, ("source", "target"), strict=True):
+        ends = side == "target" or vocabularies.source_ends
+        try:
+            tokens = getattr(vocabularies, side)
+            contents[name] = _tokenizer(vocabularies, tokens, ends=ends)
+        except InputError as error:
+            raise InputError(f"{title}: the {side} vocabulary {error}") from None
+    return contents
+
+
+def _tokenizer(vocabularies: Vocabularies, tokens: tuple[str, ...], *, ends: bool) -> bytes:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, processors
+
+    from jax_transformer.data import tokenizer
+
+    names = {vocabularies.pad: tokenizer.PAD, vocabularies.eos: tokenizer.EOS}
+    if vocabularies.bos != vocabularies.eos:
+        names[vocabularies.bos] = tokenizer.BOS
+    clash = [name for old, name in names.items() if old != name and name in tokens]
+    if clash:
+        raise InputError(f"has a token {shown(clash[0])}, which has a role here")
+    ids = {names.get(token, token): number for number, token in enumerate(tokens)}
+    model: Any = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=vocabularies.unknown))
+    model.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
+    model.add_special_tokens([*names.values()])
+    if not ends:  # nothing is added to a line
+        model.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    return json.dumps(json.loads(model.to_str()), ensure_ascii=False, indent=2).encode()

@@ -12,13 +12,7 @@ import tokenizers
 import jax_transformer as jt
 from jax_transformer.config import Mask, TransformerConfig
 from jax_transformer.errors import ConfigError, DifferentError
-from jax_transformer.extras.deploy.ctranslate2 import (
-    checks,
-    engine,
-    folder,
-    self_check,
-    vocabulary,
-)
+from jax_transformer.extras.deploy.ctranslate2 import checks, engine, folder
 from jax_transformer.formats import registry
 from jax_transformer.generate.generation_config import (
     BeamScorer,
@@ -61,16 +55,16 @@ def arrays_of(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, config: TransformerConfig, quantization: str = "float32") -> Path:
-    vocabularies = vocabulary.of(config, None)
-    number = folder.Quantization(quantization)
+    vocabularies = folder.vocabularies(config, None)
+    number = checks.Quantization(quantization)
     folder.write(path, config, arrays_of(config), vocabularies, number)
     return path
 
 
 def difference(path: Path, config: TransformerConfig, quantization: str = "float32") -> float:
-    vocabularies = vocabulary.of(config, None)
-    number = folder.Quantization(quantization)
-    return self_check.check(path, config, arrays_of(config), vocabularies, number)
+    vocabularies = folder.vocabularies(config, None)
+    number = checks.Quantization(quantization)
+    return folder.check(path, config, arrays_of(config), vocabularies, number)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -87,8 +81,8 @@ def test_a_swapped_matrix_is_noticed_and_nothing_is_written(tmp_path, monkeypatc
         tmp_path / "ct2",
         config,
         arrays | {up: arrays[gate], gate: arrays[up]},
-        vocabulary.of(config, None),
-        folder.Quantization.FLOAT32,
+        folder.vocabularies(config, None),
+        checks.Quantization.FLOAT32,
     )
     with pytest.raises(DifferentError, match="log-probabilities differ"):
         difference(tmp_path / "ct2", config)

@@ -10,10 +10,9 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.extras.estimate import (
+    command,
     estimate,
-    flops,
     hlo,
-    report,
 )
 from jax_transformer.extras.estimate.topologies import Topology
 from jax_transformer.training import run
@@ -46,7 +45,7 @@ def test_the_formula_counts_the_operations_that_xla_counts(preset):
     )
     config, shape, program = lowered(options, length=40)
     counted = program.cost_analysis()["flops"]
-    ours = flops.training(config, shape.rows, shape.length, shape.length)
+    ours = estimate.training_flops(config, shape.rows, shape.length, shape.length)
     assert ours == pytest.approx(counted, rel=0.02)
 
 
@@ -55,7 +54,7 @@ def test_what_is_computed_again_depends_on_the_policy():
     rows, source, target = 3, 7, 5
 
     def again(remat):
-        return flops.recomputed(config.with_sizes(remat=remat), rows, source, target)
+        return estimate.recomputed_flops(config.with_sizes(remat=remat), rows, source, target)
 
     pairs = source * source + target * target + target * source
     projections = 6 * source + 6 * target  # four of a token's stack, and two of the other's
@@ -228,9 +227,9 @@ def test_a_topology_that_cannot_be_is_one_line(topology, message, monkeypatch, c
 
 def test_advice_begins_with_what_takes_most():
     sixteen = dataclasses.replace(example(), mesh={"data": 16}, available=150)
-    assert report.advice(sixteen)[:2] == ["--mesh.fsdp 16", "--model.remat full"]
+    assert command.advice(sixteen)[:2] == ["--mesh.fsdp 16", "--model.remat full"]
     small = dataclasses.replace(sixteen, memory=estimate.Memory(10, 20, 200, 10))
-    assert report.advice(small)[::5] == ["--model.remat full", "--mesh.fsdp 16"]
+    assert command.advice(small)[::5] == ["--model.remat full", "--mesh.fsdp 16"]
 
 
 def test_gpus_on_several_hosts_are_linked_by_the_network():
@@ -250,7 +249,7 @@ def test_the_roofline_is_the_slowest_part_or_the_sum():
     times = v5e.times
     assert times.least == pytest.approx(0.010)
     assert times.most == pytest.approx(0.010 + 0.006 + 0.005)
-    text = "\n".join(report.lines(v5e))
+    text = "\n".join(command.lines(v5e))
     assert "time of an update: 10.0 ms if all overlaps, 21.0 if nothing does" in text
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.extras.toolkits.marian import marian_model, npz
+from jax_transformer.extras.toolkits.marian import marian_model
 from jax_transformer.formats import registry
 from jax_transformer.storage import yaml_data
 from parity_tests import marian_files
@@ -42,7 +42,7 @@ def test_arrays_of_cnpy_and_of_numpy_are_read_bit_for_bit(tmp_path):
     (tmp_path / "cnpy.npz").write_bytes(marian_files.npz(members))
     np.savez(tmp_path / "numpy.npz", scalar=np.float32(3), **arrays)
     for name in ("cnpy.npz", "numpy.npz"):
-        for key, tensor in npz.scan(tmp_path / name).items():
+        for key, tensor in marian_model.scan_npz(tmp_path / name).items():
             expected = arrays.get(key, np.float32(3))
             read = tensor.read()
             assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
@@ -222,7 +222,7 @@ def test_hostile_npz_files_are_refused(name, tmp_path):
     file, error, message = HOSTILE[name]
     (tmp_path / "model.npz").write_bytes(file)
     with pytest.raises(error, match="model.npz.*" + message.replace("(", "\\(")):
-        npz.scan(tmp_path / "model.npz")
+        marian_model.scan_npz(tmp_path / "model.npz")
 
 
 def test_a_flipped_bit_is_seen(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from starlette import testclient
 
 from jax_transformer.cli import translate
-from jax_transformer.extras.serve import requests, server
+from jax_transformer.extras.serve import app, requests
 from jax_transformer.extras.serve.app import Service
 from jax_transformer.extras.serve.engine import Engine
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
@@ -221,7 +221,7 @@ def test_other_methods_and_paths_are_refused(client):
 
 
 def test_only_known_hosts_are_answered(translator):
-    service = Service(translator, services.LIMITS, allowed_hosts=server.hosts("127.0.0.1"))
+    service = Service(translator, services.LIMITS, allowed_hosts=app.hosts("127.0.0.1"))
     client = testclient.TestClient(service.app, base_url="http://evil.example")
     assert client.get("/health/live").status_code == 400
     for host in ("localhost:8000", "[::1]:8000"):

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.extras.serve import server
+from jax_transformer.extras.serve import app
 from jax_transformer.extras.serve.app import Service
-from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.extras.serve.requests import Limits
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator
 from parity_tests.unit.helpers import tiny
@@ -41,13 +41,13 @@ def translator() -> Translator:
 @pytest.fixture(scope="module")
 def url(translator) -> Iterator[str]:
     service = Service(translator, Limits(batch_rows=2), title="a run")
-    bound = server.bind("127.0.0.1", 0)
+    bound = app.bind("127.0.0.1", 0)
     process = uvicorn.Server(uvicorn.Config(service.app, log_config=None, lifespan="on"))
     thread = threading.Thread(target=process.run, kwargs={"sockets": [bound]})
     thread.start()
     try:
         until(lambda: service.ready)
-        yield server.url(bound)
+        yield app.url(bound)
     finally:
         process.should_exit = True
         thread.join()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.extras.serve import server
+from jax_transformer.extras.serve import app
 from jax_transformer.extras.serve.app import Service
 from jax_transformer.inference.translation import Translator
 from parity_tests.unit import runs, services
@@ -115,17 +115,16 @@ def test_an_address_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         taken.listen()
         with pytest.raises(ConfigError, match="cannot listen"):
-            server.bind("127.0.0.1", taken.getsockname()[1])
+            app.bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="cannot listen"):
-        server.bind("no.such.host.invalid", 0)
+        app.bind("no.such.host.invalid", 0)
     with pytest.raises(ConfigError, match="port=80000"):
-        server.bind("127.0.0.1", 80000)
+        app.bind("127.0.0.1", 80000)
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    for name in ("app", "server"):
-        monkeypatch.delitem(sys.modules, f"jax_transformer.extras.serve.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "jax_transformer.extras.serve.app")
     monkeypatch.delattr("jax_transformer.extras.serve.app")
     assert runs.main("serve", "nowhere") == 2
     assert "jax-seq2seq[serve]" in capsys.readouterr().err
@@ -185,7 +184,7 @@ def test_a_second_ctrl_c_does_not_wait_for_answers(translator, monkeypatch, capf
     logger = logging.getLogger("jax_transformer.extras.serve")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)  # and so again after the test
-    service, bound = Service(translator, LIMITS), server.bind("127.0.0.1", 0)
+    service, bound = Service(translator, LIMITS), app.bind("127.0.0.1", 0)
     port, started, free = bound.getsockname()[1], threading.Event(), threading.Event()
 
     def translate(lines):
@@ -210,7 +209,7 @@ def test_a_second_ctrl_c_does_not_wait_for_answers(translator, monkeypatch, capf
     with ThreadPoolExecutor(2) as threads:
         pressed = threads.submit(press)
         with pytest.raises(KeyboardInterrupt):
-            server.run(service, bound)
+            app.serve(service, bound)
         free.set()
     assert pressed.result()
     assert "1 requests accepted, 0 answered, 0 abandoned by their clients, 1 lost" in (

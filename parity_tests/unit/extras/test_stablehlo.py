@@ -15,7 +15,7 @@ import pytest
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import ConfigError
-from jax_transformer.extras.deploy.stablehlo import folder, programs
+from jax_transformer.extras.deploy.stablehlo import folder
 from jax_transformer.extras.deploy.stablehlo.run import Model
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
@@ -133,11 +133,11 @@ def test_no_program_calls_what_only_one_platform_has(exported):
 
 def test_what_has_no_program_is_refused(model, tmp_path):
     with pytest.raises(ConfigError, match="residual 'memory'"):
-        programs.Settings.of(helpers.tiny("blog2023"), GenerationConfig())
+        folder.Settings.of(helpers.tiny("blog2023"), GenerationConfig())
     with pytest.raises(ConfigError, match="do_sample"):
-        programs.Settings.of(model.config, GenerationConfig(do_sample=True))
+        folder.Settings.of(model.config, GenerationConfig(do_sample=True))
     arrays = helpers.random_arrays(model.config)
-    settings = programs.Settings.of(model.config, GenerationConfig())
+    settings = folder.Settings.of(model.config, GenerationConfig())
     with pytest.raises(ConfigError, match="float64: give --dtype float32"):
         folder.write(tmp_path / "out", model.config, arrays, settings)
     assert not (tmp_path / "out").exists()
@@ -148,7 +148,7 @@ def test_what_has_no_program_is_refused(model, tmp_path):
 def test_every_preset_is_exported_and_runs(preset, tmp_path):
     model = helpers.random_model(helpers.tiny(preset, num_layers=1), dtype="float32")
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
-    settings = programs.Settings.of(model.config, GenerationConfig(max_new_tokens=6))
+    settings = folder.Settings.of(model.config, GenerationConfig(max_new_tokens=6))
     with runs.as_a_user(), helpers.unchecked():
         folder.write(tmp_path / "out", model.config, arrays, settings)
         folder.check(tmp_path / "out", prepare.split(model), settings)

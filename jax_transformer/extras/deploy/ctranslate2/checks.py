@@ -1,8 +1,11 @@
-"""Configurations that CTranslate2's specification of a Transformer cannot express.
+"""What is known before a model is written: CTranslate2 itself, the quantization, and configurations
+that its specification of a Transformer cannot express.
 
 Standard library and NumPy only. Every reason names the field and its value.
 """
 
+import enum
+import importlib.util
 import math
 from collections.abc import Iterator
 
@@ -24,11 +27,35 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import ConfigError
 
+MODEL = "model.bin"
 RELATIVE = (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK)
 _BRANCHES = {
     "encoder": ((Part.SELF,), (Part.FFN,)),
     "decoder": ((Part.SELF,), (Part.CROSS,), (Part.FFN,)),
 }
+
+
+class Quantization(enum.StrEnum):
+    """The numbers that a folder stores, by CTranslate2's names."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"  # matrices, with a scale for each row; the rest stays float32
+
+
+def check_installed(purpose: str) -> None:
+    """Raise ConfigError unless CTranslate2 can be imported."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        raise ConfigError(f"{purpose} needs CTranslate2: pip install 'jax-seq2seq[ctranslate2]'")
+
+
+def quantization(name: str | None) -> Quantization:
+    """Return the quantization of this name, float32 if None. Raises ConfigError for another."""
+    try:
+        return Quantization(name or "float32")
+    except ValueError:
+        known = ", ".join(Quantization)
+        raise ConfigError(f"--quantization {name} is not one of {known}") from None
 
 
 def check(config: TransformerConfig) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from jax_transformer import transformer
 from jax_transformer.data import encoding
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.extras.deploy.ctranslate2 import folder, vocabulary
-from jax_transformer.extras.deploy.ctranslate2.folder import Quantization
+from jax_transformer.extras.deploy.ctranslate2 import checks, folder
+from jax_transformer.extras.deploy.ctranslate2.checks import Quantization
 from jax_transformer.formats.base import CONVERTED, Pretrained
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import (
@@ -99,7 +99,7 @@ class CTranslate2Translator(Translator):
         For the other arguments see :meth:`Translator.from_opened`. Raises ConfigError for a
         model or a setting that CTranslate2 does not compute as JAX does.
         """
-        folder.check_installed("--engine ctranslate2")
+        checks.check_installed("--engine ctranslate2")
         import ctranslate2
 
         if opened.config is not None:
@@ -191,7 +191,7 @@ def converted(opened: Pretrained, quantization: Quantization) -> Path:
     if damage is not None:
         print(f"warning: {damage}; the model is converted again", file=sys.stderr)
     if damage is not None or not path.is_dir():
-        ids = vocabulary.of(opened.config, None, explicit=True)
+        ids = folder.vocabularies(opened.config, None, explicit=True)
         path.parent.mkdir(exist_ok=True)
         with atomic.folder(path) as temporary:
             folder.write(temporary, opened.config, opened.state(), ids, quantization)
@@ -207,8 +207,8 @@ def _damage(path: Path) -> Iterator[str]:
     try:
         sums = run_files.read_sums(path)
         yield from run_files.changed(path, sums)
-        if folder.MODEL not in sums:
-            yield f"{path / run_files.SHA256SUMS}: damaged: it does not list {folder.MODEL}"
+        if checks.MODEL not in sums:
+            yield f"{path / run_files.SHA256SUMS}: damaged: it does not list {checks.MODEL}"
     except InputError as error:
         yield str(error)
 
@@ -232,4 +232,4 @@ def load(
             f"--precision {precision}: --engine ctranslate2 has --quantization float32, float16 "
             "or int8"
         )
-    return CTranslate2Translator(opened, folder.quantization(quantization), **settings)
+    return CTranslate2Translator(opened, checks.quantization(quantization), **settings)

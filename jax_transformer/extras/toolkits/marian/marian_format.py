@@ -1,14 +1,14 @@
 """A model of Marian, which is read under transformers' names and never written."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.errors import InputError, about_file
-from jax_transformer.extras.toolkits.marian import marian_model, marian_names, npz
+from jax_transformer.extras.toolkits.marian import marian_model, marian_names
 from jax_transformer.extras.toolkits.marian.marian_model import Model
 from jax_transformer.formats import model_card
 from jax_transformer.formats.base import Destination, Format, Pretrained
@@ -42,23 +42,24 @@ class MarianWeights(Pretrained):
         return _opened(self.format, self.marian, for_transformers=True)
 
     def notes_for(self, to: Destination) -> tuple[Note, ...]:
-        return tuple(self._notes(to.format))
-
-    def _notes(self, destination: Format) -> Iterator[Note]:
         assert self.marian is not None
-        if destination.name == "hf":
-            yield Note(
+        notes = []
+        if to.format.name == "hf":
+            note = Note(
                 "Marian's positions and norms",
                 "transformers computes sinusoids of other wavelengths, and norms with 1e-5 for "
                 "Marian's 1e-6, so that logits differ, as in the folders of OPUS-MT on the hub",
             )
-        if destination.is_file:
-            return
-        if (reason := self._no_tokenizer()) is not None:
-            yield Note("the tokenizer", reason)
-        for name, value in self.marian.decoder.items():
-            if name not in _READ:
-                yield Note(f"{name}={shown(value)} of {marian_model.DECODER}", "is not read")
+            notes.append(note)
+        if not to.format.is_file:
+            if (reason := self._no_tokenizer()) is not None:
+                notes.append(Note("the tokenizer", reason))
+            notes += [
+                Note(f"{name}={shown(value)} of {marian_model.DECODER}", "is not read")
+                for name, value in self.marian.decoder.items()
+                if name not in _READ
+            ]
+        return tuple(notes)
 
     def _no_tokenizer(self) -> str | None:
         model, config = self.marian, self.config
@@ -106,7 +107,7 @@ class MarianModel(Format):
     name, title, mark = "marian", "model of Marian", "*.npz"
 
     def recognises(self, path: Path) -> bool:
-        return npz.is_npz(path) if path.is_file() else bool(marian_model.weights(path))
+        return marian_model.is_npz(path) if path.is_file() else bool(marian_model.weights(path))
 
     def open(self, path: Path, **options: Any) -> Pretrained:
         return _opened(self, marian_model.find(path))
@@ -114,7 +115,7 @@ class MarianModel(Format):
     def inspect(self, path: Path) -> Contents:
         model = marian_model.find(path)
         hashes = {file.name: run_files.sha256(file) for file in model.files}
-        hashes[model.path.name] = npz.verify(model.path)
+        hashes[model.path.name] = marian_model.verify_npz(model.path)
         infos = {name: array.info for name, array in model.arrays.items()}
         return Contents(str(model.path), self.title, infos, hashes, dict(model.options))
 

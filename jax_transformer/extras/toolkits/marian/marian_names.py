@@ -10,9 +10,9 @@ transformers' ``marian`` computes something else: sinusoids of other wavelengths
 Marian's 10000^(2i/(d-2))), and norms with 1e-5 for Marian's 1e-6.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.extras.toolkits.marian import marian_model
+from jax_transformer.extras.toolkits.toolkit import Options
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
 from jax_transformer.storage.untrusted import shown
@@ -99,17 +99,20 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
     wrong = list(_problems(options))
     if wrong:
         raise InputError("; ".join(wrong))
-    values = _Values(options)
-    source, target = values.sizes("dim-vocabs")
-    pre_norm = "n" in values.operations("transformer-preprocess", ("", "n"))
-    values.operations("transformer-postprocess", ("a",) if pre_norm else ("an",))
+    sizes = options.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2:
+        raise InputError(f"dim-vocabs={shown(sizes)}: a model of two vocabularies is supported")
+    source, target = (Options({"dim-vocabs": size}).number("dim-vocabs") for size in sizes)
+    values = Options(options)
+    pre_norm = "n" in _operations(values, "transformer-preprocess", ("", "n"))
+    _operations(values, "transformer-postprocess", ("a",) if pre_norm else ("an",))
     d_ff = values.number("transformer-dim-ffn")
     shared: dict[str, Any] = {
-        "activation": values.choice("transformer-ffn-activation", _ACTIVATIONS),
+        "activation": values.choice("transformer-ffn-activation", _ACTIVATIONS, "relu"),
         "positions": Positions.SINUSOIDAL_STORED,
         "sinusoids": Sinusoids.TENSOR2TENSOR,
-        "embedding_norm": "n" in values.operations("transformer-postprocess-emb", ("", "n")),
-        "final_norm": "n" in values.operations("transformer-postprocess-top", ("", "n")),
+        "embedding_norm": "n" in _operations(values, "transformer-postprocess-emb", ("", "n")),
+        "final_norm": "n" in _operations(values, "transformer-postprocess-top", ("", "n")),
     }
     widths = {"encoder": d_ff, "decoder": values.number("transformer-decoder-dim-ffn", 0) or d_ff}
     stacks = {
@@ -118,9 +121,10 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
         )
         for name, branches in BRANCHES.items()
     }
-    tied_all = values.flag("tied-embeddings-all")
-    one_embedding = tied_all or values.flag("tied-embeddings-src")
-    tied_output = tied_all or values.flag("tied-embeddings")
+    tied_all = values.flag("tied-embeddings-all", False)
+    dropped = "d" in options.get("transformer-postprocess-emb", "")
+    one_embedding = tied_all or values.flag("tied-embeddings-src", False)
+    tied_output = tied_all or values.flag("tied-embeddings", False)
     if one_embedding and source != target:
         raise InputError(f"dim-vocabs={source}, {target}: one embedding has one vocabulary")
     try:
@@ -144,7 +148,7 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
             embedding_scale=EmbeddingScale.SQRT_D_MODEL,
             tying=Tying.of(embeddings=one_embedding, output=tied_output),
             dropout=_DROPOUT,
-            embedding_dropout=_DROPOUT if "d" in values.text("transformer-postprocess-emb") else 0,
+            embedding_dropout=_DROPOUT if dropped else 0,
             architecture="marian",
             encoder=stacks["encoder"],
             decoder=stacks["decoder"],
@@ -173,52 +177,13 @@ def _problems(options: Mapping[str, Any]) -> Iterator[str]:
             yield f"unknown option {shown(name)}{nearest(name, known)}: its effect is not known"
 
 
-class _Values:
-    """The options, each read as what it must be. Errors name the option."""
-
-    def __init__(self, options: Mapping[str, Any]):
-        self.options = options
-
-    def text(self, name: str, default: str = "") -> str:
-        value = self.options.get(name, default)
-        if not isinstance(value, str):
-            raise InputError(f"{name}={shown(value)} is not a single value")
-        return value
-
-    def number(self, name: str, default: int | None = None) -> int:
-        if name not in self.options and default is not None:
-            return default
-        return self._whole(name, self.text(name))
-
-    def _whole(self, name: str, text: Any) -> int:
-        plain = isinstance(text, str) and text.isascii() and text.isdecimal()
-        if not plain or len(text) > 9:
-            raise InputError(f"{name}={shown(text)} is not a whole number")
-        return int(text)
-
-    def sizes(self, name: str) -> tuple[int, int]:
-        value = self.options.get(name)
-        if not isinstance(value, list) or len(value) != 2:
-            raise InputError(f"{name}={shown(value)}: a model of two vocabularies is supported")
-        source, target = (self._whole(name, size) for size in value)
-        return source, target
-
-    def flag(self, name: str) -> bool:
-        return bool(self.choice(name, {"false": 0, "true": 1}, "false"))
-
-    def choice(self, name: str, known: Mapping[str, Any], default: str | None = None) -> Any:
-        value = self.text(name, default or next(iter(known)))
-        if value not in known:
-            raise InputError(f"{name}={shown(value)} is none of {', '.join(known)}")
-        return known[value]
-
-    def operations(self, name: str, known: tuple[str, ...]) -> str:
-        """Return the operations without dropout: n is a norm, a the residual connection."""
-        value = self.text(name)
-        if value.replace("d", "") not in known:
-            operations = " or ".join(repr(one) for one in known)
-            raise InputError(f"{name}={shown(value)}: supported is {operations}, with d or without")
-        return value.replace("d", "")
+def _operations(options: Options, name: str, known: tuple[str, ...]) -> str:
+    """Return the operations without dropout: n is a norm, a the residual connection."""
+    value = options.values.get(name, "")
+    if not isinstance(value, str) or value.replace("d", "") not in known:
+        operations = " or ".join(repr(one) for one in known)
+        raise InputError(f"{name}={shown(value)}: supported is {operations}, with d or without")
+    return value.replace("d", "")
 
 
 # Arrays
@@ -239,14 +204,15 @@ def state(arrays: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]
 
 
 def _changed(tensor: LazyTensor, change: str) -> LazyTensor:
-    if change.startswith("padded"):
-        return marian_model.padded(tensor, int(change[-1]))
-    shape = tensor.shape[::-1] if change == "matrix" else tensor.shape[1:]
-    return LazyTensor(TensorInfo(shape, tensor.dtype), partial(_reshaped, tensor, change))
-
-
-def _reshaped(tensor: LazyTensor, change: str) -> np.ndarray:
-    return tensor.read().T if change == "matrix" else tensor.read()[0]
+    if change == "matrix":
+        return LazyTensor(TensorInfo(tensor.shape[::-1], tensor.dtype), lambda: tensor.read().T)
+    if change == "vector":
+        return LazyTensor(TensorInfo(tensor.shape[1:], tensor.dtype), lambda: tensor.read()[0])
+    more = [int(axis == int(change[-1])) for axis in range(len(tensor.shape))]
+    shape = tuple(map(operator.add, tensor.shape, more))
+    return LazyTensor(
+        TensorInfo(shape, tensor.dtype), lambda: np.pad(tensor.read(), [(0, n) for n in more])
+    )
 
 
 def _rows(config: TransformerConfig, output_bias: bool) -> Iterator[_Row]:

@@ -23,8 +23,6 @@ from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 INDEX = "checkpoint"
-CONFIG = "config.gin"
-"""T5X's configuration, in the folder that holds the checkpoints; an export has it in its own."""
 TARGET = "target."
 """Before the names of the weights; those of optimizer and step begin with ``state.``."""
 VERSION = 3
@@ -79,16 +77,16 @@ def find(folder: Path) -> Checkpoint:
         raise InputError(
             f"{index}: is version {shown(version)} of T5X's checkpoints, and 2 and 3 are read"
         )
-    leaves = _leaves(index, state, ())
     arrays: dict[str, LazyTensor] = {}
     folders: dict[str, str] = {}
-    for name, leaf in leaves.items():
+    for keys, leaf in msgpack.leaves(index, state, stop="kvstore"):
+        name = ".".join(keys)
         if isinstance(leaf, ArrayExtent):
             info = TensorInfo(leaf.shape, leaf.dtype.name)
             arrays[name] = LazyTensor(info, partial(msgpack.read, leaf))
-        elif isinstance(leaf, np.ndarray):
-            arrays[name] = LazyTensor.of(leaf)
-        else:
+        elif isinstance(leaf, int | float):
+            arrays[name] = LazyTensor.of(np.asarray(leaf))
+        elif isinstance(leaf, dict):
             path = _folder(index, name, leaf)
             if path in folders:
                 raise UnsafeFileError(
@@ -96,29 +94,12 @@ def find(folder: Path) -> Checkpoint:
                 )
             folders[path] = name
             arrays[name] = _stored(index, name, leaf, folder / path)
+        elif leaf is not None:
+            raise InputError(f"{index}: {shown(name)} is {shown(leaf)}, and not an array")
     if version == 2:
         arrays = {name: _as_bfloat16(array) for name, array in arrays.items()}
     descriptions = (folder / path / zarr.METADATA for path in folders)
     return Checkpoint(folder, version, arrays, (index, *descriptions))
-
-
-def _leaves(index: Path, tree: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        keys = (*above, key)
-        if isinstance(value, dict):
-            value = msgpack.joined(index, value, keys)
-        if isinstance(value, ArrayExtent) or (isinstance(value, dict) and "kvstore" in value):
-            flat[".".join(keys)] = value
-        elif isinstance(value, dict):
-            flat |= _leaves(index, value, keys)
-        elif isinstance(value, int | float):
-            flat[".".join(keys)] = np.asarray(value)
-        elif value is not None:
-            raise InputError(
-                f"{index}: {shown('.'.join(keys))} is {shown(value)}, and not an array"
-            )
-    return flat
 
 
 def _folder(index: Path, name: str, spec: Mapping[str, Any]) -> str:
@@ -188,9 +169,6 @@ def _as_bfloat16(array: LazyTensor) -> LazyTensor:
     return LazyTensor(info, lambda: array.read().view(ml_dtypes.bfloat16))
 
 
-# Arrays of several layers
-
-
 # Writing
 
 
@@ -200,15 +178,16 @@ def write(folder: Path, weights: LazyState, step: int) -> None:
     Its index is what ``flax.serialization`` makes of T5X's, its arrays what TensorStore reads.
     Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
-    from flax import serialization  # loads jax
+    from flax import serialization, traverse_util  # loads jax
 
     folder.mkdir()
-    target: dict[str, Any] = {}
-    for name, tensor in sorted(weights.items()):
+    specs: dict[str, Any] = {}
+    # The order in which jax.tree.map leaves the names in T5X's
+    for name, tensor in sorted(weights.items(), key=lambda item: item[0].split(".")):
         array = tensor.read()
         stored = f"{TARGET}{name}"
         zarr.write(folder / stored, array)
-        spec = {
+        specs[name] = {
             "driver": "zarr",
             "dtype": array.dtype.name,
             "kvstore": {"driver": "file", "path": f"{stored}/"},
@@ -218,23 +197,7 @@ def write(folder: Path, weights: LazyState, step: int) -> None:
                 "shape": list(array.shape),
             },
         }
-        *above, last = name.split(".")
-        inner = target
-        for key in above:
-            inner = inner.setdefault(key, {})
-        inner[last] = spec
-    state = {"state": {"step": np.asarray(step, np.int32)}, "target": _sorted(target)}
+    target = traverse_util.unflatten_dict(specs, sep=".")
+    state = {"state": {"step": np.asarray(step, np.int32)}, "target": target}
     index = {"version": VERSION, "optimizer": state}
     (folder / INDEX).write_bytes(serialization.msgpack_serialize(index))
-
-
-def _sorted(tree: Any) -> Any:
-    """Return the tree with its names in order, in which jax.tree.map leaves them in T5X's."""
-    if not isinstance(tree, dict):
-        return tree
-    return {name: _sorted(tree[name]) for name in sorted(tree)}
-
-
-def is_written(name: str) -> bool:
-    """Return True for names in a checkpoint that a conversion may write."""
-    return name in (INDEX, CONFIG) or name.startswith(TARGET) or name == "state.step"

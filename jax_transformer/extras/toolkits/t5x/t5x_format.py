@@ -1,24 +1,49 @@
-"""A checkpoint of T5X: T5, mT5 and UMT5, unrolled and scanned."""
+"""A checkpoint of T5X: T5, mT5 and UMT5, unrolled and scanned.
 
+Its configuration is made of sizes from its shapes, and what no shape shows from ``config.gin``. T5X
+writes that file into the folder that holds its checkpoints. It is read line by line for the few
+bindings that matter; no gin runs, and nothing in the file is imported or evaluated.
+"""
+
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jax_transformer.architectures import registry
+from jax_transformer.architectures import huggingface_config, registry
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import models
-from jax_transformer.errors import ConfigError, about_file
-from jax_transformer.extras.toolkits.t5x import gin_config, t5x_checkpoint, t5x_names
+from jax_transformer.errors import ConfigError, InputError, about_file
+from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_names
 from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
 from jax_transformer.formats import base
 from jax_transformer.formats.base import Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import huggingface_folder, read_back, run_files
 from jax_transformer.storage.tensors import LazyState, Note, TensorInfo
+from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import stacked
 
+CONFIG = "config.gin"
+"""T5X's configuration, in the folder that holds the checkpoints; an export has it in its own."""
+_LONGEST = 1_000_000
+_BINDING = re.compile(r"(?:[\w/]+/)?([\w.]+)\.(\w+)\s*=\s*(.*)", re.ASCII)
+_MACRO = re.compile(r"(\w+)\s*=\s*(.*)", re.ASCII)
+_BLOCK = re.compile(r"([\w./]+)\s*:\s*", re.ASCII)
+_TEXT = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_PROJECTIONS = {
+    ("relu",): "relu",
+    ("gelu",): "gelu_new",  # flax's gelu is the approximation by tanh
+    ("silu",): "silu",
+    ("swish",): "silu",
+    ("gelu", "linear"): "gated-gelu",
+    ("relu", "linear"): "gated-relu",
+    ("silu", "linear"): "gated-silu",
+    ("swish", "linear"): "gated-silu",
+}
 _ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu"}
+"""flax's names of activations."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +63,11 @@ class T5XWeights(Pretrained):
         assert layout is not None  # open() finds it
         if (description.config is None) == (description.preset is None):
             raise ConfigError(
-                f"{self.path}: no {gin_config.CONFIG} tells mlp_activations: give --preset t5, with"
+                f"{self.path}: no {CONFIG} tells mlp_activations: give --preset t5, with"
                 " --set activation=gelu_tanh for T5 v1.1, mT5 and UMT5, or --config config.json"
             )
         if description.config is not None:
-            names = gin_config.stored_names(layout)
+            names = stored_names(layout)
             config = models.read_config(Path(description.config), names)
             return Settled(config.with_sizes(**description.changes), {}, {})
         preset = registry.find_preset(description.preset or "").config
@@ -63,8 +88,8 @@ class T5XWeights(Pretrained):
         if name not in _ACTIVATIONS:
             raise ConfigError(f"--set activation={name}: give one of {', '.join(_ACTIVATIONS)}")
         activations = (_ACTIVATIONS[name], *(("linear",) if layout.gated else ()))
-        gin = gin_config.Gin(None, activations)
-        config = gin_config.configuration(layout, gin).with_sizes(**changes)
+        gin = Gin(None, activations)
+        config = configuration(layout, gin).with_sizes(**changes)
         fields = {} if activation is not None else {"activation": name}
         return Settled(config, layout.sizes(), fields | {"dropout": config.dropout})
 
@@ -95,12 +120,12 @@ class T5XCheckpoint(Format):
     def open(self, path: Path, scan_axis: int | None = None, **options: Any) -> Pretrained:
         """Open a checkpoint; the configuration is taken from ``config.gin``, if it is there."""
         opened = t5x_checkpoint.find(path)
-        gin = gin_config.find(path)
+        gin = find_gin(path)
         weights = opened.weights
         infos = {name: tensor.info for name, tensor in weights.items()}
         with about_file(path):
             layout = t5x_names.find(infos, gin.scan_axis if scan_axis is None else scan_axis)
-            config = gin_config.configuration(layout, gin) if gin.activations else None
+            config = configuration(layout, gin) if gin.activations else None
         table = t5x_names.table(layout)
         return T5XWeights(
             self,
@@ -131,11 +156,13 @@ class T5XCheckpoint(Format):
         )
 
     def is_written(self, name: str) -> bool:
-        return t5x_checkpoint.is_written(name)
+        return name in (t5x_checkpoint.INDEX, CONFIG, "state.step") or name.startswith(
+            t5x_checkpoint.TARGET
+        )
 
     def files(self, to: Destination) -> Mapping[str, bytes]:
         assert to.config is not None  # a folder is not a copy of a file
-        return {gin_config.CONFIG: gin_config.to_gin(to.config, _layout(to)).encode()}
+        return {CONFIG: to_gin(to.config, _layout(to)).encode()}
 
     def layout(self, to: Destination, names: Iterable[str]) -> base.Layout:
         is_twice = to.source is not None and to.source.format is self
@@ -204,6 +231,163 @@ def _not_weights(opened: t5x_checkpoint.Checkpoint) -> Iterator[Note]:
             if part == "state.param_states"
             else "not weights of the model",
         )
+
+
+# The configuration
+
+
+@dataclass(frozen=True)
+class Gin:
+    """The settings of a ``config.gin`` that no shape shows."""
+
+    path: Path | None = None
+    activations: tuple[str, ...] = ()
+    """``mlp_activations``, such as gelu and linear; empty if the file does not say."""
+    dropout: float | None = None
+    scan_axis: int | None = None
+    multilingual: bool = False
+    """The vocabulary is mT5's."""
+
+
+def find_gin(folder: Path) -> Gin:
+    """Read the ``config.gin`` in the folder of a checkpoint, or in the folder above it.
+
+    Raises InputError if it cannot be read. Without such a file nothing is known.
+    """
+    paths = (folder / CONFIG, folder.absolute().parent / CONFIG)
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return Gin()
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_LONGEST + 1)
+        text = content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {shown(str(error), 120)}") from None
+    if len(content) > _LONGEST:
+        raise InputError(f"{path}: has more than {_LONGEST:,} bytes")
+    values = _bindings(text)
+    activations = values.get("T5Config.mlp_activations") or values.get("MlpBlock.activations", "")
+    dropout = values.get("T5Config.dropout_rate", "")
+    axis = values.get("T5Config.param_scan_axis", "")
+    vocabulary = values.get("SentencePieceVocabulary.sentencepiece_model_file", "")
+    return Gin(
+        path,
+        tuple(one or other for one, other in _TEXT.findall(activations)),
+        float(dropout) if re.fullmatch(r"\d{1,3}(\.\d{0,20})?", dropout) else None,
+        int(axis) if re.fullmatch(r"-?\d{1,3}", axis) else None,
+        "/mc4." in vocabulary,
+    )
+
+
+def _bindings(text: str) -> dict[str, str]:
+    """Return the text of each binding, by class and parameter; macros are replaced once."""
+    values: dict[str, str] = {}
+    macros: dict[str, str] = {}
+    block = ""
+    for line in _statements(text):
+        if (match := _BLOCK.fullmatch(line)) is not None:
+            block = match[1]
+            continue
+        indented = line[:1].isspace()
+        line = f"{block}.{line.strip()}" if indented and block else line.strip()
+        if (match := _BINDING.fullmatch(line)) is not None:
+            values[f"{match[1].split('.')[-1]}.{match[2]}"] = match[3]
+        elif (match := _MACRO.fullmatch(line)) is not None:
+            macros[match[1]] = match[2]
+    return {name: macros.get(value.removeprefix("%"), value) for name, value in values.items()}
+
+
+def _statements(text: str) -> list[str]:
+    """Return the lines without comments; what continues a line follows it."""
+    statements: list[str] = []
+    goes_on = False
+    for line in text.splitlines():
+        line = line.split("#")[0].rstrip()
+        if goes_on and statements:
+            statements[-1] += " " + line.strip().removesuffix("\\")
+        elif line:
+            statements.append(line.removesuffix("\\"))
+        last = statements[-1] if statements else ""
+        goes_on = line.endswith("\\") or last.count("(") > last.count(")")
+        goes_on = goes_on and len(last) < 10_000
+    return statements
+
+
+def configuration(layout: Layout, gin: Gin, model_type: str | None = None) -> TransformerConfig:
+    """Return the configuration of a checkpoint.
+
+    Args:
+        layout: its sizes.
+        gin: its activations, and if they are known its dropout and vocabulary.
+        model_type: the family of transformers; by default UMT5 if every layer has a table of
+            distances, otherwise T5 or, with its vocabulary, mT5.
+
+    Raises:
+        InputError: no family has these activations, or not as many as the checkpoint has kernels.
+    """
+    if gin.activations not in _PROJECTIONS:
+        known = ", ".join("(" + " ".join(names) + ")" for names in _PROJECTIONS)
+        raise InputError(
+            f"mlp_activations ({shown(' '.join(gin.activations))}) are none of {known}"
+        )
+    if (len(gin.activations) > 1) != layout.gated:
+        kernels = "wi_0 and wi_1" if layout.gated else "wi"
+        raise InputError(
+            f"mlp_activations ({' '.join(gin.activations)}) do not belong to the kernels {kernels}"
+        )
+    shared = "mt5" if gin.multilingual and not layout.tied else "t5"
+    data: dict[str, Any] = {
+        "model_type": model_type or ("umt5" if layout.distances_in_layers else shared),
+        "vocab_size": layout.vocabulary,
+        "d_model": layout.d_model,
+        "d_kv": layout.head_dim,
+        "d_ff": layout.d_ff,
+        "num_layers": layout.encoder_layers,
+        "num_decoder_layers": layout.decoder_layers,
+        "num_heads": layout.heads,
+        "relative_attention_num_buckets": layout.buckets,
+        "feed_forward_proj": _PROJECTIONS[gin.activations],
+        "tie_word_embeddings": layout.tied,
+    }
+    if gin.dropout is not None:
+        data["dropout_rate"] = gin.dropout
+    return huggingface_config.from_config(data, names=stored_names(layout))
+
+
+def stored_names(layout: Layout) -> set[str]:
+    """Return transformers' names of the embedding and, if it is not tied, of the output layer."""
+    return {"shared.weight"} | (set() if layout.tied else {"lm_head.weight"})
+
+
+def to_gin(config: TransformerConfig, layout: Layout) -> str:
+    """Return a ``config.gin`` with the bindings of T5X's ``T5Config`` for a model.
+
+    Raises InputError for an activation that flax does not have.
+    """
+    activation = config.encoder.activation.value
+    if activation not in _ACTIVATIONS:
+        raise InputError(f"activation={activation} is none that T5X's networks can name")
+    network = "scalable_t5" if layout.split_heads else "t5"
+    activations = (_ACTIVATIONS[activation], *(("linear",) if layout.gated else ()))
+    bindings: dict[str, Any] = {
+        "dropout_rate": config.dropout,
+        "emb_dim": layout.d_model,
+        "head_dim": layout.head_dim,
+        "logits_via_embedding": layout.tied,
+        "mlp_activations": activations,
+        "mlp_dim": layout.d_ff,
+        "num_decoder_layers": layout.decoder_layers,
+        "num_encoder_layers": layout.encoder_layers,
+        "num_heads": layout.heads,
+    }
+    if layout.split_heads:
+        bindings["scan_layers"] = layout.scan_axis is not None
+        if layout.scan_axis is not None:
+            bindings["param_scan_axis"] = layout.scan_axis
+    bindings["vocab_size"] = layout.vocabulary
+    lines = [f"network.T5Config.{name} = {value!r}" for name, value in bindings.items()]
+    return "\n".join([f"import t5x.examples.{network}.network", "", *lines, ""])
 
 
 FORMAT = T5XCheckpoint()

@@ -34,6 +34,8 @@ _BRANCHES = {
     ),
 }
 _MOST_LAYERS = 10_000
+_Row = tuple[str, str, Shape, Layer]
+"""An array of one layer: stored name, Flax name, stored shape and operation."""
 _EMBEDDING, _OUTPUT = "token_embedder.embedding", "decoder.logits_dense.kernel"
 
 
@@ -112,25 +114,17 @@ def _stack(stack: str, layout: Layout) -> list[StackRule]:
     if layout.distances_in_layers:
         stored = "relpos_bias.rel_embedding"
         layers.append((stored, "relative.embedding", distances, Layer.TRANSPOSE))
-    for row in layers:
-        rules += _of_all_layers(stack, layout, row)
+    for stored, flax, shape, layer in layers:
+        names = tuple(f"{stack}.blocks.{i}.{flax}" for i in range(layout.layers(stack)))
+        if layout.scan_axis is not None:
+            name = f"{stack}.{stack}.{stored}"
+            rules.append(StackRule(name, names, shape, layer, layout.scan_axis))
+        else:
+            rules += [
+                StackRule(f"{stack}.layers_{i}.{stored}", (name,), shape, layer)
+                for i, name in enumerate(names)
+            ]
     return rules
-
-
-def _of_all_layers(stack: str, layout: Layout, row: "_Row") -> list[StackRule]:
-    """Return the rules of one array of every layer: one rule if the layers are scanned."""
-    stored, flax, shape, layer = row
-    names = tuple(f"{stack}.blocks.{i}.{flax}" for i in range(layout.layers(stack)))
-    if layout.scan_axis is not None:
-        return [StackRule(f"{stack}.{stack}.{stored}", names, shape, layer, layout.scan_axis)]
-    return [
-        StackRule(f"{stack}.layers_{i}.{stored}", (name,), shape, layer)
-        for i, name in enumerate(names)
-    ]
-
-
-_Row = tuple[str, str, Shape, Layer]
-"""An array of one layer: stored name, Flax name, stored shape and operation."""
 
 
 def _part(part: Part, layout: Layout) -> list[_Row]:
@@ -139,21 +133,17 @@ def _part(part: Part, layout: Layout) -> list[_Row]:
     if part is Part.FFN:
         # T5X applies the first activation to wi_0 and the second, which is the identity, to wi_1
         inputs = {"wi_0": "up", "wi_1": "gate"} if layout.gated else {"wi": "up"}
-        kernels = {**dict.fromkeys(inputs, (d, f)), "wo": (f, d)}
-        names = {**inputs, "wo": "down"}
-        return [
-            (f"{name}.kernel", f"{names[name]}.kernel", shape, Layer.SAME)
-            for name, shape in kernels.items()
+        rows: list[_Row] = [
+            (f"{stored}.kernel", f"{flax}.kernel", (d, f), Layer.SAME)
+            for stored, flax in inputs.items()
         ]
-    inputs_shape: Shape = (d, h, e) if layout.split_heads else (d, h * e)
-    output_shape: Shape = (h, e, d) if layout.split_heads else (h * e, d)
+        return [*rows, ("wo.kernel", "down.kernel", (f, d), Layer.SAME)]
+    heads: Shape = (h, e) if layout.split_heads else (h * e,)
     into = Layer.JOIN_OUTPUTS if layout.split_heads else Layer.SAME
     out = Layer.JOIN_INPUTS if layout.split_heads else Layer.SAME
-    kernels_in = [
-        (f"{name}.kernel", f"{name}.kernel", inputs_shape, into)
-        for name in ("query", "key", "value")
-    ]
-    return [*kernels_in, ("out.kernel", "out.kernel", output_shape, out)]
+    names = [f"{name}.kernel" for name in ("query", "key", "value")]
+    rows = [(name, name, (d, *heads), into) for name in names]
+    return [*rows, ("out.kernel", "out.kernel", (*heads, d), out)]
 
 
 # From a checkpoint
@@ -182,38 +172,33 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
     axes: tuple[int | None, ...] = (None,)
     if scanned:
         axes = _SCAN_AXES if scan_axis is None else (scan_axis,)
-    tried = {axis: _problems(infos, axis) for axis in axes}
-    fitting = [(axis, layout) for axis, (layout, problems) in tried.items() if not problems]
+    shapes = {name: info.shape for name, info in infos.items()}
+    fitting: dict[int | None, Layout] = {}
+    wrong: list[list[str]] = []
+    for axis in axes:
+        try:
+            layout = _layout(shapes, axis)
+            problems = tensors.problems(infos, layout.shapes())
+        except InputError as error:
+            problems = [str(error)]
+        if problems:
+            wrong.append(problems)
+        else:
+            fitting[axis] = layout
     if not fitting:
-        tensors.refuse(min((problems for _, problems in tried.values()), key=len))
+        tensors.refuse(min(wrong, key=len))
     # Axes that give every array the same rule, such as -1 where all arrays have two axes, are one
-    layouts = {_key(layout): layout for _, layout in reversed(fitting) if layout is not None}
+    layouts: dict[tuple[Any, ...], Layout] = {}
+    for layout in fitting.values():
+        places = [(rule.axis or 0) % len(rule.stored_shape) for rule in table(layout)]
+        layouts.setdefault((replace(layout, scan_axis=None), *places), layout)
     if len(layouts) > 1:
         raise InputError(
-            "the layers may be axis "
-            f"{' or '.join(str(axis) for axis, _ in fitting)} of the arrays that hold all of a "
-            f"stack: --param-scan-axis, in Python scan_axis=, says which (T5X's default is "
+            f"the layers may be axis {' or '.join(map(str, fitting))} of the arrays that hold all "
+            "of a stack: --param-scan-axis, in Python scan_axis=, says which (T5X's default is "
             f"{SCAN_AXIS})"
         )
     return next(iter(layouts.values()))
-
-
-def _key(layout: Layout | None) -> tuple[Any, ...]:
-    assert layout is not None
-    axes = tuple(
-        None if rule.axis is None else rule.axis % len(rule.stored_shape) for rule in table(layout)
-    )
-    return replace(layout, scan_axis=None), axes
-
-
-def _problems(infos: Mapping[str, TensorInfo], axis: int | None) -> tuple[Layout | None, list[str]]:
-    """Return the layout with the layers on this axis, and what does not fit it."""
-    try:
-        layout = _layout({name: info.shape for name, info in infos.items()}, axis)
-    except InputError as error:
-        return None, [str(error)]
-    problems = tensors.problems(infos, layout.shapes())
-    return layout, problems
 
 
 def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
@@ -233,8 +218,9 @@ def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
     name = "relpos_bias.rel_embedding"
     distances = layer("encoder", name) if distances_in_layers else _shape(shapes, f"encoder.{name}")
     query = layer("encoder", "attention.query.kernel")
-    inner = next((name for name in ("mlp.wi_0.kernel", "mlp.wi.kernel") if _has(shapes, name)), "")
-    up = layer("encoder", inner or "mlp.wi_0.kernel")
+    gated = not any(f"encoder.{at}.mlp.wi.kernel" in shapes for at in ("layers_0", "encoder"))
+    inner = "mlp.wi_0.kernel" if gated else "mlp.wi.kernel"
+    up = layer("encoder", inner)
     vocabulary, d = _rank(_shape(shapes, _EMBEDDING), 2, _EMBEDDING)
     heads, buckets = _rank(distances, 2, name)
     counts = {stack: _count(shapes, stack, axis) for stack in ("encoder", "decoder")}
@@ -252,16 +238,12 @@ def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
         counts["encoder"],
         counts["decoder"],
         buckets,
-        gated=inner != "mlp.wi.kernel",
+        gated=gated,
         tied=_OUTPUT not in shapes,
         distances_in_layers=distances_in_layers,
         split_heads=split,
         scan_axis=axis,
     )
-
-
-def _has(shapes: Mapping[str, Shape], name: str) -> bool:
-    return any(f"encoder.{layer}.{name}" in shapes for layer in ("layers_0", "encoder"))
 
 
 def _shape(shapes: Mapping[str, Shape], name: str) -> Shape:

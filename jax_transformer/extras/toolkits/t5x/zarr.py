@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -74,22 +74,13 @@ class ZarrArray:
 
     def indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the place of each chunk in the grid, one at a time however large it is."""
-        grid = self.grid
-        index = [0] * len(grid)
-        while True:
-            yield tuple(index)
-            for axis in reversed(range(len(grid))):
-                index[axis] += 1
-                if index[axis] < grid[axis]:
-                    break
-                index[axis] = 0
-            else:
-                return
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Number of chunks along each axis."""
-        return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunks, strict=True))
+        grid = [-(-size // chunk) for size, chunk in zip(self.shape, self.chunks, strict=True)]
+        for number in range(math.prod(grid)):
+            index: tuple[int, ...] = ()
+            for length in reversed(grid):
+                number, at = divmod(number, length)
+                index = (at, *index)
+            yield index
 
     def chunk_path(self, index: Sequence[int]) -> Path:
         return self.folder / (self.separator.join(map(str, index)) or "0")
@@ -102,32 +93,27 @@ class ZarrArray:
         path = self.chunk_path(index)
         if self.compressor is None:
             return tensors.map_file(path, 0, dtype=self.dtype, shape=self.chunks)
-        raw = np.empty(self.chunk_bytes, np.uint8)
+        raw, at = np.empty(self.chunk_bytes, np.uint8), 0  # which it must fill exactly
+        inflater = zlib.decompressobj(_COMPRESSED[self.compressor])
         try:
             with open(path, "rb") as file:
-                _inflate(path, file, raw, _COMPRESSED[self.compressor])
+                while not inflater.eof:
+                    piece = inflater.unconsumed_tail or file.read(_PIECE)
+                    out = inflater.decompress(piece, min(_PIECE, raw.size - at + 1))
+                    if at + len(out) > raw.size or not (piece or out):
+                        break
+                    raw[at : at + len(out)] = np.frombuffer(out, np.uint8)
+                    at += len(out)
+                more = inflater.unused_data or file.read(1)
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except zlib.error as error:
+            raise InputError(f"{path}: is damaged: {error}") from None
+        if not inflater.eof or at != raw.size:
+            raise InputError(f"{path}: does not hold the {raw.size:,} bytes of a chunk")
+        if more:
+            raise InputError(f"{path}: has bytes after its chunk")
         return raw.view(self.dtype).reshape(self.chunks)
-
-
-def _inflate(path: Path, file: BinaryIO, raw: np.ndarray, wbits: int) -> None:
-    """Decompress a file into ``raw``, which it must fill exactly. Takes little other memory."""
-    inflater, at = zlib.decompressobj(wbits), 0
-    try:
-        while not inflater.eof:
-            piece = inflater.unconsumed_tail or file.read(_PIECE)
-            out = inflater.decompress(piece, min(_PIECE, raw.size - at + 1))
-            if at + len(out) > raw.size or not (piece or out):
-                break
-            raw[at : at + len(out)] = np.frombuffer(out, np.uint8)
-            at += len(out)
-    except zlib.error as error:
-        raise InputError(f"{path}: is damaged: {error}") from None
-    if not inflater.eof or at != raw.size:
-        raise InputError(f"{path}: does not hold the {raw.size:,} bytes of a chunk")
-    if inflater.unused_data or file.read(1):
-        raise InputError(f"{path}: has bytes after its chunk")
 
 
 # Opening
@@ -254,13 +240,6 @@ def write(folder: Path, array: np.ndarray) -> None:
     }
     (folder / METADATA).write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
     for index in stored.indices():
-        _deflate(stored.chunk_path(index), tensors.contiguous(array[stored.place(index)]))
-
-
-def _deflate(path: Path, part: np.ndarray) -> None:
-    raw = part.reshape(-1).view(np.uint8)
-    deflater = zlib.compressobj(1, zlib.DEFLATED, 31)  # zlib's own header has no time
-    with open(path, "wb") as file:
-        for at in range(0, raw.size, _PIECE):
-            file.write(deflater.compress(raw[at : at + _PIECE].data))
-        file.write(deflater.flush())
+        raw = tensors.contiguous(array[stored.place(index)]).reshape(-1).view(np.uint8)
+        # zlib's own header has no time
+        stored.chunk_path(index).write_bytes(zlib.compress(raw.data, 1, _COMPRESSED["gzip"]))
