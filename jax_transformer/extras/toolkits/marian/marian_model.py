@@ -184,15 +184,17 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     ids = untrusted.read_json(path) if path.suffix == ".json" else yaml_data.read(path)
     if not isinstance(ids, dict):
         raise InputError(f"{path}: is not a map from tokens to ids")
-    result = {}
-    for token, value in ids.items():
-        text = str(value) if isinstance(value, str | int) else ""
-        if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-            raise InputError(f"{path}: the id of {shown(token)} is {shown(value)}")
-        result[token] = int(text)
+    result = {token: _id(path, token, value) for token, value in ids.items()}
     if len(set(result.values())) != len(result):
         raise InputError(f"{path}: two tokens have one id")
     return result
+
+
+def _id(path: Path, token: str, value: Any) -> int:
+    text = str(value) if isinstance(value, str | int) else ""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise InputError(f"{path}: the id of {shown(token)} is {shown(value)}")
+    return int(text)
 
 
 def end_id(model: Model) -> int:
