@@ -1,5 +1,5 @@
-"""What is known before a model is written: CTranslate2 itself, the quantization, and configurations
-that its specification of a Transformer cannot express.
+"""Checks before a model is written: of CTranslate2 itself, of the quantization, and of
+configurations that its specification of a Transformer cannot express.
 
 Standard library and NumPy only. Every reason names the field and its value.
 """

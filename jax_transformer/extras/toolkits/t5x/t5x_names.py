@@ -190,8 +190,8 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
     # Axes that give every array the same rule, such as -1 where all arrays have two axes, are one
     layouts: dict[tuple[Any, ...], Layout] = {}
     for layout in fitting.values():
-        places = [(rule.axis or 0) % len(rule.stored_shape) for rule in table(layout)]
-        layouts.setdefault((replace(layout, scan_axis=None), *places), layout)
+        axes_of_rules = [(rule.axis or 0) % len(rule.stored_shape) for rule in table(layout)]
+        layouts.setdefault((replace(layout, scan_axis=None), *axes_of_rules), layout)
     if len(layouts) > 1:
         raise InputError(
             f"the layers may be axis {' or '.join(map(str, fitting))} of the arrays that hold all "
