@@ -75,13 +75,14 @@ def run(options: ConvertOptions) -> int:
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
-    fields = {f.name for f in dataclasses.fields(Request)}
-    shared = fields - {"description", "names", "architecture"}  # which is registered by now
     renamed = arguments.assignments("--rename", options.rename, text=True)
     names = NameChanges(options.strip_prefix, ignore=options.ignore, rename=renamed)
-    request = Request(
-        description=description, names=names, **{name: getattr(options, name) for name in shared}
-    )
+    shared = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(Request)
+        if field.name not in ("description", "names", "architecture")  # it is registered by now
+    }
+    request = Request(description=description, names=names, **shared)
     if options.training:
         if options.dry_run:
             raise ConfigError("--dry-run and --training exclude each other: it only plans weights")

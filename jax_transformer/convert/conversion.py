@@ -7,7 +7,9 @@ compared.
 
 import contextlib
 import importlib.util
+import itertools
 import os
+import posixpath
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -76,13 +78,18 @@ class Outcome:
         yield self.summary
         yield from self.plan.prefix_lines()
         yield from _size_lines(self.plan, self.preset_sizes)
-        yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
-        yield from (
-            f"not converted: {plain(note.name)}: {note.reason}" for note in self.plan.dropped
-        )
-        yield from (f"with them: {', '.join(self.files)}" for _ in self.files[:1])
-        yield from self.loss.lines() if self.loss is not None else ()
-        yield self.checked.line()
+        for names in self.plan.ties:
+            yield f"tied: {' = '.join(names)}"
+        for note in self.plan.dropped:
+            yield f"not converted: {plain(note.name)}: {note.reason}"
+        if self.files:
+            yield f"with them: {', '.join(self.files)}"
+        if self.loss is not None:
+            yield from self.loss.lines()
+        errors, largest = self.checked.errors.values(), ""
+        if errors:
+            largest = f": largest difference {max(errors):.2g} over {len(errors)} outputs"
+        yield f"checked: {self.checked.method}{largest}"
         yield f"sha256 {self.sha256}"
 
     def to_data(self) -> dict[str, Any]:
@@ -99,16 +106,11 @@ class Outcome:
 def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sizes that were read from the shapes, and those taken from the preset."""
     if plan.inferred:
-        yield (
-            "from the shapes: "
-            f"{', '.join(f'{name}={size}' for name, size in plan.inferred.items())}"
-        )
+        sizes = ", ".join(itertools.starmap("{}={}".format, plan.inferred.items()))
+        yield f"from the shapes: {sizes}"
     if preset_sizes:
-        yield (
-            "the preset's, as no shape shows it: "
-            f"{', '.join(f'{name}={value}' for name, value in preset_sizes.items())}"
-            " (--set changes it)"
-        )
+        sizes = ", ".join(itertools.starmap("{}={}".format, preset_sizes.items()))
+        yield f"the preset's, as no shape shows it: {sizes} (--set changes it)"
 
 
 def convert(prepared: Prepared) -> Outcome:
@@ -135,7 +137,7 @@ def convert(prepared: Prepared) -> Outcome:
         nonlocal checked
         if not to.self_check or model is None:
             return
-        tied = [name for names in models.ties_of(model.table) for name in names]
+        tied = itertools.chain.from_iterable(models.ties_of(model.table))
         after = to.format.completed(read_back, result, model.config, tied)
         before = state
         if to_torch and from_torch:
@@ -197,7 +199,10 @@ def check(
     config: TransformerConfig, table: rules.Table, torch_state: LazyState, flax_state: LazyState
 ) -> Checked:
     """Raise DifferentError if the two sides of a conversion are not equal."""
-    wrong = [rule.torch for rule in table if not _comes_back(rule, torch_state, flax_state)]
+    wrong = []
+    for rule in table:
+        if not _comes_back(rule, torch_state, flax_state):
+            wrong.append(rule.torch)
     if wrong:
         raise DifferentError(
             f"self-check: {', '.join(wrong)} do not come back bit for bit; nothing was changed"
@@ -230,15 +235,18 @@ def _comes_back(rule: rules.Rule | Alias, torch_state: LazyState, flax_state: La
 def _cannot_run(state: LazyState) -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed, so its twin was not run"
-    needed = _BYTES_A_NUMBER * sum(tensor.info.size for tensor in state.values())
+    needed = 0
+    for tensor in state.values():
+        needed += _BYTES_A_NUMBER * tensor.info.size
     free = _available_memory()
     if free is not None and needed > free:
         return (
             f"the twin was not run: both models take about {needed / 2**30:.1f} GiB, and "
             f"{free / 2**30:.1f} GiB of memory are free"
         )
-    if not all(np.isfinite(tensor.read().astype(np.float64)).all() for tensor in state.values()):
-        return "not all weights are finite, so the twin was not run"
+    for tensor in state.values():
+        if not np.isfinite(tensor.read().astype(np.float64)).all():
+            return "not all weights are finite, so the twin was not run"
     return None
 
 
@@ -249,14 +257,16 @@ def _available_memory() -> int | None:
     """
     free = []
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free += [int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line]
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if "MemAvailable:" in line:
+                free.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError, ValueError):
         folder = Path("/sys/fs/cgroup")
-        limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
         statistics = (folder / "memory.stat").read_text().split()
         # Pages of files that were not used lately are given up first
         unused = statistics[statistics.index("inactive_file") + 1]
@@ -301,18 +311,14 @@ def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
     """Map the name of every block here to the name of its PyTorch module."""
     modules = {}
     for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
-        for block in (f"{stack}.blocks.{i}" for i in range(layers)):
-            names = [
-                rule.torch.split(".")
+        for i in range(layers):
+            block = f"{stack}.blocks.{i}"
+            paths = [
+                rule.torch.rpartition(".")[0].replace(".", "/")
                 for rule in table
                 if isinstance(rule, rules.Rule) and rule.flax[0].startswith(f"{block}.")
             ]
-            shared = 0
-            while all(
-                len(words) > shared + 1 and words[shared] == names[0][shared] for words in names
-            ):
-                shared += 1
-            modules[block] = ".".join(names[0][:shared])
+            modules[block] = posixpath.commonpath(paths).replace("/", ".")
     return modules
 
 
@@ -360,7 +366,12 @@ def _outputs(
         logits, captured = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)(
             source, target
         )
-        return {"logits": logits} | _by_block(captured, blocks)
+        outputs = {"logits": logits}
+        for path, leaf in nnx.to_flat_state(captured):
+            block, _, method = ".".join(map(str, path)).rpartition(".")
+            if block in blocks and method == "__call__":
+                outputs[block] = leaf.get_value()[0].x
+        return outputs
 
     with (
         jax.enable_x64(True),
@@ -368,16 +379,4 @@ def _outputs(
         jax.default_device(jax.devices("cpu")[0]),
     ):
         arrays = {name: jax.numpy.array(array.astype(np.float64)) for name, array in state.items()}
-        return {
-            name: np.asarray(value) for name, value in jax.jit(run)(arrays, source, target).items()
-        }
-
-
-def _by_block(captured: Any, blocks: list[str]) -> dict[str, Any]:
-    """Select the output of each block among those of all modules' methods."""
-    from flax import nnx
-
-    outputs = {
-        ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
-    }
-    return {block: outputs[f"{block}.__call__"][0].x for block in blocks}
+        return jax.tree.map(np.asarray, jax.jit(run)(arrays, source, target))

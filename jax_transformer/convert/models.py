@@ -1,5 +1,6 @@
 """The models of weights in files: described by the user, read from shapes, loaded and saved."""
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,7 +144,9 @@ def save(
     names = registry.model_weights(model.config, architecture)
     to = Destination(format, Path(path), config=model.config, frozen=names.frozen)
     formats.check_free(format, to.path, force=force)
-    leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    leaves = transformer.flatten(model)
+    for name, leaf in leaves.items():
+        leaves[name] = np.asarray(leaf)
     to_torch = format.has_torch_names
     state = renamed(tensors.in_memory(leaves), names, from_torch=False, to_torch=to_torch)
     format.write(to, state, lambda read_back: None)
@@ -173,7 +176,7 @@ def ties_of(table: Table) -> list[tuple[str, ...]]:
     for rule in table:
         if isinstance(rule, Alias):
             groups.setdefault(rule.of, [rule.of]).append(rule.torch)
-    return [tuple(names) for names in groups.values()]
+    return list(map(tuple, groups.values()))
 
 
 # Descriptions
@@ -258,10 +261,11 @@ def with_model_names(
     If no name is one of the model's, a prefix before most of them is removed as well.
     """
     table = registry.unchecked_table(architecture or config.architecture, config)
-    names, prefix = {rule.torch for rule in table}, ""
+    names, prefix = set(map(operator.attrgetter("torch"), table)), ""
     if not changes.strip_prefix and names.isdisjoint(source.tensors):
         prefix = tensor_names.common_prefix(source.tensors, names)
-        changes = replace(changes, strip_prefix=prefix, prefix_required=False)
+        if prefix:
+            changes = replace(changes, strip_prefix=prefix, prefix_required=False)
     return source.with_names(changes), prefix, names
 
 

@@ -239,9 +239,11 @@ def _destination(request: Request) -> Destination:
         "scan_layers": request.scan_layers or None,
         "param_scan_axis": request.param_scan_axis if request.scan_layers else None,
     }
-    options = {name: value for name, value in values.items() if value is not None}
-    for name, value in options.items():
-        if name not in (format.write_options or ()):
+    options = {}
+    for name, value in values.items():
+        if value is not None:
+            options[name] = value
+        if value is not None and name not in (format.write_options or ()):
             flag, text = name.replace("_", "-"), "" if value is True else f" {value}"
             of = next((f for f in formats.others() if name in (f.write_options or ())), None)
             of = of or formats.get("hf")
@@ -306,25 +308,16 @@ def _map_tensors(source: Pretrained, to: Destination, model: ModelWeights | None
         if new[0] in layout.computed:
             dropped += [Note(name, layout.computed[new[0]]) for name in old]
             continue
-        before = tuple(infos[name] for name in old)
+        before = [infos[name] for name in old]
         dtype = before[0].dtype
         if to.dtype is not None and dtype in tensors.FLOATS:
             dtype = to.dtype
-        after = tuple(
-            TensorInfo(infos[name].shape if applied is None else target_shapes[name], dtype)
-            for name in new
-        )
+        shapes = [infos[name].shape if applied is None else target_shapes[name] for name in new]
+        after = [TensorInfo(shape, dtype) for shape in shapes]
         operation = _operation(applied, back=to_torch, is_cast=dtype != before[0].dtype)
-        ours, theirs = source.stored_names, layout.names
-        moves.append(
-            Move(
-                tuple(ours.get(name, name) for name in old),
-                tuple(theirs.get(name, name) for name in new),
-                operation,
-                before,
-                after,
-            )
-        )
+        ours = [source.stored_names.get(name, name) for name in old]
+        theirs = [layout.names.get(name, name) for name in new]
+        moves.append(Move(tuple(ours), tuple(theirs), operation, tuple(before), tuple(after)))
     others = "other folders" if any(map(to.format.takes, source.extra_files)) else "folders"
     dropped += [
         Note(name, f"goes with {others}, and {to.path} is a {to.format.title}")

@@ -136,7 +136,9 @@ class Pretrained:
         from jax_transformer import transformer
         from jax_transformer.architectures import registry
 
-        config = self._config(config)
+        config = self.config or config
+        if config is None:
+            raise ConfigError(f"{self.path} does not tell its architecture: give a configuration")
         aliases: dict[str, str] = {}
         if names == "flax" and not self.format.has_torch_names:  # a run needs no weight table
             stored = names
@@ -173,9 +175,10 @@ class Pretrained:
 
         from jax_transformer import transformer
 
-        arrays = self.arrays(config, dtype=dtype, architecture=architecture)
-        on_device = {name: jnp.array(array, copy=True) for name, array in arrays.items()}
-        return transformer.unflatten(self._config(config), on_device)
+        arrays: dict[str, Any] = dict(self.arrays(config, dtype=dtype, architecture=architecture))
+        for name, array in arrays.items():
+            arrays[name] = jnp.array(array, copy=True)
+        return transformer.unflatten(self.config or config, arrays)  # type: ignore[arg-type]
 
     def arrays(
         self,
@@ -189,17 +192,19 @@ class Pretrained:
 
         Raises as :meth:`state`, and for float64 in JAX's 32-bit mode.
         """
+        import jax
+
         from jax_transformer.weights import arrays as weight_arrays
 
-        return {
-            name: weight_arrays.as_numpy(name, array, dtype)
-            for name, array in self.state(config, architecture=architecture).items()
-        }
-
-    def _config(self, config: TransformerConfig | None) -> TransformerConfig:
-        if self.config is None and config is None:
-            raise ConfigError(f"{self.path} does not tell its architecture: give a configuration")
-        return self.config or config  # type: ignore[return-value]
+        arrays = self.state(config, architecture=architecture)
+        for name, array in arrays.items():
+            is_wide = array.dtype == np.float64 and not jax.config.read("jax_enable_x64")
+            if is_wide and dtype is None and self.run is not None:
+                raise CheckpointError(
+                    f"{self.title}: holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
+                )
+            arrays[name] = weight_arrays.as_numpy(name, array, dtype)
+        return arrays
 
     # Tokenizer and generation
 
@@ -298,14 +303,6 @@ class Checked:
     """The kind of check, and the reason if the models were not run."""
     errors: dict[str, float] = field(default_factory=dict)
     """Largest absolute difference of each output."""
-
-    def line(self) -> str:
-        worst = (
-            f": largest difference {max(self.errors.values()):.2g} over {len(self.errors)} outputs"
-            if self.errors
-            else ""
-        )
-        return f"checked: {self.method}{worst}"
 
 
 class Written(NamedTuple):

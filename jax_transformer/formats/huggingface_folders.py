@@ -1,5 +1,6 @@
 """A folder of Hugging Face transformers: config.json, weights in one file or several, tokenizer."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card, registry
 from jax_transformer.formats.base import Destination, Format, Layout, Pretrained, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.formats.safetensors_files import check_dtypes
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import huggingface_folder as folder
-from jax_transformer.storage import read_back, run_files, tensors, untrusted
+from jax_transformer.storage import read_back, run_files, safetensors, tensors, untrusted
 from jax_transformer.storage.huggingface_folder import CARD, CONFIG, GENERATION, TOKENIZER, Folder
 from jax_transformer.storage.tensors import LazyState, Note
 
@@ -25,7 +25,7 @@ class HuggingFaceWeights(Pretrained):
 
     @property
     def has_tokenizer(self) -> bool:
-        return any(name in self.extra_files for name in TOKENIZER)
+        return not self.extra_files.keys().isdisjoint(TOKENIZER)
 
     def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
         from jax_transformer.data import huggingface_tokenizer
@@ -60,11 +60,10 @@ class HuggingFaceFolder(Format):
         except InputError as error:
             raise InputError(f"{path}/{error}") from None
         complete = huggingface_state.complete(stored, config)
-        dropped = [
-            Note(name, huggingface_state.why_dropped(name, config))
-            for name in stored
-            if name not in complete
-        ]
+        dropped = []
+        for name in stored:
+            if name not in complete:
+                dropped.append(Note(name, huggingface_state.why_dropped(name, config)))
         return HuggingFaceWeights(
             self,
             path,
@@ -75,7 +74,7 @@ class HuggingFaceFolder(Format):
             weights=opened.weights.name,
             files=tuple(opened.files),
             extra_files={name: path / name for name in opened.extra_names},
-            dropped=(*dropped, *(Note(name, reason) for name, reason in opened.others)),
+            dropped=(*dropped, *itertools.starmap(Note, opened.others)),
             derived=completed_notes(complete, stored, config),
         )
 
@@ -102,7 +101,7 @@ class HuggingFaceFolder(Format):
         _shard_size(to)
 
     def check(self, to: Destination) -> None:
-        check_dtypes(to)
+        safetensors.check_dtypes(to.path, to.source.tensors if to.source else {})
 
     def is_written(self, name: str) -> bool:
         return folder.is_written(name)
@@ -120,24 +119,24 @@ class HuggingFaceFolder(Format):
         if CONFIG in files:
             original = folder.configuration(source.extra_files[CONFIG].parent)
         data = huggingface_config.to_config(config, original)
-        if to.dtype is not None or training is not None or original is None:
-            stored = {
-                tensor.dtype for tensor in source.tensors.values() if tensor.dtype in tensors.FLOATS
-            }
-            data = folder.with_dtype(data, stored if to.dtype is None else {to.dtype})
+        if to.dtype is not None:
+            data = folder.with_dtype(data, {to.dtype})
+        elif training is not None or original is None:
+            dtypes = {tensor.dtype for tensor in source.tensors.values()}
+            data = folder.with_dtype(data, dtypes.intersection(tensors.FLOATS))
         if data != original:
             files[CONFIG] = folder.to_json(data)
         if original is None:
             settings = transformers_config.to_generation_config(GenerationConfig(), config)
             files[GENERATION] = folder.to_json({"bos_token_id": config.bos_id} | settings)
-        if not any(name in files for name in TOKENIZER):
+        if files.keys().isdisjoint(TOKENIZER):
             files |= _own_tokenizer(source, config)
         name = to.path.absolute().name
         if CARD not in files:
-            repeated = {note.name for note in source.derived}
-            parameters = sum(
-                tensor.size for name, tensor in source.tensors.items() if name not in repeated
-            )
+            sizes = {name: tensor.size for name, tensor in source.tensors.items()}
+            for note in source.derived:
+                sizes.pop(note.name, None)
+            parameters = sum(sizes.values())
             card = model_card.new(name, config.architecture, parameters, training)
             files[CARD] = card.encode()
         elif training is not None:
@@ -148,23 +147,16 @@ class HuggingFaceFolder(Format):
     def layout(self, to: Destination, names: Iterable[str]) -> Layout:
         config, path = to.config, to.source.path if to.source else Path()
         assert config is not None  # a folder is not a copy of a file
-        every = dict.fromkeys(names)
+        every, notes, computed = dict.fromkeys(names), [], {}
         stored = huggingface_state.saved(every, config)
-        notes = tuple(
-            Note(
-                name,
-                "one of two vocabularies, for which transformers has no file; train with "
-                "--data.vocabularies shared",
-            )
-            for name in run_files.SIDE_FILES
-            if (path / name).is_file()
-        )
-        computed = {
-            name: huggingface_state.why_completed(name, config)
-            for name in every
-            if name not in stored
-        }
-        return Layout(computed=computed, notes=notes)
+        for name in every:
+            if name not in stored:
+                computed[name] = huggingface_state.why_completed(name, config)
+        for name in run_files.SIDE_FILES:
+            if (path / name).is_file():
+                reason = "one of two vocabularies, for which transformers has no file; train with "
+                notes.append(Note(name, f"{reason}--data.vocabularies shared"))
+        return Layout(computed=computed, notes=tuple(notes))
 
     def stored(self, state: LazyState, config: TransformerConfig) -> LazyState:
         return huggingface_state.saved(state, config)
@@ -177,13 +169,11 @@ class HuggingFaceFolder(Format):
         Position tables that the file leaves out, because transformers computes them, are taken from
         ``state``; they were compared with the computed ones before they were left out.
         """
-        ties = set(tied)
-        left_out = {
-            name: tensor
-            for name, tensor in state.items()
-            if name not in read_back and name not in ties
-        }
-        return huggingface_state.complete(read_back, config) | left_out
+        ties, completed = set(tied), huggingface_state.complete(read_back, config)
+        for name, tensor in state.items():
+            if name not in read_back and name not in ties:
+                completed[name] = tensor
+        return completed
 
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
@@ -199,6 +189,8 @@ def scan(opened: Folder) -> LazyState:
     """Return every stored tensor by name, none of them read. Raises InputError if the index and its
     files do not agree.
     """
+    if ".safetensors" in opened.weights.suffixes:  # as almost always; no other format is loaded
+        return safetensors.scan(opened.weights)
     return _weights_format(opened).scan(opened.weights)
 
 
@@ -212,11 +204,11 @@ def completed_notes(
     complete: Mapping[str, Any], stored: Mapping[str, Any], config: TransformerConfig
 ) -> tuple[Note, ...]:
     """Return notes on the tensors that transformers computes or ties."""
-    return tuple(
-        Note(name, huggingface_state.why_completed(name, config))
-        for name in complete
-        if name not in stored
-    )
+    notes = []
+    for name in complete:
+        if name not in stored:
+            notes.append(Note(name, huggingface_state.why_completed(name, config)))
+    return tuple(notes)
 
 
 def _shard_size(to: Destination) -> int:

@@ -6,8 +6,9 @@ of model cards.
 """
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,21 @@ def new(name: str, family: str, parameters: int, training: Training | None) -> s
         parameters: number of weights.
         training: facts about the training, if it is known.
     """
-    front = {
+    front: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "translation",
         "tags": ["translation", family],
     }
-    codes = training.tokenizer_languages if training else None
-    languages = (
-        f", src_lang={json.dumps(codes[0])}, tgt_lang={json.dumps(codes[1])}" if codes else ""
-    )
+    languages, section = "", []
+    if training is not None:
+        front |= _front_matter(name, training)
+        section = _section("Training", training)
+        if training.tokenizer_languages is not None:
+            source, target = map(json.dumps, training.tokenizer_languages)
+            languages = f", src_lang={source}, tgt_lang={target}"
     lines = [
         "---",
-        *_yaml_lines(front | (_front_matter(name, training) if training else {})),
+        *_yaml(front),
         "---",
         "",
         f"# {name}",
@@ -99,7 +103,7 @@ def new(name: str, family: str, parameters: int, training: Training | None) -> s
         'ids = model.generate(**tokenizer(["..."], return_tensors="pt"))',
         "print(tokenizer.batch_decode(ids, skip_special_tokens=True))",
         "```",
-        *(_section("Training", training) if training else ()),
+        *section,
     ]
     return "\n".join(lines) + "\n"
 
@@ -120,7 +124,7 @@ def appended(card: str, name: str, training: Training) -> str:
     ]
     present = {key for key, _ in front} - {"model-index", "base_model"}
     added = {key: value for key, value in ours.items() if key not in present}
-    lines = [*original, *_yaml_lines(added)]
+    lines = [*original, *_yaml(added)]
     head = "\n".join(["---", *lines, "---", ""]) if lines else ""
     return head + body.rstrip("\n") + "\n" + "\n".join(_section("Fine-tuning", training)) + "\n"
 
@@ -147,66 +151,52 @@ def _front_matter(name: str, training: Training) -> dict[str, Any]:
 
     The hub's language codes have no script or country: deu_Latn is deu.
     """
-    return {
-        "language": list(dict.fromkeys(code.partition("_")[0] for code in training.languages)),
-        "base_model": training.base_model,
-        "datasets": list(training.datasets),
-        "model-index": [{"name": name, "results": [_result(training)]}]
-        if _metrics(training)
-        else [],
-    }
-
-
-def _yaml_lines(front: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the entries that are not empty as YAML; their values are JSON, a subset of YAML."""
-    yield from (
-        f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items() if value
-    )
-
-
-def _metrics(training: Training) -> list[dict[str, Any]]:
-    return [
-        {"type": kind, "name": name, "value": round(float(training.figures[key]), 4)}
-        for key, (kind, name) in _SCORES.items()
-        if key in training.figures
-    ]
-
-
-def _result(training: Training) -> dict[str, Any]:
+    metrics = []
+    for key, (kind, title) in _SCORES.items():
+        if key in training.figures:
+            value = round(float(training.figures[key]), 4)
+            metrics.append({"type": kind, "name": title, "value": value})
     dataset = {
         "name": ", ".join(training.validated_on) or "validation",
         "type": "text",
         "split": "validation",
     }
-    return {
+    result = {
         "task": {"type": "translation", "name": "Translation"},
         "dataset": dataset,
-        "metrics": _metrics(training),
+        "metrics": metrics,
+    }
+    return {
+        "language": list(dict.fromkeys(code.partition("_")[0] for code in training.languages)),
+        "base_model": training.base_model,
+        "datasets": list(training.datasets),
+        "model-index": [{"name": name, "results": [result]}] if metrics else [],
     }
 
 
-def _section(title: str, training: Training) -> Iterator[str]:
-    yield from ("", f"## {title}", "")
+def _yaml(front: Mapping[str, Any]) -> list[str]:
+    """Return the entries that are not empty as YAML; their values are JSON, a subset of YAML."""
+    return [
+        f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items() if value
+    ]
+
+
+def _section(title: str, training: Training) -> list[str]:
     begun = f", from {training.begun_from}" if training.begun_from else ""
     data = f" on {', '.join(training.data)}" if training.data else ""
-    yield f"{training.step:,} steps with jax-transformer{data}{begun}."
-    yield ""
-    yield from (f"- {key}: {value:,}" for key, value in training.counts.items())
+    lines = ["", f"## {title}", ""]
+    lines += [f"{training.step:,} steps with jax-transformer{data}{begun}.", ""]
+    for key, value in training.counts.items():
+        lines.append(f"- {key}: {value:,}")
     if training.figures:
         signatures = training.figures.get("signatures", {})
-        yield from ("", "On the validation text:", "", "| | |", "|---|---|")
+        lines += ["", "On the validation text:", "", "| | |", "|---|---|"]
         for key, (_, name) in _SCORES.items():
             if key in training.figures:
                 signature = f" (`{signatures[key]}`)" if key in signatures else ""
-                yield f"| {name}{signature} | {training.figures[key]:.2f} |"
-    yield from (
-        "",
-        "Options:",
-        "",
-        "```json",
-        json.dumps(training.options, indent=2, ensure_ascii=False),
-        "```",
-    )
+                lines.append(f"| {name}{signature} | {training.figures[key]:.2f} |")
+    options = json.dumps(training.options, indent=2, ensure_ascii=False)
+    return [*lines, "", "Options:", "", "```json", options, "```"]
 
 
 # Facts about a run's training
@@ -214,12 +204,9 @@ def _section(title: str, training: Training) -> Iterator[str]:
 
 def training_of(source: Pretrained) -> Training | None:
     """Return facts about the training of a run; None if its weights were not trained here."""
-    if source.run is None or not source.run.train_config.is_file():
+    folder = source.run
+    if folder is None or not folder.train_config.is_file():
         return None
-    return _training(source.run, source.step)
-
-
-def _training(folder: RunFolder, step: int) -> Training:
     run_folder.verify_metrics(folder.path)
     options = folder.train_options()
     init = options.get("init")
@@ -231,21 +218,15 @@ def _training(folder: RunFolder, step: int) -> Training:
         Path(data.dataset).exists() or data.dataset.startswith(("/", ".", "~"))
     )
     dataset = data.dataset if data.dataset is None or on_hub else Path(data.dataset).name
-    names, valid = (
-        tuple(dict.fromkeys(Path(name).name for name in files)) or (dataset or data.kind.value,)
-        for files in (
-            (*data.train_source, *data.train_target, *data.train),
-            (*data.valid_source, *data.valid_target, *data.valid),
-        )
-    )
-    flags = {
-        name: value
-        for group in ("model", "optimizer")
-        for name, value in _dotted(group, options.get(group))
-        if value is not None
-        and (init is None or name != "model.preset")  # the model is that of init
-    }
-    flags |= {name: options[name] for name in ("steps", "seed") if options.get(name) is not None}
+    files = (*data.train_source, *data.train_target, *data.train)
+    valid_files = (*data.valid_source, *data.valid_target, *data.valid)
+    text = (dataset or data.kind.value,)
+    names = tuple(dict.fromkeys(map(os.path.basename, files))) or text
+    flags: dict[str, Any] = {}
+    for name in ("model", "optimizer", "steps", "seed"):
+        _add_options(flags, name, options.get(name))
+    if init is not None:
+        flags.pop("model.preset", None)  # the model is that of init
     counts = {
         name: value
         for name, value in _json(folder.data).items()
@@ -255,18 +236,27 @@ def _training(folder: RunFolder, step: int) -> Training:
         (data.source_lang, data.target_lang) if data.source_lang and data.target_lang else None
     )
     return Training(
-        step,
+        source.step,
         names,
         counts,
         flags,
-        (folder.validations() | folder.figures()).get(step, {}),
+        (folder.validations() | folder.figures()).get(source.step, {}),
         _languages(data),
         tokenizer_languages,
         begun_from="" if init is None else _on_hub(init) or Path(init).absolute().name,
         base_model=_base_model(folder, init),
         datasets=names if on_hub else (),
-        validated_on=valid,
+        validated_on=tuple(dict.fromkeys(map(os.path.basename, valid_files))) or text,
     )
+
+
+def _add_options(flags: dict[str, Any], name: str, value: Any) -> None:
+    """Add an option, or those of a group by their dotted names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _add_options(flags, f"{name}.{key}", inner)
+    elif value is not None:
+        flags[name] = value
 
 
 def _languages(data: DataOptions) -> tuple[str, ...]:
@@ -317,11 +307,3 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-
-
-def _dotted(prefix: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [
-            pair for name, inner in value.items() for pair in _dotted(f"{prefix}.{name}", inner)
-        ]
-    return [(prefix, value)]

@@ -91,7 +91,7 @@ def open(
         ConfigError: an argument does not apply to this format.
         UnsafeFileError: the file would run code, or needs more memory than it has bytes.
     """
-    path = local(path)
+    path = download(str(path)) if str(path).startswith(HUB) else Path(path)
     format = of(path)
     options: dict[str, Any] = {"weights": weights, "key": key, "scan_axis": scan_axis}
     for name, (default, refusal) in _OPTIONS.items():
@@ -99,7 +99,8 @@ def open(
             if options[name] != default:
                 raise ConfigError(refusal.format(options[name], path))
             del options[name]
-    return format.open(path, **options).with_names(NameChanges(strip_prefix))
+    opened = format.open(path, **options)
+    return opened.with_names(NameChanges(strip_prefix)) if strip_prefix else opened
 
 
 def load(
@@ -131,19 +132,17 @@ def inspect(path: str | Path) -> Contents:
     checkpoint is damaged, UnsafeFileError if a file tries to run code or declares more data than it
     has.
     """
-    path = local(path)
+    path = download(str(path)) if str(path).startswith(HUB) else Path(path)
     return of(path).inspect(path)
 
 
-def local(path: str | Path) -> Path:
-    """Return the local folder of ``path``: itself, or the download for ``hf:owner/name``.
+def download(path: str) -> Path:
+    """Return the local folder of ``hf:owner/name`` or ``hf:owner/name@revision``.
 
     Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
     the download fails.
     """
-    name = str(path).removeprefix(HUB)
-    if name == str(path):
-        return Path(path)
+    name = path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name) or ".." in name:
         raise ConfigError(
             f"{path}: give a model of the hub as hf:owner/name or hf:owner/name@revision"
@@ -157,7 +156,7 @@ def local(path: str | Path) -> Path:
     repository, _, revision = name.partition("@")
     try:
         listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision or None)
-        patterns = _to_download(str(path), listed)
+        patterns = _to_download(path, listed)
         return Path(
             huggingface_hub.snapshot_download(
                 repository, revision=revision or None, allow_patterns=patterns

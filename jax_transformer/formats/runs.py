@@ -51,16 +51,6 @@ _NOT_WEIGHTS = {
 class CheckpointWeights(Pretrained):
     """The weights of a checkpoint, which are a run's if the checkpoint is in one."""
 
-    def arrays(self, *arguments: Any, dtype: Any = None, **more: Any) -> dict[str, np.ndarray]:
-        import jax
-
-        wide = any(tensor.dtype == "float64" for tensor in self.tensors.values())
-        if self.run and wide and dtype is None and not jax.config.read("jax_enable_x64"):
-            raise CheckpointError(
-                f"{self.title}: holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
-            )
-        return super().arrays(*arguments, dtype=dtype, **more)
-
     @property
     def has_tokenizer(self) -> bool:
         from jax_transformer.data import run_tokenizer
@@ -253,8 +243,12 @@ def _opened(
     for group, names in groups.items():
         name = group if names == [group] else f"{group}/ ({len(names)} arrays)"
         dropped.append(Note(name, _NOT_WEIGHTS.get(group, "not weights")))
-    folder = run.path / IN_RUN if run else None
-    extra = {name: folder / name for name in EXTRA_FILES if folder and (folder / name).is_file()}
+    extra = {}
+    if run is not None:
+        for name in EXTRA_FILES:
+            if (file := run.path / IN_RUN / name).is_file():
+                extra[name] = file
+    derived = [Note(name, "with its low-rank adapter added") for name in adapted_kernels(stored)]
     return CheckpointWeights(
         format,
         path,
@@ -268,9 +262,7 @@ def _opened(
         files=(opened.path / checkpoint.MANIFEST,),
         extra_files=extra,
         dropped=tuple(dropped),
-        derived=tuple(
-            Note(name, "with its low-rank adapter added") for name in adapted_kernels(stored)
-        ),
+        derived=tuple(derived),
     )
 
 
@@ -309,7 +301,9 @@ def _fill(
     saving.write(root, step, groups, about=about)
     # Its manifest has just been computed from the files
     scanned = checkpoint.scan(checkpoint.open(root, step, verified=True), groups)
-    arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}
+    arrays = {}
+    for name, tensor in scanned.items():
+        arrays[name.partition("/")[2]] = tensor
     new.compare(arrays)
     check(arrays)
 

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.errors import InputError
 from jax_transformer.formats.base import Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import atomic, run_files, safetensors, untrusted
@@ -38,7 +37,7 @@ class SafetensorsFile(Format):
         return Contents(str(path), kind, safetensors.describe(path), hashes)
 
     def check(self, to: Destination) -> None:
-        check_dtypes(to)
+        safetensors.check_dtypes(to.path, to.source.tensors if to.source else {})
 
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
@@ -47,18 +46,6 @@ class SafetensorsFile(Format):
             sha256 = safetensors.save(temporary, state, target=to.path)
             check(safetensors.scan(temporary))
         return Written(sha256)
-
-
-def check_dtypes(to: Destination) -> None:
-    """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
-    known = {dtype.name for dtype in safetensors.DTYPES.values()}
-    unsupported = [
-        f"{name} is {tensor.dtype}"
-        for name, tensor in (to.source.tensors if to.source else {}).items()
-        if tensor.dtype not in known
-    ]
-    if unsupported:
-        raise InputError(f"{to.path}: a .safetensors file cannot hold {', '.join(unsupported)}")
 
 
 FORMAT = SafetensorsFile()

@@ -97,6 +97,15 @@ def _array(name: str, tensor: TensorExtent) -> np.ndarray:
     return array
 
 
+def check_dtypes(target: Path, infos: Mapping[str, TensorInfo]) -> None:
+    """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
+    unsupported = [
+        f"{name} is {info.dtype}" for name, info in infos.items() if info.dtype not in _CODES
+    ]
+    if unsupported:
+        raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(unsupported)}")
+
+
 def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
     return {

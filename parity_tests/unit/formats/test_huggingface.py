@@ -441,7 +441,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
 def test_an_invalid_hub_name_is_refused_before_any_request(name, client):
     with pytest.raises(ConfigError, match="hf:owner/name"):
-        registry.local(name)
+        registry.download(name)
     assert client == []
 
 
