@@ -203,7 +203,7 @@ def _as_utf8(machine: Any, raw: bytes) -> str:
 @pytest.mark.parametrize(
     ("target", "module", "name", "careless", "wrong"),
     [
-        ("pickle", unpickler._Machine, "text", _as_utf8, "UnicodeDecodeError"),
+        ("pickle", unpickler.Unpickler, "_text", _as_utf8, "UnicodeDecodeError"),
         ("zarr", zarr, "_lengths", lambda path, data, name: tuple(data[name]), "Error"),
         (
             "marian vocabulary",

@@ -29,17 +29,17 @@ class PtFile(Format):
         return start[:2] in _PICKLES  # a bare pickle is refused by its reader
 
     def open(self, path: Path, key: str | None = None, **options: Any) -> Pretrained:
-        content = pt.describe(path)
+        content = pt.scan(path)
         checkpoint = None if key is not None else _checkpoint_format(content)
         if checkpoint is not None:
-            return checkpoint.open_content(path, content)
-        state = pt.open_state(path, key)
+            return checkpoint.open_content(path, pt.describe(path))
+        state = pt.open_state(path, key, content)
         return Pretrained(
             self,
             path,
             f"{path} ({'.'.join(state.keys)})" if state.keys else str(path),
             state.tensors,
-            state.scan,
+            state.state.copy,
             files=(path,),
             ties=state.ties,
             dropped=state.others,

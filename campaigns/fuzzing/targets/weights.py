@@ -15,7 +15,7 @@ from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import Flat, Read, Target, file_reader
 from jax_transformer.errors import UnsafeFileError
 from jax_transformer.storage import pt, safetensors, tensors
-from jax_transformer.storage.pt import rebuild, writer
+from jax_transformer.storage.pt import unpickler, writer
 from parity_tests.unit import hostile, hostile_containers
 
 OPCODES = (
@@ -52,7 +52,7 @@ def _read_pt(path: Path) -> None:
     pt.tied(described)
     _same_as_described(path, described, size)
     with_keys = pt.open_state(path)
-    tensors.arrays(with_keys.scan())
+    tensors.arrays(with_keys.state)
     pt.verify(path)
 
 
@@ -103,7 +103,7 @@ def _pickle_seeds() -> Iterator[bytes]:
 
 def _read_pickle(folder: Path) -> Read:
     """The pickle in a file, with storages of known sizes."""
-    return lambda content: rebuild.Rebuilder("file", _STORAGES, 500).value(content)
+    return lambda content: unpickler.Unpickler("file", _STORAGES, 500).value(content)
 
 
 def _pickle(draw: Random, content: bytes, flat: Flat) -> bytes:

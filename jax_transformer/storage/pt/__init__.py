@@ -6,7 +6,7 @@ error that names it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
 from jax_transformer.storage import tensors, untrusted
 from jax_transformer.storage.pt import zip_archive
-from jax_transformer.storage.pt.rebuild import Rebuilder
+from jax_transformer.storage.pt.unpickler import Unpickler
 from jax_transformer.storage.tensors import LazyTensor, Note, TensorInfo, TensorView
 from jax_transformer.storage.untrusted import shown
 
@@ -58,7 +58,7 @@ def scan(path: str | Path) -> Any:
 
 def describe(path: str | Path) -> Any:
     """Read as :func:`read`, but with a ``TensorView`` for every tensor. No storage is read."""
-    return _read(path, lambda _, view: view)
+    return _read(path)
 
 
 def verify(path: str | Path) -> str:
@@ -102,53 +102,51 @@ def _open(path: str | Path) -> zip_archive.Archive:
             f"{path}: is in the format from before PyTorch 1.6: load it there, if you trust it, "
             "and torch.save it again"
         )
-    if not zip_archive.starts_as_zip(path):
-        raise InputError(f"{path}: not a PyTorch file: it is not a zip file")
+    with open(path, "rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise InputError(f"{path}: not a PyTorch file: it is not a zip file")
     return zip_archive.Archive(path)
 
 
-def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any]) -> Any:
-    """Read the value of a file, with ``leaf`` of every tensor."""
+def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any] | None = None) -> Any:
+    """Read the value of a file, with ``leaf`` of every tensor; by default its description."""
     with _open(path) as archive:
         path = archive.path
         pickles = [name for name in archive.members if name.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1:
             raise InputError(f"{path}: not a PyTorch file: it has {len(pickles) or 'no'} data.pkl")
         folder = pickles[0].removesuffix("data.pkl")
-        sizes = {}
+        members, sizes = set(), {}
         for name, member in archive.members.items():
             if not name.startswith(folder):
                 raise UnsafeFileError(
                     f"{path}: refused: {shown(name)} is not within {shown(folder)}"
                 )
-            sizes[name.removeprefix(folder)] = member.size
-        if "constants.pkl" in sizes:
+            members.add(name.removeprefix(folder))
+            if name.startswith(f"{folder}data/"):
+                sizes[name.removeprefix(f"{folder}data/")] = member.size
+        if "constants.pkl" in members:
             raise InputError(
                 f"{path}: is a TorchScript program: save the state_dict() of the module instead"
             )
-        if "version" not in sizes and ".data/version" not in sizes:
+        if "version" not in members and ".data/version" not in members:
             raise InputError(f"{path}: not a PyTorch file: it has no version")
-        version = _word(archive, folder + ("version" if "version" in sizes else ".data/version"))
+        version = _word(archive, folder + ("version" if "version" in members else ".data/version"))
         known = version.isascii() and version.isdecimal()
         if not known or not 1 <= int(version) <= _NEWEST_VERSION:
             raise InputError(
                 f"{path}: is of version {shown(version)} of the format; known are 1 to "
                 f"{_NEWEST_VERSION}"
             )
-        order = _word(archive, f"{folder}byteorder") if "byteorder" in sizes else "little"
+        order = _word(archive, f"{folder}byteorder") if "byteorder" in members else "little"
         if order != "little":
             raise InputError(
                 f"{path}: its numbers are in the byte order {shown(order)}; only little is read"
             )
-        storages = _Storages(archive, f"{folder}data/")
-        data = "data/"
-        rebuilder = Rebuilder(
-            str(path),
-            {name[len(data) :]: size for name, size in sizes.items() if name.startswith(data)},
-            archive.size,
-            partial(leaf, storages),
-        )
-        return rebuilder.value(archive.read(pickles[0]).tobytes())
+        storages = _Storages(path, f"{folder}data/", archive.members)
+        of_tensor = None if leaf is None else partial(leaf, storages)
+        unpickler = Unpickler(str(path), sizes, archive.size, of_tensor)
+        return unpickler.value(archive.read(pickles[0]).tobytes())
 
 
 def _word(archive: zip_archive.Archive, name: str) -> str:
@@ -158,24 +156,28 @@ def _word(archive: zip_archive.Archive, name: str) -> str:
     return archive.read(name).tobytes().decode("latin-1").strip()
 
 
+@dataclass(eq=False)
 class _Storages:
     """The storages of one file, which is opened for each array that is read."""
 
-    def __init__(self, archive: zip_archive.Archive, folder: str):
-        self.path, self._folder, self._members = archive.path, folder, archive.members
-        self._verified: set[str] = set()
-        self._known: dict[TensorView, Any] = {}
+    path: Path
+    folder: str
+    """The beginning of their members' names."""
+    members: Mapping[str, zip_archive.Member]
+    verified: set[str] = field(default_factory=set)
+    known: dict[TensorView, Any] = field(default_factory=dict)
+    """The array or LazyTensor of each tensor, the same for equal ones."""
 
     def copied(self, tensor: TensorView) -> np.ndarray:
         """Return a copy of the array of a tensor, the same for equal ones."""
-        if tensor not in self._known:
-            self._known[tensor] = np.array(self.array(tensor))
-        return self._known[tensor]
+        if tensor not in self.known:
+            self.known[tensor] = np.array(self.array(tensor))
+        return self.known[tensor]
 
     def lazily(self, tensor: TensorView) -> LazyTensor:
         """Return the tensor without reading it, the same for equal ones."""
         info = TensorInfo(tensor.shape, tensor.dtype.name)
-        return self._known.setdefault(tensor, LazyTensor(info, partial(self.array, tensor)))
+        return self.known.setdefault(tensor, LazyTensor(info, partial(self.array, tensor)))
 
     def array(self, tensor: TensorView) -> np.ndarray:
         """Return the tensor in C order, mapped into memory if it is stored in that order. Raises
@@ -183,15 +185,15 @@ class _Storages:
         """
         if not all(tensor.shape):
             return np.empty(tensor.shape, tensor.dtype)
-        name = f"{self._folder}{tensor.storage}"
-        if name not in self._verified:
-            zip_archive.verify_member(self.path, name, self._members[name])
-            self._verified.add(name)
+        name = f"{self.folder}{tensor.storage}"
+        if name not in self.verified:
+            zip_archive.verify_member(self.path, name, self.members[name])
+            self.verified.add(name)
         width = tensor.dtype.itemsize
-        start = self._members[name].start + tensor.offset * width
+        start = self.members[name].start + tensor.offset * width
         length = (tensor.end - tensor.offset) * width
         raw = tensors.map_file(self.path, start, dtype=np.dtype(np.uint8), shape=(length,))
-        strides = tuple(step * width for step in tensor.stride)
+        strides = (np.array(tensor.stride, np.int64) * width).tolist()
         array = tensors.contiguous(np.ndarray(tensor.shape, tensor.dtype, raw.data, 0, strides))
         if tensor.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
             raise InputError(
@@ -210,17 +212,13 @@ class StateFile:
     path: Path
     keys: tuple[str, ...]
     """The keys that lead to it."""
-    state: Mapping[str, LazyTensor]
+    state: dict[str, LazyTensor]
     """The tensors; names that are tied have one LazyTensor."""
     tensors: Mapping[str, TensorInfo]
     ties: tuple[tuple[str, ...], ...]
     """Groups of names of one tensor."""
     others: tuple[Note, ...]
     """The other content of the file, which is not converted."""
-
-    def scan(self) -> dict[str, LazyTensor]:
-        """Return the tensors, none of them read."""
-        return dict(self.state)
 
 
 def open_state(path: Path, key: str | None = None, content: Any = None) -> StateFile:
@@ -237,15 +235,15 @@ def open_state(path: Path, key: str | None = None, content: Any = None) -> State
                 notes.append(Note(place, "not part of the weights"))
         content = content[key]
     state, infos = {}, {}
-    names: dict[LazyTensor, list[str]] = {}
+    names: dict[LazyTensor, tuple[str, ...]] = {}
     for name, value in content.items():
         if isinstance(name, str) and isinstance(value, LazyTensor):
             state[name], infos[name] = value, value.info
             if value.nbytes:
-                names.setdefault(value, []).append(name)
+                names[value] = (*names.get(value, ()), name)
         else:
             notes.append(Note(".".join([*keys, str(name)]), "not a tensor"))
-    ties = tuple(tuple(group) for group in names.values() if len(group) > 1)
+    ties = tuple(group for group in names.values() if len(group) > 1)
     return StateFile(path, keys, state, infos, ties, tuple(notes))
 
 
@@ -264,7 +262,7 @@ def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTen
 
 
 def _is_state(value: Any) -> bool:
-    kinds = {type(part) for part in value.values()} if isinstance(value, dict) else set()
+    kinds = set(map(type, value.values())) if isinstance(value, dict) else set()
     return LazyTensor in kinds and dict not in kinds
 
 

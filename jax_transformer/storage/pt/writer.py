@@ -5,7 +5,8 @@ and of the storages, so that the same state is always the same bytes.
 import contextlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage import atomic, pt, tensors
-from jax_transformer.storage.pt import rebuild, zip_archive
+from jax_transformer.storage.pt import unpickler, zip_archive
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import LazyTensor, TensorView
 from jax_transformer.storage.untrusted import shown
 
-_STORAGE_OF = {dtype: storage for storage, dtype in rebuild.STORAGES.items()}
+_STORAGE_OF = {dtype: storage for storage, dtype in unpickler.STORAGES.items()}
 _NAME_OF = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
@@ -47,18 +48,20 @@ def save(path: Path, value: Any, *, target: str | Path) -> str:
     ``target``, which the file will become.
     """
     pickler = _Pickler(str(target))
-    pickle = pickler.dump(value)
+    pickler.add(value, "")
+    pickle = bytes(pickler.content + b".")
     with (
         CheckedFile(path, target) as file,
         contextlib.closing(tensors.read_ahead(pickler.storages)) as arrays,
     ):
-        members = {
-            "data.pkl": partial(np.frombuffer, pickle, np.uint8),
-            "byteorder": partial(np.frombuffer, b"little", np.uint8),
-            **{f"data/{n}": partial(_next_bytes, arrays) for n in range(len(pickler.storages))},
-            "version": partial(np.frombuffer, b"3\n", np.uint8),
+        members: dict[str, Callable[[], np.ndarray]] = {
+            "archive/data.pkl": partial(np.frombuffer, pickle, np.uint8),
+            "archive/byteorder": partial(np.frombuffer, b"little", np.uint8),
         }
-        starts = zip_archive.write(file, {f"archive/{name}": of for name, of in members.items()})
+        for number in range(len(pickler.storages)):
+            members[f"archive/data/{number}"] = partial(_next_bytes, arrays)
+        members["archive/version"] = partial(np.frombuffer, b"3\n", np.uint8)
+        starts = zip_archive.write(file, members)
     with zip_archive.Archive(path) as archive:
         again = {name: member.start for name, member in archive.members.items()}
     if not _described(value, pt.describe(path), pickler) or starts != again:
@@ -100,6 +103,7 @@ def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
     return type(again) is type(value) and again == value
 
 
+@dataclass(eq=False)
 class _Pickler:
     """Collects a state's pickle in ``content`` and its storages, in the order of their numbers.
 
@@ -107,20 +111,13 @@ class _Pickler:
     it is tied in PyTorch as well.
     """
 
-    def __init__(self, where: str):
-        self.where = where
-        self.content = bytearray(b"\x80\x02")
-        self.storages: list[LazyTensor] = []
-        self._numbers: dict[Any, int] = {}
+    where: str
+    content: bytearray = field(default_factory=lambda: bytearray(b"\x80\x02"))
+    storages: list[LazyTensor] = field(default_factory=list)
+    _numbers: dict[Any, int] = field(default_factory=dict)
 
-    def dump(self, value: Any) -> bytes:
-        """Return the complete pickle. Raises InputError for values that are neither arrays nor
-        plain.
-        """
-        self._value(value, "")
-        return bytes(self.content + b".")
-
-    def _value(self, value: Any, name: str = "") -> None:
+    def add(self, value: Any, name: str = "") -> None:
+        """Add a value. Raises InputError for one that is neither an array nor plain."""
         match value:
             case None | True | False:
                 self.content += {None: b"N", True: b"\x88", False: b"\x89"}[value]
@@ -150,13 +147,13 @@ class _Pickler:
                 for key, item in value.items():
                     if type(key) not in (str, int, bool, float, bytes, type(None)):
                         raise self._refused(key, f"a key of {name}")
-                    self._value(key, f"{name}.{key}" if name else str(key))
-                    self._value(item, f"{name}.{key}" if name else str(key))
+                    self.add(key, f"{name}.{key}" if name else str(key))
+                    self.add(item, f"{name}.{key}" if name else str(key))
                 self.content += b"u"
             case list() | tuple():
                 self.content += b"](" if isinstance(value, list) else b"("
                 for number, item in enumerate(value):
-                    self._value(item, f"{name}.{number}" if name else str(number))
+                    self.add(item, f"{name}.{number}" if name else str(number))
                 self.content += b"e" if isinstance(value, list) else b"t"
             case _:
                 raise self._refused(value, name)
@@ -169,7 +166,7 @@ class _Pickler:
 
     def _call(self, function: bytes, *arguments: Any) -> None:
         self.content += function
-        self._value(arguments)
+        self.add(arguments)
         self.content += b"R"
 
     def _tensor(self, tensor: np.ndarray | LazyTensor, name: str) -> None:
@@ -185,16 +182,16 @@ class _Pickler:
         kind = f"torch\n{_STORAGE_OF[dtype]}" if typed else "torch.storage\nUntypedStorage"
         size = math.prod(tensor.shape) * (1 if typed else dtype.itemsize)
         self.content += f"ctorch._utils\n_rebuild_tensor_v{2 if typed else 3}\n((".encode()
-        self._value("storage")
+        self.add("storage")
         self.content += f"c{kind}\n".encode()
         for item in (str(self.number(tensor)), "cpu", size):
-            self._value(item)
+            self.add(item)
         self.content += b"tQ"
         steps = [1]
         for length in tensor.shape[:0:-1]:
             steps.append(steps[-1] * max(1, length))
         for place in (0, tuple(tensor.shape), tuple(steps[: len(tensor.shape)][::-1]), False):
-            self._value(place)
+            self.add(place)
         self.content += b"ccollections\nOrderedDict\n)R"
         self.content += b"tR" if typed else f"ctorch\n{_NAME_OF[dtype]}\ntR".encode()
 

@@ -5,6 +5,7 @@ with nothing between them.
 other program sees other content in the same file.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -66,13 +67,7 @@ def _check_crc(path: Path, name: str, member: Member, crc: int) -> None:
         )
 
 
-def starts_as_zip(path: str | Path) -> bool:
-    """Return True if the file begins as a zip file."""
-    with open(path, "rb") as file:
-        return file.read(4) == b"PK\x03\x04"
-
-
-class Archive:
+class Archive(contextlib.AbstractContextManager["Archive"]):
     """A zip file open for reading; ``members`` by name. Raises InputError if it is damaged,
     UnsafeFileError if it could be read in two ways.
 
@@ -80,7 +75,7 @@ class Archive:
     """
 
     def __init__(self, path: str | Path, *, not_for_disk: bool = False):
-        self.path, self._signs = Path(path), "\\" if not_for_disk else "\\:"
+        self.path, self._signs = Path(path), set("\\" if not_for_disk else "\\:")
         untrusted.check_readable(self.path)
         self._file = open(self.path, "rb")  # noqa: SIM115 (close() is __exit__'s)
         try:
@@ -89,9 +84,6 @@ class Archive:
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> "Archive":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -164,13 +156,10 @@ class Archive:
             ):
                 raise self._damaged("its 64-bit end record is wrong")
             limits = (FULL16, FULL16, FULL16, FULL16, FULL32, FULL32)
-            if any(
-                old not in (new, full)
-                for old, new, full in zip(
-                    narrow, (disk, first, here, number, length, start), limits, strict=True
-                )
-            ):
-                raise self._unsafe("its two end records name two directories")
+            wide = (disk, first, here, number, length, start)
+            for old, new, full in zip(narrow, wide, limits, strict=True):
+                if old not in (new, full):
+                    raise self._unsafe("its two end records name two directories")
             at = at64
         if (
             disk
@@ -236,12 +225,8 @@ class Archive:
             name = raw.decode("utf-8")
         except UnicodeDecodeError:
             raise self._damaged("a member's name is not UTF-8") from None
-        parts = name.split("/")
-        if (
-            any(part in ("", ".", "..") for part in parts)
-            or any(sign in name for sign in self._signs)
-            or not name.isprintable()
-        ):
+        parts = {"", ".", ".."}.intersection(name.split("/"))
+        if parts or self._signs.intersection(name) or not name.isprintable():
             raise self._unsafe(f"{shown(name)} is not a plain name")
         return name
 
@@ -278,13 +263,10 @@ class Archive:
         )
         if signature != b"PK\x03\x04":
             raise self._damaged(f"{shown(name)} is not at its place")
-        agrees = all(
-            local in (listed, full)
-            for local, listed, full in zip(
-                (crc, packed, size), sizes, (-1, FULL32, FULL32), strict=True
-            )
-        )
-        if not agrees and not (flags & _STREAMED and (crc, packed, size) == (0, 0, 0)):
+        streamed = flags & _STREAMED and (crc, packed, size) == (0, 0, 0)
+        listed_crc, *listed = sizes
+        agrees = crc == listed_crc and packed in (listed[0], FULL32) and size in (listed[1], FULL32)
+        if not agrees and not streamed:
             raise self._unsafe(f"{shown(name)} has two sizes or checksums")
         if (local_flags, method) != (flags, 0) or self._at(
             header + _LOCAL.size, name_length
