@@ -21,7 +21,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.data.options import DataOptions
 from jax_transformer.inference import translation
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, devices, optimizer, step, validation
+from jax_transformer.training import corpus, devices, evaluation, optimizer, step
 from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 from jax_transformer.training.options import TrainOptions
 from parity_tests import huggingface
@@ -342,7 +342,7 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
     folder, _, arguments = tuned
     options = TrainOptions(init=str(folder / "model"), data=DataOptions(**files(arguments[2:10])))
     prepared_corpus = corpus.prepare(options, RunFolder(tmp_path))
-    check, used = validation.Validation(options, prepared_corpus, devices.Devices.take(1)), []
+    check, used = evaluation.Validation(options, prepared_corpus, devices.Devices.take(1)), []
     monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))
     monkeypatch.setattr(
         translation.Translator,

@@ -87,7 +87,7 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
 def prepare(folder: Path) -> None:
     """Train without a stop, and once more with a checkpoint after every step."""
     from jax_transformer.training import run
-    from jax_transformer.training.stop import StopVotes
+    from jax_transformer.training.devices import StopVotes
 
     for name in ("whole", "saved"):
         (folder / name).mkdir()

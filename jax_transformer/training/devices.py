@@ -1,4 +1,5 @@
-"""The mesh of devices that a run trains on, and the layout of its state on them.
+"""The mesh of devices that a run trains on, the layout of its state on them, and the agreement of
+several processes on the step after which they stop.
 
 :data:`PARTITION_RULES` is all there is to know of the layout, which the dotted names of the arrays
 decide: an optimizer's moments, the moving average and low-rank adapters follow the parameter whose
@@ -8,6 +9,7 @@ name they have.
 import contextlib
 import math
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
@@ -22,6 +26,7 @@ from jax_transformer.config import AttentionBackend, StackConfig, TransformerCon
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import fused_attention, sharding
 from jax_transformer.nn.sharding import FSDP, TENSOR
+from jax_transformer.runtime import distributed
 from jax_transformer.training.options import MeshOptions
 from jax_transformer.weights.arrays import LORA_A, LORA_B
 
@@ -225,3 +230,39 @@ def bytes_of_a_device(state: Any) -> int:
     for array in jax.tree.leaves(state):
         total += math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
     return total
+
+
+class StopVotes:
+    """Every process votes after every step; a vote counts some steps later.
+
+    So it is there when it is read, and no step waits for it. A single process needs no votes.
+    """
+
+    def __init__(self, devices: Devices, delay: int):
+        mesh = devices.mesh
+        self._everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self._any = jax.jit(jnp.max, out_shardings=devices.replicated)
+        self._delay = delay
+        self._votes: deque[jax.Array] = deque()
+
+    def __call__(self, stop: bool) -> bool:
+        """Return True if all processes stop after this step; ``stop`` is the vote of this
+        process.
+        """
+        if distributed.count() == 1:
+            return stop
+        self._votes.append(self._cast(stop))
+        return len(self._votes) > self._delay and bool(self._votes.popleft())
+
+    def now(self, stop: bool) -> bool:
+        """Return True if any process votes so now: waits for all of them."""
+        if distributed.count() == 1:
+            return stop
+        self._votes.clear()
+        return bool(self._cast(stop))
+
+    def _cast(self, stop: bool) -> jax.Array:
+        votes = np.full(self._everywhere.mesh.size, stop, np.int32)
+        return self._any(
+            jax.make_array_from_callback(votes.shape, self._everywhere, lambda index: votes[index])
+        )

@@ -1,9 +1,12 @@
-"""The evaluation of a trained model on a test set."""
+"""The quality of a model: validation while it is trained, and evaluation on a test set, by the loss
+and by sacreBLEU's scores of its translations, or COMET's."""
 
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,16 +18,156 @@ from jax_transformer import transformer
 from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.parallel_text import Pairs
-from jax_transformer.errors import InputError, counted
+from jax_transformer.errors import ConfigError, InputError, counted
 from jax_transformer.formats import registry
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.inference import engines, translation
 from jax_transformer.inference.engines import Engine
-from jax_transformer.inference.scores import METRICS, load_comet, score
 from jax_transformer.inference.translation import Translator
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.devices import Devices
 from jax_transformer.training.loss import cross_entropy
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.step import Arrays
+
+# Scores
+
+METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *others: Sequence[str],
+    names: Sequence[str] = ("bleu", "chrf"),
+    bootstrap: int = 0,
+) -> dict[str, Any]:
+    """Return sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
+
+    Args:
+        hypotheses, references: one string per line, equally many of both.
+        others: more references of each line, of which empty ones do not count. A line is exactly
+            right if it is equal to one of its references.
+        names: any of ``bleu``, ``chrf`` (0 to 100, higher is better) and ``ter`` (edits per 100
+            words, lower is better). BLEU and chrF are cased, TER is not; BLEU uses tokenizer 13a.
+        bootstrap: number of resamplings of the lines for a 95 % interval of each figure
+            (Koehn 2004). 0: no intervals.
+
+    Returns:
+        each of ``names``, ``exact_match``, ``signatures`` by name and, with ``bootstrap``,
+        ``confidence`` by name: the ``mean`` over the resampled lines and ``half_width``, half the
+        width of the interval around it.
+    """
+    import sacrebleu.metrics
+
+    if not references:
+        raise InputError("there are no translations to score")
+    if bootstrap < 0 or bootstrap == 1:
+        raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
+    exact = sum(h in several for h, *several in zip(hypotheses, references, *others, strict=True))
+    figures: dict[str, Any] = {}
+    signatures, confidence = {}, {}
+    for name in names:
+        metric = getattr(sacrebleu.metrics, METRICS[name])()
+        streams = [list(lines) for lines in (references, *others)]
+        result = metric.corpus_score(list(hypotheses), streams, n_bootstrap=max(1, bootstrap))
+        figures[name] = result.score
+        signatures[name] = str(metric.get_signature())
+        if bootstrap:
+            confidence[name] = {"mean": float(result._mean), "half_width": float(result._ci)}
+    figures |= {"exact_match": 100 * exact / len(references), "signatures": signatures}
+    return figures | ({"confidence": confidence} if bootstrap else {})
+
+
+def load_comet(path: str) -> Callable[[Sequence[tuple[str, str]], Sequence[str]], float]:
+    """Return the function from pairs and translations to COMET's score of all (Rei et al. 2020).
+
+    ``path`` is a checkpoint on disk, which is loaded as a pickle: only from a source that you
+    trust. Raises ConfigError if the package is not installed, InputError if there is no such file.
+    """
+    try:
+        from comet import load_from_checkpoint
+    except ImportError:
+        raise ConfigError(
+            "COMET needs its package, unbabel-comet: docs/your-text.md says how to install it"
+        ) from None
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file: give the .ckpt file of a COMET model")
+    model = load_from_checkpoint(path)
+
+    def comet_score(pairs: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
+        data = [
+            {"src": source, "mt": translation, "ref": reference}
+            for (source, reference), translation in zip(pairs, translations, strict=True)
+        ]
+        return float(model.predict(data, batch_size=8, gpus=0, progress_bar=False).system_score)
+
+    return comet_score
+
+
+# During training
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """Figures, and source, reference and translation of every scored pair."""
+
+    figures: dict[str, Any]
+    lines: list[tuple[str, str, str]]
+
+    def describe(self, name: str, examples: list[int]) -> Iterator[str]:
+        """Yield the figures in one line, then the examples with these indices."""
+        figures = self.figures
+        scores = (
+            f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
+            f"exact match {figures['exact_match']:.1f} %"
+        )
+        yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
+        for source, reference, hypothesis in (self.lines[i] for i in examples):
+            yield f"    {source}\n      -> {hypothesis}" + (
+                "" if hypothesis == reference else f"\n         (reference: {reference})"
+            )
+
+
+class Validation:
+    """Loss over all validation pairs; scores of the first ``eval_pairs``, translated greedily."""
+
+    def __init__(self, options: TrainOptions, corpus: Corpus, devices: Devices):
+        self.corpus, self.devices = corpus, devices
+        self.loss_sum = step.make_evaluation(corpus.config, options.loss_chunks)
+        self.pairs = corpus.valid_pairs[: options.eval_pairs]
+        source = corpus.init_source
+        self.generation_config = source.generation_config if source is not None else None
+
+    def __call__(self, weights: Arrays) -> ValidationReport:
+        """Return the report of a model with these arrays."""
+        corpus = self.corpus
+        groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
+        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
+        losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
+        model = transformer.unflatten(corpus.config, weights)
+        sources = [source for source, _ in self.pairs]
+        references = [target for _, target in self.pairs]
+        translator = translation.Translator(
+            model, corpus.tokenizer, self.generation_config, widths=corpus.plan.widths
+        )
+        hypotheses = translator(sources)
+        figures = {"valid_loss": float(losses / tokens), **score(hypotheses, references)}
+        return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
+
+
+def choose_examples(number: int, pairs: int, count: int) -> list[int]:
+    """Return indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
+
+    Successive validations walk through the set and start again at its end. They depend on the
+    number only, so a resumed run shows the same. All indices, if there are fewer than ``count``.
+    """
+    return [(number * count + i) % pairs for i in range(min(count, pairs))]
+
+
+# On a test set
 
 
 class Evaluation(NamedTuple):

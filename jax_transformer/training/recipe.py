@@ -10,7 +10,7 @@ from jax_transformer.runtime import distributed, process
 from jax_transformer.storage import run_files
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import checkpoints, corpus, metrics_logger, resume
+from jax_transformer.training import corpus, metrics_logger, resume
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.stop import Stop
@@ -50,7 +50,7 @@ def train(
             corpus.check(data, folder)
             devices = _devices(options, stop)
             _check_devices(options, data, devices)
-            saved = checkpoints.newest_intact(folder)
+            saved = resume.newest_intact(folder)
             if saved is not None:
                 resume.warn_of_changes(options, folder, saved)
             distributed.barrier("ready")
@@ -134,7 +134,7 @@ def introduction(
             f"{about['dropped_long']} too long{cut}"
         )
     yield from _rate_lines(options)
-    if saved is not None and checkpoints.finished(options, folder):
+    if saved is not None and resume.finished(options, folder):
         yield f"finished at step {saved.step}: nothing is left to do (a higher --steps extends it)"
     elif saved is not None:
         yield f"continuing at step {saved.step}"

@@ -1,5 +1,5 @@
-"""A run that is opened: its folder, created or continued and locked, and what changed since the run
-was stopped: options, versions and devices."""
+"""A run that is opened: its folder, created or continued and locked; its checkpoints, of which it
+continues from one; and what changed since it was stopped: options, versions and devices."""
 
 import contextlib
 import dataclasses
@@ -8,22 +8,34 @@ import itertools
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import run_folder
+from jax_transformer.storage import checkpoint, run_folder, saving
 from jax_transformer.storage.checkpoint import Checkpoint
-from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import checkpoints
+from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training.optimizer_options import FROM_SCRATCH
-from jax_transformer.training.options import Resume, TrainOptions, read_options
+from jax_transformer.training.options import (
+    AverageOf,
+    Criterion,
+    Resume,
+    TrainOptions,
+    read_options,
+)
+
+if TYPE_CHECKING:
+    from jax_transformer.training.step import TrainState
 
 RUNS = Path("runs")
+Figures = Mapping[int, Mapping[str, Any]]
+"""The validation figures of steps."""
 
 # These do not affect the result, or it is content that counts, which its hash checks
 FREE = frozenset(
@@ -137,7 +149,7 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
     try:
         run_folder.verify(folder.path)
         refused, warned = option_changes(options, read_options(folder))
-        return not refused and not warned and not checkpoints.finished(options, folder)
+        return not refused and not warned and not finished(options, folder)
     except InputError as error:
         if folder.last_step() is not None:
             print(f"warning: {error}; this run is not continued", file=sys.stderr)
@@ -162,6 +174,95 @@ def _remove_empty(path: Path, created: list[Path]) -> None:
         with contextlib.suppress(OSError):  # not empty after all
             for folder in created:
                 folder.rmdir()
+
+
+# Its checkpoints: the one to continue from, the best, those to keep and to average
+
+
+def newest_intact(folder: RunFolder) -> Checkpoint | None:
+    """Return the checkpoint to continue from, None if there is none; the first process decides.
+
+    Newer checkpoints, which are damaged, are named and quarantined. Raises CheckpointError if there
+    are checkpoints and none is intact.
+    """
+    if not distributed.first():
+        step = distributed.from_first("checkpoint", None)
+        return None if step is None else checkpoint.open(folder.checkpoints, step, verified=True)
+    saving.remove_unfinished(folder.checkpoints)
+    saved, errors = run_folder.newest_intact(folder.checkpoints)
+    step = 0 if saved is None else saved.step
+    for newer, error in zip(reversed(checkpoint.steps(folder.checkpoints)), errors, strict=False):
+        quarantined = run_folder.quarantine(folder.checkpoints, newer)
+        distributed.say(
+            f"warning: {error}; renamed to {quarantined.name}; continuing from step {step}"
+        )
+    distributed.from_first("checkpoint", None if saved is None else saved.step)
+    return saved
+
+
+def finished(options: TrainOptions, folder: RunFolder) -> bool:
+    """Return True if the last step or the end of patience was reached, and the average is saved."""
+    last = folder.last_step()
+    validations = folder.validations()
+    if last is None or last not in validations:  # the last validation may have been cut short
+        return False
+    if last < options.steps and not stops_early(options, validations):
+        return False
+    return not options.average or last in checkpoint.steps(folder.averaged)
+
+
+def since_best(figures: Figures, by: Criterion) -> int:
+    """Return the number of validations after the best one."""
+    return sum(step > best_first(figures, by.value)[0] for step in figures) if figures else 0
+
+
+def stops_early(options: TrainOptions, figures: Figures) -> bool:
+    """Return True if there were as many validations without a new best as ``patience`` allows."""
+    return 0 < options.patience <= since_best(figures, options.best_by)
+
+
+def to_average(options: TrainOptions, figures: Figures) -> list[int]:
+    """Return the steps whose weights are averaged at the end, in ascending order."""
+    order = (
+        best_first(figures, options.best_by.value)
+        if options.average_of is AverageOf.BEST
+        else sorted(figures, reverse=True)
+    )
+    return sorted(order[: options.average])
+
+
+def to_keep(options: TrainOptions, figures: Figures, steps: Sequence[int]) -> set[int]:
+    """Return the checkpoints to keep: the newest, the last and best validated ones, and candidates
+    for the average.
+
+    A checkpoint that a signal caused between validations is removed at the next save, so an
+    interrupted run ends with the same files as an uninterrupted one.
+    """
+    last = sorted(figures)[-options.keep :]
+    best = best_first(figures, options.best_by.value)[: options.keep_best]
+    return {max(steps), *last, *best, *to_average(options, figures)}
+
+
+def mean_weights(folder: RunFolder, steps: list[int], like: "TrainState") -> dict[str, np.ndarray]:
+    """Return the mean of the validated weights of ``steps`` (Vaswani et al. 2017, section 6.1).
+
+    It is computed in float64 and rounded once; ``like`` gives shapes and dtypes.
+    """
+    group = "ema" if like.ema else "params"
+    abstract = {group: getattr(like, group)}
+    total: dict[str, Any] = {}
+    for each in steps:
+        opened = checkpoint.open(folder.checkpoints, each, verified=not distributed.first())
+        distributed.barrier("checkpoint to average")  # none is loaded that is damaged
+        weights = like._replace(**opened.load(abstract, partial=True)).weights
+        total = {
+            name: distributed.on_host(weights[name]).astype(np.float64) + total.get(name, 0)
+            for name in like.trained
+        }
+    return {
+        name: np.ascontiguousarray((array / len(steps)).astype(weights[name].dtype))
+        for name, array in total.items()
+    }
 
 
 # Options of a resumed run

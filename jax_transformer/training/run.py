@@ -21,14 +21,14 @@ from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.saving import BackgroundSaver
-from jax_transformer.training import checkpoints, curves, optimizer, resume, step
+from jax_transformer.training import curves, optimizer, resume, step
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.devices import Devices
+from jax_transformer.training.devices import Devices, StopVotes
+from jax_transformer.training.evaluation import Validation, choose_examples
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.step import Arrays, TrainState, TrainStep
-from jax_transformer.training.stop import Stop, StopVotes
-from jax_transformer.training.validation import Validation, choose_examples
+from jax_transformer.training.stop import Stop
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
@@ -164,7 +164,7 @@ class Run:
         return now % self.options.eval_every == 0 or now == self.options.steps
 
     def _patience_ended(self) -> bool:
-        ended = checkpoints.stops_early(self.options, self.folder.validations())
+        ended = resume.stops_early(self.options, self.folder.validations())
         return bool(distributed.from_first("patience", ended))
 
     def _pause(self, state: TrainState) -> None:
@@ -195,7 +195,7 @@ class Run:
         """Remove the checkpoints that need not be kept."""
         steps = checkpoint.steps(self.folder.checkpoints)
         if steps and distributed.first():
-            keep = checkpoints.to_keep(self.options, self.folder.figures(), steps)
+            keep = resume.to_keep(self.options, self.folder.figures(), steps)
             saving.prune(self.folder.checkpoints, keep)
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
@@ -228,7 +228,7 @@ class Run:
     def _average(self, state: TrainState) -> None:
         """Average, validate and save the weights of several checkpoints, unless already done."""
         now = int(state.step)
-        steps = checkpoints.to_average(self.options, self.folder.figures())
+        steps = resume.to_average(self.options, self.folder.figures())
         if now in checkpoint.steps(self.folder.averaged):
             if distributed.first():  # it may have ended before it did this
                 saving.remove_unfinished(self.folder.averaged)
@@ -237,7 +237,7 @@ class Run:
         steps = distributed.from_first("checkpoints to average", steps)
         if not steps:
             return
-        averaged = self.devices.place(checkpoints.mean_weights(self.folder, steps, state))
+        averaged = self.devices.place(resume.mean_weights(self.folder, steps, state))
         others = {name: array for name, array in state.weights.items() if name not in averaged}
         name = f"average of {counted(len(steps), 'checkpoint')} ({', '.join(map(str, steps))})"
         figures = self._validate(averaged | others, name, {"step": now, "weights": "averaged"})

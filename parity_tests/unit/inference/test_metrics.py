@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.inference import scores
+from jax_transformer.training import evaluation
 
 REFERENCES = [
     f"the {word} cat sees {word} red houses and a small bird"
@@ -18,7 +18,7 @@ KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
 def test_validation_has_bleu_chrf_and_exact_match():
-    figures = scores.score(HYPOTHESES, REFERENCES)
+    figures = evaluation.score(HYPOTHESES, REFERENCES)
     assert figures.keys() == {"bleu", "chrf", "exact_match", "signatures"}
     assert figures["exact_match"] == 37.5
     assert figures["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != figures["chrf"]
@@ -27,19 +27,19 @@ def test_validation_has_bleu_chrf_and_exact_match():
 
 
 def test_intervals_are_those_of_sacrebleu():
-    figures = scores.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
+    figures = evaluation.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
     assert figures["confidence"].keys() == KINDS.keys()
     for name, kind in KINDS.items():
         result = kind().corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=50)
         assert figures[name] == result.score and "bs:50" in figures["signatures"][name]
         assert figures["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
         assert result._ci > 0
-    assert "confidence" not in scores.score(HYPOTHESES, REFERENCES, names=("ter",))
+    assert "confidence" not in evaluation.score(HYPOTHESES, REFERENCES, names=("ter",))
 
 
 def test_unscorable_input_is_refused():
     with pytest.raises(InputError, match=r"^there are no translations to score$"):
-        scores.score([], [])
+        evaluation.score([], [])
     for bootstrap in (-5, 1):
         with pytest.raises(ConfigError, match=f"^bootstrap={bootstrap} must be 0 or at least 2$"):
-            scores.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)
+            evaluation.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)

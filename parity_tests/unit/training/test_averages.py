@@ -11,7 +11,7 @@ from jax_transformer.errors import NonFiniteLossError
 from jax_transformer.storage import saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
-from jax_transformer.training.checkpoints import mean_weights
+from jax_transformer.training.resume import mean_weights
 from jax_transformer.training.metrics_logger import MetricsLogger, scalars
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.step import TrainState

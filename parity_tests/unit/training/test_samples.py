@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_transformer.training.validation import choose_examples
+from jax_transformer.training.evaluation import choose_examples
 
 
 @pytest.mark.parametrize(("pairs", "count"), [(10, 3), (9, 3), (7, 5), (5, 5), (1, 1), (1000, 3)])

@@ -8,7 +8,7 @@ import pytest
 from jax_transformer.config import codec
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
-from jax_transformer.training import checkpoints, resume
+from jax_transformer.training import resume
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import (
     AverageOf,
@@ -42,41 +42,41 @@ def test_best_steps_come_first_and_ties_go_to_the_lower_loss(criterion, order):
 
 @pytest.mark.parametrize(("criterion", "count"), [(Criterion.BLEU, 2), (Criterion.LOSS, 1)])
 def test_patience_counts_validations_since_the_best(criterion, count):
-    assert checkpoints.since_best(FIGURES, criterion) == count
-    assert checkpoints.since_best({}, criterion) == 0
+    assert resume.since_best(FIGURES, criterion) == count
+    assert resume.since_best({}, criterion) == 0
     for patience in range(4):
         options = TrainOptions(patience=patience, best_by=criterion)
-        assert checkpoints.stops_early(options, FIGURES) == (0 < patience <= count)
+        assert resume.stops_early(options, FIGURES) == (0 < patience <= count)
 
 
 def test_the_best_checkpoints_are_averaged():
-    assert checkpoints.to_average(TrainOptions(), FIGURES) == []
-    assert checkpoints.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
-    assert checkpoints.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
+    assert resume.to_average(TrainOptions(), FIGURES) == []
+    assert resume.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
+    assert resume.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
         200,
         300,
         400,
     ]
-    assert checkpoints.to_average(
+    assert resume.to_average(
         TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES
     ) == [200, 300]
-    assert checkpoints.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
+    assert resume.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
 
 
 def test_the_best_and_newest_checkpoints_are_kept():
     steps = [100, 200, 300, 400, 450]
-    assert checkpoints.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
-    assert checkpoints.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
-    assert checkpoints.to_keep(
+    assert resume.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
+    assert resume.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
+    assert resume.to_keep(
         TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps
     ) == {300, 400, 450}
-    assert checkpoints.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
+    assert resume.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
         200,
         300,
         400,
         450,
     }
-    assert checkpoints.to_keep(TrainOptions(), {}, [7]) == {7}, (
+    assert resume.to_keep(TrainOptions(), {}, [7]) == {7}, (
         "stopped before the first validation"
     )
 

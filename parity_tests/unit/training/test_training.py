@@ -16,7 +16,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.formats import registry as formats
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
-from jax_transformer.training import step, validation
+from jax_transformer.training import evaluation, step
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
@@ -185,13 +185,13 @@ def test_changed_text_is_refused(own, flag, named):
 def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_path, monkeypatch):
     """Losses are set here: it stops after two without a new best, and averages two."""
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
-    validate = validation.Validation.__call__
+    validate = evaluation.Validation.__call__
 
     def told_loss(self, weights):
         report = validate(self, weights)
         return dataclasses.replace(report, figures=report.figures | {"valid_loss": next(losses)})
 
-    monkeypatch.setattr(validation.Validation, "__call__", told_loss)
+    monkeypatch.setattr(evaluation.Validation, "__call__", told_loss)
     options = [*runs.with_option(finished.arguments, "--eval-every", 20), *QUICK]
     options += "--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split()
     result = runs.train("--run", run, *options)

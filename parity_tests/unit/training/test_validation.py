@@ -7,7 +7,7 @@ from jax_transformer import transformer
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch, BatchPlan
 from jax_transformer.inference import translation
-from jax_transformer.training import step, validation
+from jax_transformer.training import evaluation, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.options import TrainOptions
@@ -39,7 +39,7 @@ def corpus(monkeypatch) -> Corpus:
 
 def test_the_loss_is_of_all_pairs_and_scores_of_the_first(corpus):
     options = TrainOptions(eval_pairs=2)
-    report = validation.Validation(options, corpus, Devices.take(1))({})
+    report = evaluation.Validation(options, corpus, Devices.take(1))({})
     assert report.figures["valid_loss"] == pytest.approx(7 / 10)
     assert report.lines == [("one", "eins", "ONE"), ("two", "zwei", "TWO")]
     assert report.figures["exact_match"] == 0
