@@ -1,19 +1,19 @@
 """The learning curves of a run in one picture, drawn from metrics.jsonl after every validation."""
 
-import contextlib
 import json
 import logging
 import math
 import operator
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic
+from jax_transformer.storage.run_folder import RunFolder
 
 # Okabe and Ito's colours for the colour-blind: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
@@ -43,26 +43,35 @@ _failed: set[Path] = set()
 Points = list[tuple[int, float]]
 
 
-def draw(metrics: Path, picture: Path, *, title: str) -> None:
-    """Draw the lines of ``metrics`` into the PNG file ``picture``, atomically.
+def draw(folder: RunFolder) -> None:
+    """Draw metrics.jsonl into the run's picture, atomically; in the first of several processes.
 
     A run is not lost for a picture: an error is one line on stderr, once per picture, and the
     previous picture stays.
     """
+    if not distributed.first():
+        return
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # no messages about its font cache, nor about missing glyphs
     try:
         # Text after the last newline is an incomplete line
-        lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
-        with _quiet():
-            drawn = figure(list(map(json.loads, lines)), title)
-            with atomic.file(picture) as temporary:
+        lines = folder.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            drawn = figure(list(map(json.loads, lines)), folder.path.name)
+            with atomic.file(folder.curves) as temporary:
                 drawn.savefig(temporary, format="png", dpi=150)
     except Exception as error:
-        if picture not in _failed:
-            _failed.add(picture)
+        if folder.curves not in _failed:
+            _failed.add(folder.curves)
             reason = " ".join(str(error).split()) or type(error).__name__
             tqdm.write(
-                f"warning: {picture} is not drawn, training goes on: {reason}", file=sys.stderr
+                f"warning: {folder.curves} is not drawn, training goes on: {reason}",
+                file=sys.stderr,
             )
+    finally:
+        logger.setLevel(level)
 
 
 def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False) -> Points:
@@ -194,17 +203,3 @@ def _validated(
         label += f"; averaged {value:.{digits}f}"
         axes.plot(step, value, color=color, marker="D", markersize=7, clip_on=False)
     _line(axes, points, label, color, marker)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence matplotlib's messages about its font cache and about missing glyphs."""
-    logger = logging.getLogger("matplotlib")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)

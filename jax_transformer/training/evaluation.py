@@ -117,15 +117,21 @@ class ValidationReport:
     figures: dict[str, Any]
     lines: list[tuple[str, str, str]]
 
-    def describe(self, name: str, examples: list[int]) -> Iterator[str]:
-        """Yield the figures in one line, then the examples with these indices."""
+    def describe(self, name: str, number: int, count: int) -> Iterator[str]:
+        """Yield the figures in one line, then ``count`` examples, all if there are fewer.
+
+        Successive validations walk through the set and start again at its end. The examples of
+        validation ``number`` depend on it only, so a resumed run shows the same.
+        """
         figures = self.figures
         scores = (
             f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
             f"exact match {figures['exact_match']:.1f} %"
         )
         yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
-        for source, reference, hypothesis in (self.lines[i] for i in examples):
+        pairs = len(self.lines)
+        for i in range(min(count, pairs)):
+            source, reference, hypothesis = self.lines[(number * count + i) % pairs]
             yield f"    {source}\n      -> {hypothesis}" + (
                 "" if hypothesis == reference else f"\n         (reference: {reference})"
             )
@@ -148,23 +154,13 @@ class Validation:
         sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
-        sources = [source for source, _ in self.pairs]
-        references = [target for _, target in self.pairs]
+        sources, references = map(list, zip(*self.pairs, strict=True))
         translator = translation.Translator(
             model, corpus.tokenizer, self.generation_config, widths=corpus.plan.widths
         )
         hypotheses = translator(sources)
         figures = {"valid_loss": float(losses / tokens), **score(hypotheses, references)}
         return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
-
-
-def choose_examples(number: int, pairs: int, count: int) -> list[int]:
-    """Return indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
-
-    Successive validations walk through the set and start again at its end. They depend on the
-    number only, so a resumed run shows the same. All indices, if there are fewer than ``count``.
-    """
-    return [(number * count + i) % pairs for i in range(min(count, pairs))]
 
 
 # On a test set

@@ -40,18 +40,15 @@ class MetricsLogger:
         unrecorded: list[dict[str, float]],
     ):
         self.folder, self.schedule = folder, schedule
-        self.trackers = Trackers(folder, options) if distributed.first() else None
+        self.trackers = trackers(folder, options) if distributed.first() else []
         self.progress = Progress(began, options.steps)
         self.pending: list[dict[str, jax.Array]] = []
         """Metrics of the last steps, perhaps not computed yet."""
         self.values = unrecorded
         """Metrics of the steps since the last line. A checkpoint keeps them, so that a resumed run
         writes the same next line."""
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Do not count the time since the last line as training time."""
         self.since = time.monotonic()
+        """When the time began that counts as training time of the next line."""
 
     def not_finite(self, name: str, step: int, value: float) -> NonFiniteLossError:
         """Return the error for a loss or gradient norm that is infinite or NaN."""
@@ -93,14 +90,15 @@ class MetricsLogger:
             "tokens_per_second": float(tokens.sum() / (time.monotonic() - self.since)),
         }
         self.add(entry)
-        self.restart_clock()
+        self.since = time.monotonic()
         self.progress.show(entry)
 
     def add(self, entry: dict[str, Any]) -> None:
         """Write a line, in the first of several processes."""
-        if self.trackers is not None:
+        if distributed.first():
             self.folder.add_metrics(entry)
-            self.trackers.add(entry)
+        for tracker in self.trackers:
+            tracker.add(entry["step"], scalars(entry))
         distributed.barrier("metrics")  # a disk that is full ends all of them
 
     def sync(self) -> None:
@@ -110,9 +108,10 @@ class MetricsLogger:
 
     def close(self) -> None:
         """End the progress bar and the trackers."""
-        self.progress.close()
-        if self.trackers is not None:
-            self.trackers.close()
+        if self.progress.bar is not None:
+            self.progress.bar.close()
+        for tracker in self.trackers:
+            tracker.close()
 
 
 class Progress:
@@ -154,36 +153,8 @@ class Progress:
         else:
             distributed.say(message)
 
-    def close(self) -> None:
-        """End the bar."""
-        if self.bar is not None:
-            self.bar.close()
-
 
 # Trackers
-
-
-class Trackers:
-    """All trackers of a run, perhaps none."""
-
-    def __init__(self, folder: RunFolder, options: TrainOptions):
-        """Raise ConfigError if a tracker's package is not installed or refuses to start."""
-        check_trackers(options)
-        self._trackers: list[TensorBoard | WeightsAndBiases] = []
-        if options.tensorboard:
-            self._trackers.append(TensorBoard(folder))
-        if options.wandb:
-            self._trackers.append(WeightsAndBiases(folder, options))
-
-    def add(self, entry: dict[str, Any]) -> None:
-        """Log one line of metrics.jsonl."""
-        for tracker in self._trackers:
-            tracker.add(entry["step"], scalars(entry))
-
-    def close(self) -> None:
-        """Write and send everything that is pending."""
-        for tracker in self._trackers:
-            tracker.close()
 
 
 def check_trackers(options: TrainOptions) -> None:
@@ -196,6 +167,19 @@ def check_trackers(options: TrainOptions) -> None:
             raise ConfigError(
                 f"{name} needs the package {module}: pip install 'jax-seq2seq[{name}]'"
             )
+
+
+def trackers(folder: RunFolder, options: TrainOptions) -> "list[TensorBoard | WeightsAndBiases]":
+    """Return the trackers of a run. Raises ConfigError if a package is not installed, or refuses
+    to start.
+    """
+    check_trackers(options)
+    started: list[TensorBoard | WeightsAndBiases] = []
+    if options.tensorboard:
+        started.append(TensorBoard(folder))
+    if options.wandb:
+        started.append(WeightsAndBiases(folder, options))
+    return started
 
 
 def scalars(entry: dict[str, Any]) -> dict[str, float]:

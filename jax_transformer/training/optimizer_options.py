@@ -113,21 +113,6 @@ class OptimizerOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
-        self._check_used()
-
-    @property
-    def given_rate(self) -> dict[str, Any]:
-        """The options of the learning rate that are given."""
-        rate = (self.learning_rate, self.schedule, self.warmup_steps)
-        return {n: v for n, v in zip(LearningRate._fields, rate, strict=True) if v is not None}
-
-    @property
-    def rate(self) -> LearningRate:
-        """The learning rate; of training from scratch for what is not given."""
-        return FROM_SCRATCH._replace(**self.given_rate)
-
-    def _check_used(self) -> None:
-        """Raise ConfigError if an option is set that the optimizer does not have."""
         unused = []
         for field in dataclasses.fields(self):
             owners, value = USED_BY.get(field.name, (self.name,)), getattr(self, field.name)
@@ -139,3 +124,14 @@ class OptimizerOptions:
             )
         if self.nesterov and not self.momentum:
             raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
+
+    @property
+    def given_rate(self) -> dict[str, Any]:
+        """The options of the learning rate that are given."""
+        rate = (self.learning_rate, self.schedule, self.warmup_steps)
+        return {n: v for n, v in zip(LearningRate._fields, rate, strict=True) if v is not None}
+
+    @property
+    def rate(self) -> LearningRate:
+        """The learning rate; of training from scratch for what is not given."""
+        return FROM_SCRATCH._replace(**self.given_rate)

@@ -4,8 +4,10 @@ on."""
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import jax
 from flax import nnx
@@ -23,8 +25,8 @@ from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.saving import BackgroundSaver
 from jax_transformer.training import curves, optimizer, resume, step
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.devices import Devices, StopVotes
-from jax_transformer.training.evaluation import Validation, choose_examples
+from jax_transformer.training.devices import Devices, StopVotes, shardings
+from jax_transformer.training.evaluation import Validation
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.step import Arrays, TrainState, TrainStep
@@ -40,9 +42,13 @@ def abstract_state(
     options: TrainOptions, config: TransformerConfig, devices: Devices
 ) -> TrainState:
     """Return the shapes, dtypes and shardings of a run's state, without its memory."""
-    model = transformer.abstract(config)
-    weights = [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
+    weights = _weights(transformer.abstract(config))
     return devices.abstract(jax.eval_shape(partial(_state_of, options), *weights))
+
+
+def _weights(model: Transformer) -> list[Arrays]:
+    """Return the parameters and the frozen arrays of a model by dotted path."""
+    return [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
 
 
 def start(
@@ -58,17 +64,15 @@ def start(
         if int(state.step) != saved.step:
             raise CheckpointError(f"{saved.path}: holds step {int(state.step)}")
         return state
-    kinds = (nnx.Param, Frozen)
     with devices.context():
         if corpus.init_source is None:
-            model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
-            weights = [transformer.flatten(model, kind) for kind in kinds]
+            weights: Any = _weights(Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed)))
         else:
             arrays = corpus.init_source.arrays()  # in the memory of the host
-            names = [transformer.shapes(corpus.config, of=kind) for kind in kinds]
-            weights = [{name: arrays[name] for name in each} for each in names]
+            shapes = _weights(transformer.abstract(corpus.config))
+            weights = [{name: arrays[name] for name in each} for each in shapes]
         params, frozen = devices.place(weights)
-        laid = jax.tree.map(lambda x: x.sharding, abstract)
+        laid = shardings(abstract, devices.mesh)
         begin = jax.jit(partial(_state_of, options), donate_argnums=(0, 1), out_shardings=laid)
         return begin(params, frozen)
 
@@ -135,7 +139,7 @@ class Run:
                         state = self._steps(state)
                 self._average(state)
             if not self.folder.curves.exists():  # the last write of it may have failed
-                self._draw()
+                curves.draw(self.folder)
         finally:
             self.logger.close()
 
@@ -182,7 +186,7 @@ class Run:
         self.logger.sync()
         about |= run_files.about(self.folder.checkpoints / str(now))
         self.saver.save(self.folder.checkpoints, now, state, about=about, then=self._prune)
-        self.logger.restart_clock()
+        self.logger.since = time.monotonic()  # the time since the last line does not count
         ended = "figures" in about and (now == self.options.steps or self._patience_ended())
         if not ended and self.votes.now(self.stop.asked):
             self.saver.wait()
@@ -213,17 +217,11 @@ class Run:
         if not math.isfinite(report.figures["valid_loss"]):
             raise self.logger.not_finite("validation loss", now, report.figures["valid_loss"])
         self.logger.add({**entry, **report.figures})
-        examples = choose_examples(
-            -(-now // self.options.eval_every), len(report.lines), self.options.samples
-        )
-        for line in report.describe(name, examples):
+        number = -(-now // self.options.eval_every)
+        for line in report.describe(name, number, self.options.samples):
             self.progress.say(line)
-        self._draw()
+        curves.draw(self.folder)
         return report.figures
-
-    def _draw(self) -> None:
-        if distributed.first():
-            curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
 
     def _average(self, state: TrainState) -> None:
         """Average, validate and save the weights of several checkpoints, unless already done."""

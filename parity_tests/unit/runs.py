@@ -22,6 +22,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import cli
 from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
 from jax_transformer.training import step
 
@@ -125,8 +126,8 @@ class CommandResult:
     programs: list[int]
 
 
-def _no_curves(metrics: Path, path: Path, **_: object) -> None:
-    path.touch()
+def _no_curves(folder: RunFolder) -> None:
+    folder.curves.touch()
 
 
 def train(*arguments: str | Path, curves: bool = False) -> CommandResult:

@@ -11,9 +11,9 @@ from jax_transformer.errors import NonFiniteLossError
 from jax_transformer.storage import saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
-from jax_transformer.training.resume import mean_weights
 from jax_transformer.training.metrics_logger import MetricsLogger, scalars
 from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.resume import mean_weights
 from jax_transformer.training.step import TrainState
 
 SAVED = {10: 1.0, 20: 2.0**-24, 30: 2.0**-24}
@@ -44,7 +44,7 @@ def test_the_line_of_an_average_is_synced_before_the_average_is_saved(saved, mon
     run.options, run.folder = TrainOptions(average=3), saved[0]
     run.devices = SimpleNamespace(place=lambda tree: tree)
     run.logger = SimpleNamespace(sync=lambda: calls.append("sync"))
-    monkeypatch.setattr(training_run.checkpoints, "to_average", lambda *_: list(SAVED))
+    monkeypatch.setattr(training_run.resume, "to_average", lambda *_: list(SAVED))
     monkeypatch.setattr(training_run.Run, "_validate", lambda *_: calls.append("line"))
     monkeypatch.setattr(saving, "save", lambda *_, **__: calls.append("save"))
     run._average(saved[1])

@@ -55,9 +55,7 @@ def test_every_metric_has_a_tag():
 
 
 def test_no_tracker_is_the_default(tmp_path):
-    none = metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions())
-    none.add(train(50))
-    none.close()
+    assert metrics_logger.trackers(RunFolder(tmp_path), TrainOptions()) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,7 +71,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
     (name,) = options
     for ask in (
         metrics_logger.check_trackers,
-        lambda options: metrics_logger.Trackers(RunFolder(tmp_path), options),
+        lambda options: metrics_logger.trackers(RunFolder(tmp_path), options),
     ):
         message = rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$"
         with pytest.raises(ConfigError, match=message):
@@ -134,9 +132,9 @@ def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted
     # killed, killed again, stopped, resumed from before, ended
     sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:]]
     for session in sessions:
-        board = metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
+        (board,) = metrics_logger.trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
         for line in session:
-            board.add(line)
+            board.add(line["step"], metrics_logger.scalars(line))
         board.close()
     assert shown(tmp_path / "tensorboard") == written(lines)
     assert len(list((tmp_path / "tensorboard").iterdir())) == len(sessions)
@@ -179,8 +177,8 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
     folder, options = RunFolder(tmp_path / "run"), TrainOptions(wandb="project", steps=7)
     folder.path.mkdir()
     for line in (train(50), train(100)):  # two sessions, and between them one of another user
-        board = metrics_logger.Trackers(folder, options)
-        board.add(line)
+        (board,) = metrics_logger.trackers(folder, options)
+        board.add(line["step"], metrics_logger.scalars(line))
         wandb.init(project="other", dir=".", name="other", config={}, resume="allow")
     board.close()
     assert wandb.runs["run0"] == [
@@ -204,10 +202,10 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
 def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
     message = r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
     with pytest.raises(ConfigError, match=message):
-        metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
+        metrics_logger.trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
     (tmp_path / "wandb.json").write_text("{")
     with pytest.raises(InputError, match=r"wandb\.json: "):
-        metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="project"))
+        metrics_logger.trackers(RunFolder(tmp_path), TrainOptions(wandb="project"))
 
 
 def test_progress_shows_both_losses_and_hours(capsys, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import curves
 from parity_tests.unit import runs
 
@@ -53,9 +54,11 @@ def draw(tmp_path, capsys):
     """Draw the text of a metrics.jsonl, and return the picture and stderr."""
 
     def drawn(text: str, title: str = "phrases-001") -> tuple[Path, str]:
-        (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
-        curves.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png", title=title)
-        return tmp_path / "curves.png", "".join(capsys.readouterr())
+        folder = RunFolder(tmp_path / title)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.metrics.write_text(text, encoding="utf-8")
+        curves.draw(folder)
+        return folder.curves, "".join(capsys.readouterr())
 
     return drawn
 
@@ -195,7 +198,7 @@ def test_a_failed_drawing_warns_once_and_the_last_picture_stays(draw, tmp_path, 
     assert draw("[1]\n") == (path, "")
     assert path.read_bytes() == before and is_a_picture(path)
     # another picture, another line
-    curves.draw(tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run")
+    curves.draw(RunFolder(tmp_path / "none"))
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -238,8 +241,8 @@ def test_the_first_picture_prints_nothing_and_loads_no_pyplot(tmp_path):
     program = (
         "import os, sys, pathlib; os.environ['MPLCONFIGDIR'] = '/dev/null/nowhere'\n"
         "from jax_transformer.training import curves; assert 'matplotlib' not in sys.modules\n"
-        f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        "curves.draw(folder / 'metrics.jsonl', folder / 'curves.png', title='run')\n"
+        "from jax_transformer.storage.run_folder import RunFolder\n"
+        f"curves.draw(RunFolder(pathlib.Path({str(tmp_path)!r})))\n"
         "print('matplotlib.pyplot' in sys.modules)"
     )
     process = runs.start(program=("-c", program))

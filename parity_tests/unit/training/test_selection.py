@@ -76,9 +76,7 @@ def test_the_best_and_newest_checkpoints_are_kept():
         400,
         450,
     }
-    assert resume.to_keep(TrainOptions(), {}, [7]) == {7}, (
-        "stopped before the first validation"
-    )
+    assert resume.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
 @pytest.mark.parametrize(
