@@ -46,7 +46,7 @@ def abstract_state(
     return devices.abstract(jax.eval_shape(partial(_state_of, options), *weights))
 
 
-def _weights(model: Transformer) -> list[Arrays]:
+def _weights(model: Any) -> list[dict[str, Any]]:
     """Return the parameters and the frozen arrays of a model by dotted path."""
     return [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
 
