@@ -48,7 +48,7 @@ class MetricsLogger:
         """Metrics of the steps since the last line. A checkpoint keeps them, so that a resumed run
         writes the same next line."""
         self.since = time.monotonic()
-        """When the time began that counts as training time of the next line."""
+        """Begin of the training time of the next line."""
 
     def not_finite(self, name: str, step: int, value: float) -> NonFiniteLossError:
         """Return the error for a loss or gradient norm that is infinite or NaN."""
