@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,16 +14,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_transformer.config import (
     AttentionBackend,
     EmbeddingScale,
+    Init,
     LogitScale,
     TransformerConfig,
 )
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
-from jax_transformer.nn.attention import Cache, Prefix, block_cache, own_beam_indices
+from jax_transformer.nn.attention import BlockCache, Cache, Prefix, cache_layout
 from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import Embedding, Frozen, input_layer
-from jax_transformer.nn.layers import output
+from jax_transformer.nn.layers import linear
 from jax_transformer.nn.sharding import ROWS, TENSOR
 from jax_transformer.nn.stacks import (
     Decoder,
@@ -31,7 +33,6 @@ from jax_transformer.nn.stacks import (
     check_ids,
     check_pair,
     check_source,
-    positions_of,
 )
 from jax_transformer.shapes import (
     AnyArray,
@@ -86,7 +87,11 @@ class Transformer(nnx.Module):
         )
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
-        self.output = output(config, rngs=rngs) if not config.tying.tied_output else None
+        # The output layer is not part of the stacks: TORCH_TRANSFORMER draws it as torch.nn.Linear
+        init = Init.XAVIER if config.init is Init.XAVIER else Init.TORCH
+        sizes, bias = (config.d_model, config.target_vocab_size), config.output_bias
+        tied = config.tying.tied_output
+        self.output = None if tied else linear(config, init, *sizes, bias=bias, rngs=rngs)
         if self.output is None and config.output_bias:
             self.output_bias = nnx.Param(jnp.zeros(config.target_vocab_size, jnp.float32))
         if config.logits_bias:
@@ -180,25 +185,18 @@ class Transformer(nnx.Module):
                 "and this decoder needs equal lengths"
             )
         if config.uncacheable:
-            room = source.shape[1] if config.equal_lengths else length
-            return Prefix(
-                memory,
-                source_valid,
-                jnp.full((batch, beams, room), config.target_pad_id, jnp.int32),
-                none,
-            )
-        entries = length * beams
-        blocks = tuple(
-            block_cache(*block.cross_attention.keys_values(memory), entries)
-            for block in self.decoder.blocks
-        )
-        return Cache(
-            blocks,
-            jnp.zeros((batch, entries), bool),
-            source_valid,
-            none,
-            own_beam_indices(batch, beams, length),
-        )
+            width = source.shape[1] if config.equal_lengths else length
+            tokens = jnp.full((batch, beams, width), config.target_pad_id, jnp.int32)
+            return Prefix(memory, source_valid, tokens, none)
+        entries, blocks = length * beams, []
+        for block in self.decoder.blocks:
+            keys, values = block.cross_attention.keys_values(memory)
+            room = jnp.zeros((batch, *keys.shape[2:], entries), keys.dtype)
+            blocks.append(BlockCache(room, room, cache_layout(keys), cache_layout(values)))
+        valid = jnp.zeros((batch, entries), bool)
+        own = jnp.arange(beams, dtype=jnp.int32)[None, :, None]
+        indices = jnp.broadcast_to(own, (batch, beams, length))
+        return Cache(tuple(blocks), valid, source_valid, none, indices)
 
     def decode_step(
         self, tokens: Int[Array, "b k"], cache: Cache | Prefix
@@ -217,7 +215,7 @@ class Transformer(nnx.Module):
             cache.target_valid, here, length * beams, axis=1
         )
         position = jnp.broadcast_to(length, beams)
-        key_positions = positions_of(target_valid.shape[1]) // beams
+        key_positions = jnp.arange(target_valid.shape[1], dtype=jnp.int32) // beams
         self_mask, cross_mask = self.decoder.masks(
             cache.source_valid, target_valid, position, key_positions
         )
@@ -231,7 +229,7 @@ class Transformer(nnx.Module):
             Dropout(),
             cache,
         )
-        blocks = tuple(r.cache for r in results if r.cache is not None)
+        blocks = tuple(map(attrgetter("cache"), results))
         return self.logits(x), cache._replace(
             blocks=blocks, target_valid=target_valid, length=length + 1
         )
@@ -277,7 +275,7 @@ class Transformer(nnx.Module):
         dropout: Dropout,
         attention: bool = False,
     ) -> tuple[Hidden, list[BlockResult]]:
-        positions = positions_of(target.shape[1])
+        positions = jnp.arange(target.shape[1], dtype=jnp.int32)
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
@@ -318,21 +316,15 @@ def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[
     """Return the model's arrays of one kind by path:
     ``encoder.blocks.0.self_attention.query.kernel``.
     """
-    return {
-        ".".join(map(str, path)): variable.get_value()
-        for path, variable in nnx.to_flat_state(nnx.state(model, kind))
-    }
+    arrays = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model, kind)):
+        arrays[".".join(map(str, path))] = variable.get_value()
+    return arrays
 
 
 def abstract(config: TransformerConfig) -> Transformer:
     """Return the model with shapes instead of arrays: takes no memory, however big it is."""
-    graphdef, flat = _skeleton(config, Transformer)
-    return nnx.merge(
-        graphdef,
-        nnx.from_flat_state(
-            [(path, variable.replace(variable.get_value())) for path, variable in flat]
-        ),
-    )
+    return unflatten_part(config, {}, Transformer, complete=False)
 
 
 def shapes(
@@ -342,8 +334,8 @@ def shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array of one kind by its path in :func:`flatten`."""
     return {
-        ".".join(map(str, path)): tuple(variable.shape)
-        for path, variable in _skeleton(config, kind)[1]
+        name: tuple(variable.shape)
+        for name, (_, variable) in _skeleton(config, kind)[1].items()
         if isinstance(variable, of)
     }
 
@@ -359,14 +351,36 @@ def logits_of(
     config: TransformerConfig, head: Mapping[str, Any], x: Float[Array, "b t d"]
 ) -> Logits:
     """Return the logits of the decoder's output, from the arrays of :func:`head_names` alone."""
-    graphdef, flat = _skeleton(config, Transformer)
-    names = [".".join(map(str, path)) for path, _ in flat]
-    pairs = [
-        (path, variable.replace(head.get(name, variable.get_value())))
-        for (path, variable), name in zip(flat, names, strict=True)
-    ]
-    model: Transformer = nnx.merge(graphdef, nnx.from_flat_state(pairs))
-    return model.logits(x)
+    return unflatten_part(config, head, Transformer, complete=False).logits(x)
+
+
+def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transformer:
+    """Return the model of ``config`` with these arrays, by the paths of :func:`flatten`.
+
+    Works under jit. Raises ConfigError unless all arrays of the model are there, and no others.
+    """
+    return unflatten_part(config, arrays, Transformer)
+
+
+def unflatten_part(
+    config: TransformerConfig,
+    arrays: Mapping[str, Any],
+    kind: Callable[..., Module],
+    *,
+    complete: bool = True,
+) -> Module:
+    """Return the Transformer, or only its Encoder, with these arrays; see :func:`unflatten`.
+
+    Unless they must be ``complete``, those that are not given are shapes.
+    """
+    graphdef, variables = _skeleton(config, kind)
+    if complete and variables.keys() != arrays.keys():
+        wrong = ", ".join(sorted(variables.keys() ^ arrays.keys()))
+        raise ConfigError(f"these arrays do not fit the configuration: {wrong}")
+    pairs = []
+    for name, (path, variable) in variables.items():
+        pairs.append((path, variable.replace(arrays.get(name, variable.get_value()))))
+    return nnx.merge(graphdef, nnx.from_flat_state(pairs))
 
 
 class _OneKey(nnx.Rngs):
@@ -379,32 +393,10 @@ class _OneKey(nnx.Rngs):
 @lru_cache(maxsize=32)
 def _skeleton(
     config: TransformerConfig, kind: Callable[..., Any]
-) -> tuple[nnx.GraphDef, tuple[tuple[tuple[Any, ...], nnx.Variable], ...]]:
+) -> tuple[nnx.GraphDef, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
+    """Return the model without arrays, and the path and the abstract variable of each by name."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=_OneKey(0))))
-    return graphdef, tuple(nnx.to_flat_state(state))
-
-
-def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transformer:
-    """Return the model of ``config`` with these arrays, by the paths of :func:`flatten`.
-
-    Works under jit. Raises ConfigError unless all arrays of the model are there, and no others.
-    """
-    return unflatten_part(config, arrays, Transformer)
-
-
-def unflatten_part(
-    config: TransformerConfig, arrays: Mapping[str, Any], kind: Callable[..., Module]
-) -> Module:
-    """Return the Transformer, or only its Encoder, with these arrays; see :func:`unflatten`."""
-    graphdef, flat = _skeleton(config, kind)
-    names = [".".join(map(str, path)) for path, _ in flat]
-    if set(names) != set(arrays):
-        raise ConfigError(
-            "these arrays do not fit the configuration: "
-            f"{', '.join(sorted(set(names) ^ set(arrays)))}"
-        )
-    pairs = [
-        (path, variable.replace(arrays[name]))
-        for (path, variable), name in zip(flat, names, strict=True)
-    ]
-    return nnx.merge(graphdef, nnx.from_flat_state(pairs))
+    variables = {}
+    for path, variable in nnx.to_flat_state(state):
+        variables[".".join(map(str, path))] = path, variable
+    return graphdef, variables

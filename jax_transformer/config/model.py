@@ -69,9 +69,15 @@ class TransformerConfig(TransformerFields):
     """
 
     def __post_init__(self) -> None:
-        _check_model(self)
-        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+        for name in _SIZES:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        stacks = {"encoder": self.encoder, "decoder": self.decoder}
+        for name, stack in stacks.items():
             _check_stack(self, name, stack)
+        _check_shared(self)
+        for name, stack in stacks.items():
             _check_branches(self, name, stack)
         if {self.encoder.attention_span, self.decoder.attention_span} != {AttentionSpan.FULL}:
             _check_spans(self)
@@ -140,12 +146,8 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _check_model(config: TransformerConfig) -> None:
-    """Check the sizes, rates and ids that both stacks share."""
-    for name in _SIZES:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}={value} must be at least 1")
+def _check_shared(config: TransformerConfig) -> None:
+    """Check the vocabularies, rates and ids, which are not of one stack."""
     if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
         raise ConfigError(
             f"tying='{config.tying.value}' needs one vocabulary:"

@@ -9,6 +9,7 @@ which says in which beam's entry each hypothesis finds its own past.
 
 import math
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -148,28 +149,18 @@ class HeadProjections(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.heads, self.width = config.heads(stack), config.head_width_of(stack)
-        self.scale, self.rate = (
-            score_scale(config, stack),
-            config.attention_dropout
-            if stack.attention_dropout is None
-            else stack.attention_dropout,
-        )
-        inner, init = self.heads * self.width, stack.init or config.init
+        rate = stack.attention_dropout
+        self.rate = config.attention_dropout if rate is None else rate
+        self.scale = score_scale(config, stack)
+        self.backend, self.fill = config.attention_backend, config.mask_fill
+        self.mixing, self.merge = stack.mixing, stack.head_merge
+        d, inner = config.d_model, self.heads * self.width
         bias = config.bias if config.attention_bias is None else config.attention_bias
-        self.query, self.key, self.value = (
-            linear(
-                config,
-                init,
-                config.d_model,
-                inner,
-                bias=has_bias,
-                fused=3,
-                attention=True,
-                rngs=rngs,
-            )
-            for has_bias in (bias, bias and config.key_bias, bias)
-        )
-        self.out = linear(config, init, inner, config.d_model, bias=bias, attention=True, rngs=rngs)
+        new = partial(linear, config, stack.init or config.init, attention=True, rngs=rngs)
+        self.query = new(d, inner, bias=bias, fused=3)
+        self.key = new(d, inner, bias=bias and config.key_bias, fused=3)
+        self.value = new(d, inner, bias=bias, fused=3)
+        self.out = new(inner, d, bias=bias)
 
     def keys_values(self, x: Float[Array, "b k d"]) -> tuple[Heads, Heads]:
         """Return the projected keys and values of ``x``, which a decoder caches."""
@@ -182,11 +173,6 @@ class HeadProjections(nnx.Module):
 
 class MultiHeadAttention(HeadProjections):
     """:func:`attend` over all keys, between its projections."""
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, stack, rngs=rngs)
-        self.backend = config.attention_backend
-        self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
 
     def __call__(
         self,
@@ -303,23 +289,6 @@ class Prefix(NamedTuple):
         return self._replace(tokens=jnp.take_along_axis(self.tokens, parents[:, :, None], axis=1))
 
 
-def own_beam_indices(batch: int, beams: int, length: int) -> Int[Array, "b k n"]:
-    """Return beam indices with which every beam finds its past in its own entries."""
-    return jnp.broadcast_to(
-        jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, length)
-    )
-
-
 def cache_layout(heads: Float[Array, "b n h e"]) -> Float[Array, "b h e n"]:
     """Return keys or values with the token axis last, as the cache keeps them."""
     return heads.transpose(0, 2, 3, 1)
-
-
-def block_cache(
-    keys: Float[Array, "b s h e"], values: Float[Array, "b s h e"], entries: int
-) -> BlockCache:
-    """Return the cache of a block over these keys and values of the memory, with room for
-    ``entries``.
-    """
-    room = jnp.zeros((keys.shape[0], *keys.shape[2:], entries), keys.dtype)
-    return BlockCache(room, room, cache_layout(keys), cache_layout(values))

@@ -29,7 +29,7 @@ from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import BlockCache, MultiHeadAttention
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
-from jax_transformer.nn.layers import linear, norm
+from jax_transformer.nn.layers import Normalization, linear
 from jax_transformer.nn.local_attention import LocalAttention, Window
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
@@ -37,14 +37,12 @@ Hidden = Float[Array, "b n d"]
 Weights = Float[Array, "b h q k"]
 
 
-def activation(kind: Activation) -> Callable[[Float[Array, "..."]], Float[Array, "..."]]:
-    """Return the function that ``kind`` names."""
-    return {
-        Activation.RELU: jax.nn.relu,
-        Activation.GELU: lambda x: jax.nn.gelu(x, approximate=False),
-        Activation.GELU_TANH: lambda x: jax.nn.gelu(x, approximate=True),
-        Activation.SILU: jax.nn.silu,
-    }[kind]
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    Activation.RELU: jax.nn.relu,
+    Activation.GELU: partial(jax.nn.gelu, approximate=False),
+    Activation.GELU_TANH: partial(jax.nn.gelu, approximate=True),
+    Activation.SILU: jax.nn.silu,
+}
 
 
 class FeedForward(nnx.Module):
@@ -77,7 +75,7 @@ class FeedForward(nnx.Module):
         """Return the output for ``x`` at these ``positions`` of its sequence."""
         if self.positions is not None:
             x = self.positions(x, positions)
-        y = activation(self.activation)(self.up(x))
+        y = ACTIVATIONS[self.activation](self.up(x))
         if self.gate is not None:
             y = y * self.gate(x)
         y = sharding.constrain(y, ROWS, None, TENSOR)
@@ -94,7 +92,7 @@ class ResidualBranch(nnx.Module):
             branch.residual,
         )
         self.rate = config.dropout if branch.dropout is None else branch.dropout
-        self.norm = norm(config)
+        self.norm = Normalization(config)
 
     def __call__(
         self,
@@ -157,7 +155,7 @@ class UnusedBranch(nnx.Module):
     ):
         for name, module in (
             ("part", _part(config, stack, branch.parts[0], rngs=rngs)),
-            ("norm", norm(config)),
+            ("norm", Normalization(config)),
         ):
             setattr(self, name, module)
         for _, owner in list(nnx.iter_modules(self)):
@@ -177,7 +175,7 @@ class Block(nnx.Module):
         self.branches, self.causal = stack.branches, Mask.CAUSAL in stack.self_mask
         for part in stack.parts:
             setattr(self, part.value, _part(config, stack, part, rngs=rngs))
-        self.residuals = nnx.List([ResidualBranch(config, branch) for branch in stack.branches])
+        self.residuals = nnx.List(map(partial(ResidualBranch, config), stack.branches))
         self.relative = (
             RelativeBias(config, stack, rngs=rngs)
             if stack.positions is Positions.RELATIVE_PER_BLOCK
@@ -193,50 +191,47 @@ class Block(nnx.Module):
     ) -> BlockResult:
         weights: dict[Part, Weights | None] = {}
 
-        def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
-            nonlocal cache
-            attention: MultiHeadAttention | LocalAttention = getattr(self, part.value)
-            if isinstance(attention, LocalAttention):
-                assert context.window is not None, "local attention needs its window"
-                y, weights[part] = attention(y, context.window, drop)
-                return y
-            if part is Part.SELF:
-                keys_values = attention.keys_values(y)
-                if cache is not None:
-                    assert context.length is not None, (
-                        "a cache needs the number of tokens that it holds"
-                    )
-                    cache = cache.append(*keys_values, context.length)
-                    keys_values = (cache.self_keys, cache.self_values)
-            elif cache is not None:
-                keys_values = (cache.cross_keys, cache.cross_values)
-            else:
-                assert context.memory is not None, (
-                    "a decoder block needs the memory or a cache of it"
-                )
-                keys_values = attention.keys_values(context.memory)
-            mask = context.cross_mask if part is Part.CROSS else context.self_mask
-            bias = context.self_bias if part is Part.SELF else None
-            if part is Part.SELF and self.relative is not None:
-                keys = context.positions if context.key_positions is None else context.key_positions
-                bias = self.relative(context.positions, keys)
-            y, weights[part] = attention(
-                y,
-                keys_values,
-                mask,
-                drop,
-                bias,
-                causal=part is Part.SELF and self.causal,
-                cache_layout=cache is not None,
-            )
-            return y
-
         def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:
+            nonlocal cache
             for part in parts:
-                y = (
-                    self.feed_forward(y, context.positions, drop.scope(part))
-                    if part is Part.FFN
-                    else attend(part, y, drop.scope(part))
+                module, inside = getattr(self, part.value), drop.scope(part)
+                if part is Part.FFN:
+                    y = module(y, context.positions, inside)
+                    continue
+                if isinstance(module, LocalAttention):
+                    assert context.window is not None, "local attention needs its window"
+                    y, weights[part] = module(y, context.window, inside)
+                    continue
+                keys_values: tuple[Array, Array]
+                mask, bias = context.cross_mask, None
+                if part is Part.SELF:
+                    mask, bias = context.self_mask, context.self_bias
+                    keys_values = module.keys_values(y)
+                    if cache is not None:
+                        assert context.length is not None, (
+                            "a cache needs the number of tokens that it holds"
+                        )
+                        cache = cache.append(*keys_values, context.length)
+                        keys_values = (cache.self_keys, cache.self_values)
+                    if self.relative is not None:
+                        keys = context.key_positions
+                        keys = context.positions if keys is None else keys
+                        bias = self.relative(context.positions, keys)
+                elif cache is not None:
+                    keys_values = (cache.cross_keys, cache.cross_values)
+                else:
+                    assert context.memory is not None, (
+                        "a decoder block needs the memory or a cache of it"
+                    )
+                    keys_values = module.keys_values(context.memory)
+                y, weights[part] = module(
+                    y,
+                    keys_values,
+                    mask,
+                    inside,
+                    bias,
+                    causal=part is Part.SELF and self.causal,
+                    cache_layout=cache is not None,
                 )
             return y
 

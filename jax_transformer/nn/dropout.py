@@ -46,8 +46,7 @@ class Dropout:
 class MaskedDropout(Dropout, abc.ABC):
     """Dropout with masks that a subclass makes in :meth:`keep` from the path of the site."""
 
-    def __init__(self, path: str = ""):
-        self.path = path
+    path = ""
 
     def scope(self: Self, name: str) -> Self:
         child = object.__new__(type(self))
@@ -75,9 +74,7 @@ class KeyedDropout(MaskedDropout):
     """Dropout with masks drawn from a key, by the generator that the configuration names."""
 
     def __init__(self, key: PRNGKeyArray, masks: DropoutMasks):
-        super().__init__()
-        self.key = key
-        self.masks = masks
+        self.key, self.masks = key, masks
         self._index: Int[Array, ""] | None = None
         self._count = 0
 
@@ -86,15 +83,13 @@ class KeyedDropout(MaskedDropout):
         child.__dict__.update(_index=index, _count=count)
         return child
 
-    def _site(self) -> int | UInt32[Array, ""]:
-        """Return the hash of the path; in a loop over layers, from a table by layer."""
-        if self._index is None:
-            return zlib.crc32(self.path.encode())
-        paths = (self.path.replace(_LAYER, str(i)) for i in range(self._count))
-        return jnp.asarray([zlib.crc32(path.encode()) for path in paths], jnp.uint32)[self._index]
-
     def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
-        key = jax.random.fold_in(self.key, self._site())
+        site: int | UInt32[Array, ""] = zlib.crc32(self.path.encode())
+        if self._index is not None:  # in a loop over layers, from a table by layer
+            paths = (self.path.replace(_LAYER, str(i)) for i in range(self._count))
+            table = [zlib.crc32(path.encode()) for path in paths]
+            site = jnp.asarray(table, jnp.uint32)[self._index]
+        key = jax.random.fold_in(self.key, site)
         if self.masks is DropoutMasks.THREEFRY:
             return jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
         return hash_bits(key, shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))

@@ -5,15 +5,14 @@ divided as its layer can know; the training state's own layout is
 :mod:`jax_transformer.training.devices`.
 """
 
-import functools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import initializers
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -22,12 +21,8 @@ from jax_transformer.nn import sharding
 from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
 
 
-def uniform(bound: float) -> initializers.Initializer:
-    """Return an initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
-    return functools.partial(_uniform, bound)
-
-
-def _uniform(bound, key, shape, dtype=jnp.float32, out_sharding=None):
+def uniform(bound, key, shape, dtype=jnp.float32, out_sharding=None):
+    """Return values uniform between ``-bound`` and ``bound``: with a bound, an initializer."""
     axes = (FSDP, TENSOR) if len(shape) == 2 else (None,) * len(shape)
     return _draw(jax.random.uniform, axes, key, shape, dtype, -bound, bound)
 
@@ -88,7 +83,7 @@ def linear(
     attention: bool = False,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
-    """Return a linear layer of a stack, with kernel (inputs, outputs).
+    """Return a linear layer with kernel (inputs, outputs).
 
     ``fused`` is the number of equal matrices that share the layer's Xavier bound (three for query,
     key and value, which PyTorch packs into one); with ``attention`` its bias starts at zero in
@@ -97,37 +92,13 @@ def linear(
     torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
     xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
     zero_bias = init is Init.XAVIER or (init is Init.TORCH_TRANSFORMER and attention)
-    bounds = torch_bound if init is Init.TORCH else xavier_bound, 0.0 if zero_bias else torch_bound
-    return _linear(config, inputs, outputs, bias, *bounds, rngs)
-
-
-def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """Return the layer from the decoder to the logits.
-
-    It is not part of the stacks, so TORCH_TRANSFORMER draws it as torch.nn.Linear does.
-    """
-    inputs, outputs = config.d_model, config.target_vocab_size
-    torch_bound, xavier_bound = 1.0 / math.sqrt(inputs), math.sqrt(6.0 / (inputs + outputs))
-    bounds = (xavier_bound, 0.0) if config.init is Init.XAVIER else (torch_bound, torch_bound)
-    return _linear(config, inputs, outputs, config.output_bias, *bounds, rngs)
-
-
-def _linear(
-    config: TransformerConfig,
-    inputs: int,
-    outputs: int,
-    bias: bool,
-    kernel_bound: float,
-    bias_bound: float,
-    rngs: nnx.Rngs,
-) -> nnx.Linear:
     return nnx.Linear(
         inputs,
         outputs,
         use_bias=bias,
         dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
-        kernel_init=uniform(kernel_bound),
-        bias_init=uniform(bias_bound),
+        kernel_init=partial(uniform, torch_bound if init is Init.TORCH else xavier_bound),
+        bias_init=partial(uniform, 0.0 if zero_bias else torch_bound),
         dot_general=flat_dot_general,
         rngs=rngs,
     )
@@ -155,46 +126,29 @@ def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "
     )
 
 
-def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
-    """Return a new norm of the kind that the configuration names."""
-    return RMSNorm(config) if config.norm is Norm.RMS else LayerNorm(config)
-
-
-class RMSNorm(nnx.Module):
-    """:func:`root_mean_square`, then a learned scale.
-
-    16-bit input is computed in float32 and rounded once.
-    """
-
-    def __init__(self, config: TransformerConfig):
-        self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
-        self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
-
-    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-        result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
-        dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
-        return (
-            root_mean_square(x.astype(dtype), self.epsilon)
-            * self.scale[...].astype(dtype)[None, None]
-        ).astype(result_dtype)
-
-
-class LayerNorm(nnx.Module):
-    """:func:`standardize`, then a learned scale and bias.
+class Normalization(nnx.Module):
+    """:func:`standardize` or :func:`root_mean_square`, then a learned scale, and a bias after the
+    former.
 
     16-bit input is computed in float32 and rounded once.
     flax.nnx.LayerNorm has no strict promotion in float64 (it promotes to float32 first).
     """
 
     def __init__(self, config: TransformerConfig):
-        self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
+        self.kind, self.epsilon, self.compute_dtype = (
+            config.norm,
+            config.norm_epsilon,
+            config.compute_dtype,
+        )
         self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(config.d_model, jnp.float32)) if config.bias else None
+        has_bias = config.bias and config.norm is Norm.LAYER
+        self.bias = nnx.Param(jnp.zeros(config.d_model, jnp.float32)) if has_bias else None
 
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
         dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
-        y = standardize(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]
+        normed = standardize if self.kind is Norm.LAYER else root_mean_square
+        y = normed(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]
         if self.bias is not None:
             y = y + self.bias[...].astype(dtype)[None, None]
         return y.astype(result_dtype)

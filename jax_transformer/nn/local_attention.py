@@ -16,7 +16,7 @@ from jax_transformer.config import AttentionSpan, StackConfig, TransformerConfig
 from jax_transformer.nn.attention import HeadProjections, attend
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import RelativeBias
-from jax_transformer.nn.layers import norm
+from jax_transformer.nn.layers import Normalization
 
 
 class Window(NamedTuple):
@@ -96,7 +96,7 @@ class LocalAttention(HeadProjections):
         super().__init__(config, stack, rngs=rngs)
         self.length = stack.local_radius + 1
         has_sums = stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
-        self.global_norm = norm(config) if has_sums else None
+        self.global_norm = Normalization(config) if has_sums else None
 
     def __call__(
         self, x: Float[Array, "b s d"], window: Window, dropout: Dropout

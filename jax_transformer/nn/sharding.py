@@ -42,7 +42,7 @@ def row_shards() -> int:
 
 def divide_rows(x: Array) -> Array:
     """Divide the rows of an array over the mesh, if it divides them evenly."""
-    dimensions = (ROWS, *(None for _ in x.shape[1:]))
+    dimensions = (ROWS, *[None] * (x.ndim - 1))
     if isinstance(x, jax.core.Tracer) or jax.sharding.get_abstract_mesh().empty:
         return constrain(x, *dimensions)
     mesh = jax.sharding.get_mesh()

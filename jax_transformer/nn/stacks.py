@@ -29,16 +29,11 @@ from jax_transformer.nn.attention import Cache, visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias, input_layer
-from jax_transformer.nn.layers import norm
+from jax_transformer.nn.layers import Normalization
 from jax_transformer.nn.local_attention import Window, window
 from jax_transformer.shapes import AnyArray, Hidden, Memory, Source
 
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
-
-
-def positions_of(count: int) -> Int[Array, " n"]:
-    """Return the positions of a sequence of ``count`` tokens."""
-    return jnp.arange(count, dtype=jnp.int32)
 
 
 _SAVEABLE = {
@@ -74,10 +69,10 @@ class Stack(nnx.Module):
             else None
         )
         self.stack = stack
-        self.embedding_norm = norm(config) if stack.embedding_norm else None
+        self.embedding_norm = Normalization(config) if stack.embedding_norm else None
         self.embedding_norm_of = stack.embedding_norm_of
-        self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
-        self.final_norm = norm(config) if stack.final_norm else None
+        self.blocks = nnx.List(map(partial(Block, config, rngs=rngs), [stack] * stack.layers))
+        self.final_norm = Normalization(config) if stack.final_norm else None
 
     def __call__(
         self,
@@ -107,9 +102,14 @@ class Stack(nnx.Module):
         if self.config.scan_layers and cache is None and not attention:
             x = self._scan(x, context, dropout)
         else:
-            for i in range(len(self.blocks)):
-                run = partial(self._block, i, context=context, dropout=dropout, cache=cache)
-                results.append(self._remat(run)(x))
+            for i, block in enumerate(self.blocks):
+                run = partial(
+                    block,
+                    context=context,
+                    dropout=dropout.scope(f"blocks.{i}"),
+                    cache=cache and cache.blocks[i],
+                )
+                results.append((run if self.config.remat is Remat.NONE else self._remat(run))(x))
                 x = results[-1].x
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -121,12 +121,6 @@ class Stack(nnx.Module):
         valid = context.valid if Mask.SOURCE_PADDING in self.stack.self_mask else None
         valid = jnp.ones(x.shape[:2], bool) if valid is None else valid
         return window(self.stack, valid, self.relative, self.global_relative)
-
-    def _block(
-        self, i: int, x: Hidden, *, context: Context, dropout: Dropout, cache: Cache | None
-    ) -> BlockResult:
-        block = self.blocks[i]
-        return block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
 
     def _scan(self, x: Hidden, context: Context, dropout: Dropout) -> Hidden:
         """Return the last block's output, by one loop over the stacked arrays of all blocks."""
@@ -141,14 +135,14 @@ class Stack(nnx.Module):
 
         stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
         layers = jnp.arange(count, dtype=jnp.int32), stacked
-        return jax.lax.scan(self._remat(run, prevent_cse=False), x, layers)[0]
+        if self.config.remat is not Remat.NONE:
+            run = self._remat(run, prevent_cse=False)
+        return jax.lax.scan(run, x, layers)[0]
 
     def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
         """Return the function; ``config.remat`` says what inside it is not stored for the
         gradient.
         """
-        if self.config.remat is Remat.NONE:
-            return function
         return jax.checkpoint(
             function, prevent_cse=prevent_cse, policy=_SAVEABLE[self.config.remat]
         )
@@ -197,7 +191,7 @@ class Encoder(Stack):
         attention: bool = False,
     ) -> tuple[Memory, list[BlockResult]]:
         """Return the output and every block's result, see :meth:`Stack.__call__`."""
-        positions = positions_of(x.shape[1])
+        positions = jnp.arange(x.shape[1], dtype=jnp.int32)
         mask = visible_keys(
             self.config.encoder.self_mask,
             source_valid=valid,
@@ -227,13 +221,9 @@ class Decoder(Stack):
             "target_valid": target_valid,
             "query_positions": query_positions,
         }
-        config = self.config.decoder
-        return (
-            visible_keys(config.self_mask, **valid, key_positions=key_positions),
-            visible_keys(
-                config.cross_mask, **valid, key_positions=positions_of(source_valid.shape[1])
-            ),
-        )
+        own = visible_keys(self.stack.self_mask, **valid, key_positions=key_positions)
+        of_source = jnp.arange(source_valid.shape[1], dtype=jnp.int32)
+        return own, visible_keys(self.stack.cross_mask, **valid, key_positions=of_source)
 
 
 def check_alike(states: Sequence[Any]) -> None:
@@ -269,7 +259,8 @@ def check_ids(
         )
     if 0 in shape:
         raise InputError(f"{name} ids have shape {shape}: empty")
-    check_length(shape[1], config, name)
+    if shape[1] > config.longest:
+        raise InputError(_too_long(shape[1], config, name))
     if not isinstance(ids, jax.core.Tracer):
         # Not jnp: under jit, the minimum even of a concrete array would be traced
         values = np.asarray(ids)
@@ -288,18 +279,17 @@ def check_source(source: Source, config: TransformerConfig) -> Array:
     return check_ids(source, config, config.source_vocab_size, "source")
 
 
-def check_length(length: int, config: TransformerConfig, name: str) -> None:
-    """Raise InputError for more tokens than there are positions."""
+def _too_long(length: int, config: TransformerConfig, name: str) -> str:
+    """Return the message for more tokens than there are positions."""
     if length > config.max_length:
-        raise InputError(f"{name} is {length} tokens long, over max_length={config.max_length}")
-    if length > config.longest:
-        rows = [
-            position_row(stack.position_index, config.longest)
-            for stack in (config.encoder, config.decoder)
-        ]
-        row = next(row for row in rows if not 0 <= row < config.max_length)
-        rule = f"position {config.longest} takes row {row} of its table, which does not exist"
-        raise InputError(f"{name} is {length} tokens long, but {rule}")
+        return f"{name} is {length} tokens long, over max_length={config.max_length}"
+    rows = [
+        position_row(stack.position_index, config.longest)
+        for stack in (config.encoder, config.decoder)
+    ]
+    row = next(row for row in rows if not 0 <= row < config.max_length)
+    rule = f"position {config.longest} takes row {row} of its table, which does not exist"
+    return f"{name} is {length} tokens long, but {rule}"
 
 
 def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: TransformerConfig) -> None:
@@ -329,7 +319,8 @@ def check_embeddings(
     if 0 in x.shape:
         raise InputError(f"embeddings have shape {x.shape}: empty")
     if config.input_layer is None:
-        check_length(x.shape[1], config, "source")
+        if x.shape[1] > config.longest:
+            raise InputError(_too_long(x.shape[1], config, "source"))
     else:
         input_layer(config).check_length(x.shape[1], config)
     if valid is not None and not isinstance(valid, jax.Array):

@@ -1,6 +1,7 @@
 """The convolutional stem: a spectrogram to the encoder's input (Radford et al. 2022, Whisper)."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +49,8 @@ def _convolution(config: TransformerConfig, inputs: int, stride: int, rngs: nnx.
         strides=(stride,),
         padding=1,
         dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
-        kernel_init=uniform(bound),
-        bias_init=uniform(bound),
+        kernel_init=partial(uniform, bound),
+        bias_init=partial(uniform, bound),
         rngs=rngs,
     )
 

@@ -33,7 +33,7 @@ def test_a_norm_of_large_numbers_keeps_its_digits():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once(dtype: str, kind: Norm):
     config: jt.TransformerConfig = tiny(d_model=64, num_heads=2, norm=kind, bias=kind is Norm.LAYER)
-    module = layers.norm(config)
+    module = layers.Normalization(config)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 64)) * 3 + 2, dtype)
     once = np.asarray(module(x.astype("float32")).astype(dtype), np.float64)
     assert (np.asarray(module(x), np.float64) == once).all()

@@ -10,7 +10,7 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import Activation, TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.generate import prepare
 from jax_transformer.nn import blocks
@@ -73,7 +73,7 @@ def test_a_call_of_python_is_noticed(monkeypatch):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return jax.pure_callback(lambda x: np.maximum(x, 0), shape, x)
 
-    monkeypatch.setattr(blocks, "activation", lambda kind: on_the_host)
+    monkeypatch.setitem(blocks.ACTIVATIONS, Activation.RELU, on_the_host)
     with pytest.raises((AssertionError, NotImplementedError, ValueError), match="call"):
         # Of other sizes, as the loop of the sizes above has been traced
         export_search(helpers.tiny(num_layers=1, d_ff=28), jt.generate.greedy)
