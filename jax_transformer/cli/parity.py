@@ -8,7 +8,7 @@ from jax_transformer.cli import arguments, streams
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, DifferentError
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,18 @@ def run(options: ParityOptions) -> int:
     reports = from_files.compare_files(
         options.model, options.other, description, lengths=lengths, **shared
     )
-    shown = from_files.report_to_show(reports)
+    different = (pair for pair in reports if not pair[1].agrees)
+    shown, full = next(different, reports[-1])
     if options.html is not None:
-        atomic.write_text(options.html, shown[1].to_page(shown[0]))
+        atomic.write_text(options.html, full.to_page(shown))
     if options.json:
         print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
     else:
         for title, report in reports:
-            full = (title, report) == shown
-            for line in report.lines() if full else [f"{title}: {report.summary()}"]:
+            for line in report.lines() if report is full else [f"{title}: {report.summary()}"]:
                 print(line)
-    from_files.raise_if_different(reports)
+    if not full.agrees:
+        raise DifferentError(f"{shown}: {full.summary()}" if reports[1:] else full.summary())
     return 0
 
 

@@ -279,7 +279,7 @@ def _run(
 ) -> dict[str, float]:
     from jax_transformer.architectures import twins
 
-    source, target = _batch(config)
+    source, target = random_batch(config)
     blocks = _blocks(config, table)
     theirs = twins.outputs(config, torch_state, source, target, blocks)
     ours = _outputs(config, flax_state, source, target, list(blocks))
@@ -322,30 +322,30 @@ def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
     return modules
 
 
-def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+def random_batch(
+    config: TransformerConfig, seed: int = 0, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return random ids (b, s) and (b, t), whose rows have different lengths before padding.
 
-    A model that reads sound has a random spectrogram (b, c, w) as its source.
+    A model that reads sound has a random spectrogram (b, c, w) as its source. ``length`` sets s and
+    t, or t alone if the source is sound; they are 7 and 5, or less, if None.
     """
-    random = np.random.default_rng(0)
-    lengths = [
-        min(_SOURCE, config.longest),
-        min(_SOURCE if config.equal_lengths else _TARGET, config.longest),
-    ]
-    vocabularies = [
-        (config.source_vocab_size, config.source_pad_id),
-        (config.target_vocab_size, config.target_pad_id),
-    ]
-    batches = []
-    for length, (size, pad) in zip(lengths, vocabularies, strict=True):
-        ids = random.integers(0, size, (_ROWS, length))
+    random = np.random.default_rng(seed)
+    target = length or (_SOURCE if config.equal_lengths else _TARGET)
+    batch = []
+    for n, size, pad in (
+        (length or _SOURCE, config.source_vocab_size, config.source_pad_id),
+        (target, config.target_vocab_size, config.target_pad_id),
+    ):
+        n = min(n, config.longest)
+        ids = random.integers(0, size, (_ROWS, n))
         ids[ids == pad] = (pad + 1) % size
         for row in range(_ROWS):
-            ids[row, max(1, length - 2 * row) :] = pad
-        batches.append(ids)
+            ids[row, max(1, n - 2 * row) :] = pad
+        batch.append(ids)
     if config.mel_shape is None:
-        return batches[0], batches[1]
-    return random.standard_normal((_ROWS, *config.mel_shape)), batches[1]
+        return batch[0], batch[1]
+    return random.standard_normal((_ROWS, *config.mel_shape)), batch[1]
 
 
 def _outputs(

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax_transformer.errors import DifferentError
     from jax_transformer.parity.comparison import compare, compare_recorded
+    from jax_transformer.parity.recording import tap
     from jax_transformer.parity.report import Report
-    from jax_transformer.parity.taps import tap
 
 _MODULES = {
     "compare": "parity.comparison",
     "compare_recorded": "parity.comparison",
     "Report": "parity.report",
     "DifferentError": "errors",
-    "tap": "parity.taps",
+    "tap": "parity.recording",
 }
 
 __all__ = ["DifferentError", "Report", "compare", "compare_recorded", "tap"]

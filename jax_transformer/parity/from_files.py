@@ -1,7 +1,7 @@
 """Comparisons of models in files with their PyTorch twins and with goldens."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +9,17 @@ import jax
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.errors import ConfigError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.parity import comparison, golden
-from jax_transformer.parity.golden import Golden, GoldenCheck
-from jax_transformer.parity.other_process import OtherProcess
+from jax_transformer.parity.golden import Golden, GoldenCheck, OtherProcess
 from jax_transformer.parity.report import Report
 from jax_transformer.storage import safetensors
 
 TWIN = "twin"
-
-_ROWS, _SOURCE_LENGTH, _TARGET_LENGTH = 3, 7, 5
 
 TitledReport = tuple[str, Report]
 
@@ -65,56 +63,19 @@ def compare_files(
         return [(f"{model} and {other}", report)]
     title = f"{model} and {'its PyTorch twin' if other == TWIN else other}"
     other_source = source if other == TWIN else registry.open(other)
-    reports = _compare_with_twin(
-        source, other_source, description, lengths, seed or 0, dtype=dtype, gradients=gradients
-    )
-    return [
-        (title if length is None else f"{title}, length {length}", report)
-        for length, report in reports
-    ]
-
-
-def random_batch(
-    config: TransformerConfig, seed: int, length: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return random ids (b, s) and (b, t), with padding after rows of different lengths.
-
-    A model that reads sound has a random spectrogram (b, c, w) as its source.
-
-    ``length`` sets s and t, or t alone if the source is sound; they are 7 and 5 if None.
-    Raises ConfigError if the model cannot take that length.
-    """
-    random = np.random.default_rng(seed)
-    if length is not None and not 1 <= length <= config.longest:
-        raise ConfigError(f"--lengths {length}: this model takes 1 to {config.longest}")
-    target_length = _SOURCE_LENGTH if config.equal_lengths else _TARGET_LENGTH
-    lengths = (length, length) if length else (_SOURCE_LENGTH, target_length)
-    vocabularies = (config.source_vocab_size, config.target_vocab_size)
-    pad_ids = (config.source_pad_id, config.target_pad_id)
-    batch = []
-    for n, size, pad in zip(lengths, vocabularies, pad_ids, strict=True):
-        n = min(n, config.longest)
-        ids = random.integers(0, size, (_ROWS, n))
-        ids[ids == pad] = (pad + 1) % size
-        for row in range(_ROWS):
-            ids[row, max(1, n - 2 * row) :] = pad
-        batch.append(ids)
-    if config.mel_shape is None:
-        return batch[0], batch[1]
-    return random.standard_normal((_ROWS, *config.mel_shape)), batch[1]
-
-
-def report_to_show(reports: Sequence[TitledReport]) -> TitledReport:
-    """Return the first report in which the models differ, otherwise the last."""
-    return next((pair for pair in reports if not pair[1].agrees), reports[-1])
-
-
-def raise_if_different(reports: Sequence[TitledReport]) -> None:
-    """Raise DifferentError, in one line, unless the models agree in all reports."""
-    title, report = report_to_show(reports)
-    if not report.agrees:
-        prefix = f"{title}: " if len(reports) > 1 else ""
-        raise DifferentError(f"{prefix}{report.summary()}")
+    _check_torch()
+    config = _config(description, source, None if other == TWIN else other_source)
+    flax_model, twin_config = source.model(config), other_source.config or config
+    twin, seed = _twin(twin_config, other_source.state(twin_config, "torch")), seed or 0
+    reports = []
+    for length in lengths or (None,):
+        if length is not None and not 1 <= length <= config.longest:
+            raise ConfigError(f"--lengths {length}: this model takes 1 to {config.longest}")
+        batch = conversion.random_batch(config, seed, length)
+        options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
+        report = comparison.compare(flax_model, twin, batch, **options)
+        reports.append((title if length is None else f"{title}, length {length}", report))
+    return reports
 
 
 def _check_golden_fits(loaded: Golden, seed: int | None) -> None:
@@ -130,27 +91,6 @@ def _check_golden_fits(loaded: Golden, seed: int | None) -> None:
             f"{loaded.path}: its batch is {shapes}, but the model takes two arrays of ids, source"
             " and target"
         )
-
-
-def _compare_with_twin(
-    source: Pretrained,
-    other: Pretrained,
-    description: ModelDescription,
-    lengths: Sequence[int],
-    seed: int,
-    **options: Any,
-) -> Iterator[tuple[int | None, Report]]:
-    _check_torch()
-    from jax_transformer.architectures import twins
-    from jax_transformer.weights import torch_bridge
-
-    config = _config(description, source, None if other is source else other)
-    flax_model = source.model(config)
-    twin_config = other.config or config
-    twin = torch_bridge.fill(twins.twin(twin_config), other.state(twin_config, "torch")).eval()
-    for length in lengths or (None,):
-        batch = random_batch(config, seed, length)
-        yield length, comparison.compare(flax_model, twin, batch, seed=seed, **options)
 
 
 def _check_torch() -> None:
@@ -208,7 +148,7 @@ def create_golden(
     return golden.create(
         path,
         _twin_recorder(source.config, state),
-        random_batch(source.config, seed),
+        conversion.random_batch(source.config, seed),
         source={"config": source.config.to_json()},
         seed=seed,
         state=state,
@@ -242,9 +182,16 @@ def check_golden(path: str, python: str | None) -> GoldenCheck:
 def _twin_recorder(
     config: TransformerConfig, state: Mapping[str, np.ndarray]
 ) -> comparison.TorchRecorder:
+    from jax_transformer.architectures import twins
+
     _check_torch()
+    twin = _twin(config, dict(state))
+    return lambda dtype, seed, batch: twins.recorded(twin, batch, dtype=dtype, seed=seed)
+
+
+def _twin(config: TransformerConfig, state: Any) -> Any:
+    """Return the PyTorch twin of a configuration with these weights."""
     from jax_transformer.architectures import twins
     from jax_transformer.weights import torch_bridge
 
-    twin = torch_bridge.fill(twins.twin(config), dict(state)).eval()
-    return lambda dtype, seed, batch: twins.recorded(twin, batch, dtype=dtype, seed=seed)
+    return torch_bridge.fill(twins.twin(config), state).eval()

@@ -3,7 +3,6 @@ Linen modules, and plain functions with :func:`jax_transformer.parity.tap`."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,24 +10,12 @@ import numpy as np
 from flax import linen, nnx
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import taps
-from jax_transformer.parity.taps import Point
+from jax_transformer.parity import recording
+from jax_transformer.parity.recording import ModelFunction, Point
 
 _PATH = "_parity_path"
 """A module's path, as its static attribute: nnx.jit, nnx.remat, nnx.scan and nnx.vmap call copies
 of modules, which have the attribute too."""
-
-
-@dataclass(frozen=True)
-class ModelFunction:
-    """A model as a function of its arrays."""
-
-    parameters: Mapping[str, Any]
-    """Arrays that gradients are taken of, by dotted path."""
-    others: Mapping[str, Any]
-    """All other arrays."""
-    run: Callable[[Mapping[str, Any], Sequence[Any]], Any]
-    """Calls the model with the given arrays and batch, and marks its modules' arrays."""
 
 
 class _Marker:
@@ -61,13 +48,13 @@ class _Marker:
         if stack is not None:
             root, layers = stack
             name = f"{root}.{{}}{path.removeprefix(root)}"
-        call = taps.new_call()
+        call = next(recording.calls)
 
         def mark(tree: Any, array: Any, kind: str) -> Any:
-            marked = taps.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
-            return taps.replaced(tree, array, marked)
+            marked = recording.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
+            return recording.replaced(tree, array, marked)
 
-        taken = {id(array): array for array in taps.inexact((args, kwargs))}
+        taken = {id(array): array for array in recording.inexact((args, kwargs))}
         for i, array in enumerate(taken.values()):
             args, kwargs = mark((args, kwargs), array, f"input {i}" if i else "input")
         self._open.add(id(module))
@@ -78,7 +65,7 @@ class _Marker:
             self._open.discard(id(module))
             if stack is not None:
                 self._stacks.pop()
-        output = next(taps.inexact(result), None)
+        output = next(recording.inexact(result), None)
         return result if output is None else mark(result, output, "output")
 
     def _stack(
@@ -158,13 +145,12 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
 
     NNX has no hook of its own for a call's inputs.
     """
-    originals = {
-        kind: vars(base)["__call__"]
-        for kind in kinds
-        for base in [_defining_class(kind)]
-        if base is not None
-    }
-    own = {kind: "__call__" in vars(kind) for kind in originals}
+    originals: dict[Any, Callable[..., Any]] = {}
+    for kind in kinds:
+        for base in reversed(kind.__mro__):
+            if "__call__" in vars(base):
+                originals[kind] = vars(base)["__call__"]
+    own = {kind for kind in originals if "__call__" in vars(kind)}
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -185,19 +171,14 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
 
     try:
         for kind, original in originals.items():
-            kind.__call__ = recorded(original)  # type: ignore[method-assign]
+            kind.__call__ = recorded(original)
         yield
     finally:
         for kind, original in originals.items():
-            if own[kind]:
-                kind.__call__ = original  # type: ignore[method-assign]
+            if kind in own:
+                kind.__call__ = original
             else:
                 del kind.__call__
-
-
-def _defining_class(kind: type) -> type | None:
-    """Return the class that ``kind`` inherits its ``__call__`` from."""
-    return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 def from_linen(

@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import math
-import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import difference
 from jax_transformer.parity.difference import Entry, Measurement
-from jax_transformer.parity.pairs import Getter, GradientGetters, Pair
+from jax_transformer.parity.pairs import GradientGetters, Pair
 from jax_transformer.parity.recording import Recording
 
 _ANOTHER_INPUT = "input of another kind: its output is not compared"
@@ -46,8 +46,9 @@ class PairedRuns:
                 f"the Flax model returns shape {ours} and the PyTorch model {theirs}: pass"
                 " call_flax= or call_torch= to make them equal"
             )
-        result = operator.attrgetter("result")
-        measurement = self._measure(result, result)
+        measurement = self._measure(
+            {dtype: (one.result, other.result) for dtype, (one, other) in self.runs.items()}
+        )
         assert measurement is not None
         return measurement
 
@@ -139,15 +140,21 @@ class PairedRuns:
         )
 
     def _parameters(
-        self, getters: Mapping[str, tuple[Sequence[Getter], Getter]]
+        self, getters: Mapping[str, tuple[Callable[[Any], list[np.ndarray]], str]]
     ) -> dict[str, Measurement]:
         """Return the measurement of each parameter, in the layout in which it is nearest."""
         measured = {}
-        for leaf, (layouts, get_theirs) in getters.items():
-            each = [self._measure(get_ours, get_theirs) for get_ours in layouts]
-            present = [measurement for measurement in each if measurement is not None]
-            if present:
-                measured[leaf] = min(present, key=lambda measurement: measurement.times)
+        for leaf, (layouts, theirs) in getters.items():
+            each = []
+            for i in range(len(layouts(self.ours))):
+                arrays = {
+                    dtype: (layouts(ours)[i], of_torch.parameters.get(theirs))
+                    for dtype, (ours, of_torch) in self.runs.items()
+                }
+                if (measurement := self._measure(arrays)) is not None:
+                    each.append(measurement)
+            if each:
+                measured[leaf] = min(each, key=attrgetter("times"))
         return measured
 
     def _takes_floats(self, ours: str, theirs: str) -> bool:
@@ -179,14 +186,11 @@ class PairedRuns:
     def _worst(self, names: Sequence[tuple[str, str]]) -> Measurement | None:
         """Return the measurement of the pair of arrays that is furthest apart."""
         measurements = [
-            self._measure(operator.methodcaller("get", a), operator.methodcaller("get", b))
+            self._measure({d: (one.get(a), other.get(b)) for d, (one, other) in self.runs.items()})
             for a, b in names
         ]
-        return max(
-            (measurement for measurement in measurements if measurement is not None),
-            key=lambda measurement: measurement.times,
-            default=None,
-        )
+        present = [measurement for measurement in measurements if measurement is not None]
+        return max(present, key=attrgetter("times"), default=None)
 
     def _note(self, ours: str, theirs: str) -> str:
         a, b = self.ours.get(ours), self.theirs.get(theirs)
@@ -194,12 +198,12 @@ class PairedRuns:
             return ""
         return f"outputs {a.shape} and {b.shape} are not compared"
 
-    def _measure(self, get_ours: Getter, get_theirs: Getter) -> Measurement | None:
-        ours, theirs = get_ours(self.ours), get_theirs(self.theirs)
-        if ours is None or theirs is None:
-            return None
-        arrays = {dtype: _both(get_ours(a), get_theirs(b)) for dtype, (a, b) in self.runs.items()}
-        order = _axes(ours, theirs)
+    def _measure(self, arrays: Mapping[str, tuple[Any, Any]]) -> Measurement | None:
+        """Return the measurement of an array that both models have, given by dtype; None if one
+        lacks it, or the shapes differ.
+        """
+        ours, theirs = arrays["float64"]
+        order = None if ours is None or theirs is None else _axes(ours, theirs)
         if order is None:
             return None
         sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
@@ -215,11 +219,6 @@ class PairedRuns:
             for narrow, wide in zip(arrays[self.native_dtype], arrays["float64"], strict=True)
         )
         return Measurement(*in_dtype("float64"), *in_dtype(self.native_dtype), *errors)
-
-
-def _both(ours: np.ndarray | None, theirs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    assert ours is not None and theirs is not None, "recorded in float64, so in every dtype"
-    return ours, theirs
 
 
 def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:

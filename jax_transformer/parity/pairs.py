@@ -5,6 +5,7 @@ and the gradients of their parameters.
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,11 +159,9 @@ def _similarity(ours: Called, theirs: Called) -> float:
 
 # Gradients of parameters, from the weight table or by Flax's usual names
 
-Getter = Callable[[Any], np.ndarray | None]
-"""Takes a recording and returns one of its gradients, in PyTorch's layout; None if it has none."""
-GradientGetters = dict[str, dict[str, tuple[Sequence[Getter], Getter]]]
-"""By Flax module and by parameter, the getters for the Flax recording, one for each layout that the
-parameter may have, and the getter for the PyTorch recording."""
+GradientGetters = dict[str, dict[str, tuple[Callable[[Any], list[np.ndarray]], str]]]
+"""By Flax module and by parameter: a function that takes a recording of the Flax model and returns
+the gradient in each layout that it may have in PyTorch, and the parameter's name there."""
 _LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight"}
 """Flax leaf to PyTorch leaf."""
 
@@ -174,18 +173,25 @@ def gradient_getters(
 
     ``table`` is the weight table; without one, parameters are found by their usual names.
     """
-    if table is not None:
-        return _table_getters(table, function, pairs)
     getters: GradientGetters = {}
-    for pair in pairs:
-        name, layer = _stored(function.parameters, pair.ours)
-        for leaf, torch_leaf in _LEAVES.items():
-            if f"{name}.{leaf}" in function.parameters:
-                layouts = _kernel_layouts if leaf == "kernel" else _one_layout
-                getters.setdefault(pair.ours, {})[leaf] = (
-                    _flax_getters(f"{name}.{leaf}", layer, layouts),
-                    _torch_getter(f"{pair.theirs}.{torch_leaf}"),
-                )
+    if table is None:
+        for pair in pairs:
+            name, layer = _stored(function.parameters, pair.ours)
+            for leaf, torch_leaf in _LEAVES.items():
+                if f"{name}.{leaf}" in function.parameters:
+                    get = partial(_layouts_of_leaf, f"{name}.{leaf}", layer)
+                    getters.setdefault(pair.ours, {})[leaf] = get, f"{pair.theirs}.{torch_leaf}"
+        return getters
+    for rule in rules.restrict(table, function.parameters):
+        assert isinstance(rule, Rule)
+        owners = [
+            pair.ours
+            for pair in pairs
+            if all(name.startswith(f"{pair.ours}.") for name in rule.flax)
+        ]
+        if owners:
+            get = partial(_layout_of_rule, rule)
+            getters.setdefault(max(owners, key=len), {})[rule.torch] = get, rule.torch
     return getters
 
 
@@ -209,55 +215,19 @@ def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, int | None
     return module, None
 
 
-def _table_getters(table: Table, function: ModelFunction, pairs: Sequence[Pair]) -> GradientGetters:
-    getters: GradientGetters = {}
-    for rule in rules.restrict(table, function.parameters):
-        assert isinstance(rule, Rule)
-        owners = [
-            pair.ours
-            for pair in pairs
-            if all(name.startswith(f"{pair.ours}.") for name in rule.flax)
-        ]
-        if owners:
-            innermost = max(owners, key=len)
-            getters.setdefault(innermost, {})[rule.torch] = (
-                [_rule_getter(rule)],
-                _torch_getter(rule.torch),
-            )
-    return getters
+def _layout_of_rule(rule: Rule, recording: Any) -> list[np.ndarray]:
+    gradients = recording.parameters
+    if not all(name in gradients for name in rule.flax):
+        return []
+    return [rule.to_torch([gradients[name] for name in rule.flax])]
 
 
-def _rule_getter(rule: Rule) -> Getter:
-    def get(recording: Any) -> np.ndarray | None:
-        gradients = recording.parameters
-        if not all(name in gradients for name in rule.flax):
-            return None
-        return rule.to_torch([gradients[name] for name in rule.flax])
-
-    return get
-
-
-def _torch_getter(name: str) -> Getter:
-    return lambda recording: recording.parameters.get(name)
-
-
-def _flax_getters(
-    name: str, layer: int | None, layouts: Callable[[np.ndarray], list[np.ndarray]]
-) -> list[Getter]:
-    def gradients(recording: Any) -> list[np.ndarray]:
-        array = recording.parameters.get(name)
-        if array is None:
-            return []
-        return layouts(array if layer is None else array[layer])
-
-    def getter(i: int) -> Getter:
-        return lambda recording: dict(enumerate(gradients(recording))).get(i)
-
-    return [getter(i) for i in range(4)]
-
-
-def _one_layout(array: np.ndarray) -> list[np.ndarray]:
-    return [array]
+def _layouts_of_leaf(name: str, layer: int | None, recording: Any) -> list[np.ndarray]:
+    array = recording.parameters.get(name)
+    if array is None:
+        return []
+    array = array if layer is None else array[layer]
+    return _kernel_layouts(array) if name.endswith(".kernel") else [array]
 
 
 def _kernel_layouts(kernel: np.ndarray) -> list[np.ndarray]:

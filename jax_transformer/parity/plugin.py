@@ -103,9 +103,8 @@ class Parity:
     ) -> tuple[Any, Any]:
         """Return the recorder of the PyTorch model, and its batch."""
         from jax_transformer.parity import golden as goldens
-        from jax_transformer.parity.other_process import OtherProcess
 
-        process = None if factory is None else OtherProcess(factory, python)
+        process = None if factory is None else goldens.OtherProcess(factory, python)
         if golden is None:
             if process is None or batch is None:
                 raise pytest.UsageError(_USAGE)

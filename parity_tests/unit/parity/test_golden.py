@@ -10,7 +10,6 @@ import pytest
 from jax_transformer import cli
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.parity import golden
-from jax_transformer.parity.other_process import OtherProcess
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
 
@@ -147,7 +146,7 @@ def python(tmp_path, text: str) -> str:
 
 def test_the_error_is_the_last_line_of_the_other_python(tmp_path):
     with pytest.raises(ConfigError, match=r"a:b: ModuleNotFoundError: No module named 'a'$"):
-        OtherProcess(
+        golden.OtherProcess(
             "a:b",
             python(
                 tmp_path,
@@ -158,6 +157,6 @@ def test_the_error_is_the_last_line_of_the_other_python(tmp_path):
 
 def test_a_missing_python_and_a_factory_without_a_callable_are_refused():
     with pytest.raises(ConfigError, match="/nowhere/python: cannot be run: No such file"):
-        OtherProcess("a:b", "/nowhere/python")("float64", 0, BATCH)
+        golden.OtherProcess("a:b", "/nowhere/python")("float64", 0, BATCH)
     with pytest.raises(ConfigError, match=r"package\.module:callable"):
-        OtherProcess("model")("float64", 0, BATCH)
+        golden.OtherProcess("model")("float64", 0, BATCH)

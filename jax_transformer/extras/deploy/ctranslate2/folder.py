@@ -27,13 +27,13 @@ from jax_transformer.config import (
     TransformerConfig,
 )
 from jax_transformer.config.fields import position_row
+from jax_transformer.convert import conversion
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import DifferentError
 from jax_transformer.extras.deploy.ctranslate2 import checks
 from jax_transformer.extras.deploy.ctranslate2.checks import RELATIVE, Quantization
 from jax_transformer.nn import attention, embeddings
-from jax_transformer.parity import from_files
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -277,7 +277,7 @@ def check(
     """
     import ctranslate2
 
-    source, target = from_files.random_batch(config, 0, min(_LONGEST, config.longest))
+    source, target = conversion.random_batch(config, 0, min(_LONGEST, config.longest))
     target = target[:, :-1]  # the decoder reads the start token as well
     settings = vocabularies.settings
     ends = settings["add_source_eos"]  # the engine appends it to each line

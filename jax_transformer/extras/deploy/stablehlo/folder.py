@@ -19,12 +19,12 @@ import numpy as np
 
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import conversion
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.extras.deploy.stablehlo import run
 from jax_transformer.generate import beam_search, decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.nn.attention import Cache, Prefix
-from jax_transformer.parity import from_files
 from jax_transformer.storage import safetensors, tensors
 
 MANIFEST, WEIGHTS, LOADER = "programs.json", "weights.safetensors", "run.py"
@@ -225,7 +225,7 @@ def _shapes(avals: Any) -> list[str]:
 
 def check(folder: Path, model: prepare.SplitModel, settings: Settings) -> None:
     """Raise DifferentError unless the program ``greedy`` gives the model's own tokens."""
-    source, _ = from_files.random_batch(model.config, 0)
+    source, _ = conversion.random_batch(model.config, 0)
     ours = decoding.greedy(model, source, **settings.search)
     theirs = run.Model(folder).greedy(source)
     if not np.array_equal(np.asarray(ours), np.asarray(theirs)):
