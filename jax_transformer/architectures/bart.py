@@ -91,13 +91,22 @@ class BartFamily(HuggingFaceFamily):
         """Return the rules for every name of the module's ``state_dict()``, tied copies among
         them.
         """
-        bias = [Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0)]
-        return [
-            *(bias if config.logits_bias else []),
-            *_embeddings(config),
-            *stacks(config),
-            *_output(config),
-        ]
+        table: Table = []
+        if config.logits_bias:
+            table.append(Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0))
+        if config.tying.one_embedding:
+            table += embedding("model.shared", "target_embedding")
+            table.append(Alias("model.encoder.embed_tokens.weight", SHARED))
+            table.append(Alias("model.decoder.embed_tokens.weight", SHARED))
+        else:
+            table += embedding("model.encoder.embed_tokens", "source_embedding")
+            table += embedding("model.decoder.embed_tokens", "target_embedding")
+        table += stacks(config)
+        if config.tying.tied_output:
+            one = config.tying is Tying.ALL
+            tied = SHARED if one else "model.decoder.embed_tokens.weight"
+            return [*table, Alias("lm_head.weight", tied)]
+        return [*table, *linear("lm_head", "output", bias=False)]
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Return the sizes of the source's and the target's vocabulary, and True if they have one
@@ -116,22 +125,17 @@ class BartFamily(HuggingFaceFamily):
         counted = self.stack.get("position_index") is PositionIndex.NOT_PADDING
         # fairseq's positions that are counted begin after padding's row
         offset = {"position_offset": ids["source_pad_id"] + 1} if counted else {}
-        stacks = {
-            name: StackConfig(
+        stacks = {}
+        for name, branches in BRANCHES.items():
+            own = self.decoder_stack if name == "decoder" else {}
+            stacks[name] = StackConfig(
                 values[f"{name}_layers"],
                 branches,
                 num_heads=values[f"{name}_attention_heads"],
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
-                **{
-                    **MASKS[name],
-                    **self.stack,
-                    **offset,
-                    **(self.decoder_stack if name == "decoder" else {}),
-                },
+                **{**MASKS[name], **self.stack, **offset, **own},
             )
-            for name, branches in BRANCHES.items()
-        }
         source_size, target_size, shared = self.vocabularies(values)
         tying = Tying.of(embeddings=shared, output=values["tie_word_embeddings"])
         scaled = values["scale_embedding"]
@@ -204,53 +208,30 @@ NO_EXTRA_ROWS = {"extra_pos_embeddings": "counts rows that a computed table of p
 
 def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
     """Return the rules for the names of both stacks without their embeddings."""
-    return [*_stack("encoder", config, prefix), *_stack("decoder", config, prefix)]
-
-
-def _stack(name: str, config: TransformerConfig, prefix: str) -> Table:
-    stack = getattr(config, name)
-    torch, flax = f"{prefix}{name}", f"{name}.blocks.{{i}}"
-    layer: Table = []
-    for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
-        norm = f"{flax}.residuals.{branch}.norm"
-        if part is Part.FFN:
-            layer += linear(f"{torch}.layers.{{i}}.fc1", f"{flax}.feed_forward.up")
-            layer += linear(f"{torch}.layers.{{i}}.fc2", f"{flax}.feed_forward.down")
-            layer += layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
-        else:
-            layer += attention(
-                f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}",
-                f"{flax}.{part.value}",
-                _LINEARS,
-                key_bias=config.key_bias,
-            )
-            layer += layer_norm(f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}_layer_norm", norm)
-    before: Table = []
-    if stack.positions in (Positions.SINUSOIDAL_STORED, Positions.LEARNED):
-        before.append(Rule(f"{torch}.embed_positions.weight", (f"{name}.positions.table",)))
-    if stack.embedding_norm:
-        before += layer_norm(f"{torch}.layernorm_embedding", f"{name}.embedding_norm")
-    after = layer_norm(f"{torch}.layer_norm", f"{name}.final_norm") if stack.final_norm else []
-    return [*before, *repeat(stack.layers, layer), *after]
-
-
-def _embeddings(config: TransformerConfig) -> Table:
-    if config.tying.one_embedding:
-        copies = [
-            Alias(f"model.{stack}.embed_tokens.weight", SHARED) for stack in ("encoder", "decoder")
-        ]
-        return [*embedding("model.shared", "target_embedding"), *copies]
-    return [
-        *embedding("model.encoder.embed_tokens", "source_embedding"),
-        *embedding("model.decoder.embed_tokens", "target_embedding"),
-    ]
-
-
-def _output(config: TransformerConfig) -> Table:
-    if not config.tying.tied_output:
-        return linear("lm_head", "output", bias=False)
-    tied = SHARED if config.tying is Tying.ALL else "model.decoder.embed_tokens.weight"
-    return [Alias("lm_head.weight", tied)]
+    table: Table = []
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        torch, flax = f"{prefix}{name}", f"{name}.blocks.{{i}}"
+        if stack.positions in (Positions.SINUSOIDAL_STORED, Positions.LEARNED):
+            positions = (f"{name}.positions.table",)
+            table.append(Rule(f"{torch}.embed_positions.weight", positions))
+        if stack.embedding_norm:
+            table += layer_norm(f"{torch}.layernorm_embedding", f"{name}.embedding_norm")
+        layer: Table = []
+        for number, branch in enumerate(stack.branches):
+            (part,) = branch.parts
+            norm = f"{flax}.residuals.{number}.norm"
+            if part is Part.FFN:
+                layer += linear(f"{torch}.layers.{{i}}.fc1", f"{flax}.feed_forward.up")
+                layer += linear(f"{torch}.layers.{{i}}.fc2", f"{flax}.feed_forward.down")
+                layer += layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
+            else:
+                theirs, ours = f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}", f"{flax}.{part.value}"
+                layer += attention(theirs, ours, _LINEARS, key_bias=config.key_bias)
+                layer += layer_norm(f"{theirs}_layer_norm", norm)
+        table += repeat(stack.layers, layer)
+        if stack.final_norm:
+            table += layer_norm(f"{torch}.layer_norm", f"{name}.final_norm")
+    return table
 
 
 class Bart(BartFamily):

@@ -6,7 +6,7 @@ al. 2017, and the checks of a twin's arguments. Nothing here imports torch: a tw
 string, or returned by a function that imports it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
@@ -37,11 +37,10 @@ class Preset:
         special id, the number of the source or the last of its vocabulary.
         """
         d_model = sizes.get("d_model", self.config.d_model)
-        derived: dict[str, Any] = (
-            {size: multiple * d_model for size, multiple in self.multiples.items()}
-            if isinstance(d_model, Integral)
-            else {}
-        )
+        derived: dict[str, Any] = {}
+        for name, multiple in self.multiples.items():
+            if isinstance(d_model, Integral):
+                derived[name] = multiple * d_model
         for name in self.last_ids:
             vocabulary = "source_vocab_size" if name.startswith("source") else "target_vocab_size"
             size = sizes.get(vocabulary, sizes.get("vocab_size"))
@@ -169,7 +168,7 @@ def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[
     same_sizes = preset.with_sizes(
         d_model=config.d_model, num_heads=config.num_heads, dropout=config.dropout
     )
-    ours, theirs = dict(_leaves(config)), dict(_leaves(same_sizes))
+    ours, theirs = _leaves(config), _leaves(same_sizes)
     return [
         f"{name}={ours[name]}: {twin_of(config)} has only {theirs[name]}"
         for name in ours
@@ -177,24 +176,17 @@ def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[
     ]
 
 
-def _leaves(config: TransformerConfig) -> Iterator[tuple[str, Any]]:
+def _leaves(config: TransformerConfig) -> dict[str, Any]:
     """Return every field by dotted name; a field of None that stands for a number of the model has
     that number.
     """
-    for name, value in vars(config).items():
-        if name not in ("encoder", "decoder"):
-            yield name, value
-    yield "head_dim", config.head_width
-    for stack_name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        for name, value in vars(stack).items():
-            if name != "branches":
-                yield f"{stack_name}.{name}", value
-        yield (
-            f"{stack_name}.branches",
-            tuple(
-                replace(
-                    branch, dropout=config.dropout if branch.dropout is None else branch.dropout
-                )
-                for branch in stack.branches
-            ),
-        )
+    leaves = vars(config) | {"head_dim": config.head_width}
+    for stack_name in ("encoder", "decoder"):
+        for name, value in vars(leaves.pop(stack_name)).items():
+            leaves[f"{stack_name}.{name}"] = value
+        branches = []
+        for branch in leaves[f"{stack_name}.branches"]:
+            rate = config.dropout if branch.dropout is None else branch.dropout
+            branches.append(replace(branch, dropout=rate))
+        leaves[f"{stack_name}.branches"] = tuple(branches)
+    return leaves

@@ -177,11 +177,11 @@ class HuggingFaceFamily(Architecture, abc.ABC):
 
 def families() -> dict[str, HuggingFaceFamily]:
     """Return every registered family by its ``model_type``."""
-    return {
-        architecture.name: architecture
-        for architecture in registry.architectures()
-        if isinstance(architecture, HuggingFaceFamily)
-    }
+    known = {}
+    for architecture in registry.architectures():
+        if isinstance(architecture, HuggingFaceFamily):
+            known[architecture.name] = architecture
+    return known
 
 
 def find_family(model_type: object) -> HuggingFaceFamily | None:
@@ -206,12 +206,11 @@ def family_of(config: TransformerConfig) -> HuggingFaceFamily:
 
 def tokenizer_recipes() -> dict[str, TokenizerRecipe]:
     """Return every recipe by the name of a class of transformers."""
-    return {
-        name: recipe
-        for family in families().values()
-        for recipe in family.tokenizers
-        for name in (recipe.class_name, *recipe.other_classes)
-    }
+    recipes: dict[str, TokenizerRecipe] = {}
+    for family in families().values():
+        for recipe in family.tokenizers:
+            recipes |= dict.fromkeys((recipe.class_name, *recipe.other_classes), recipe)
+    return recipes
 
 
 def find_recipe(class_name: str, family: HuggingFaceFamily | None = None) -> TokenizerRecipe | None:
@@ -226,9 +225,12 @@ def find_recipe(class_name: str, family: HuggingFaceFamily | None = None) -> Tok
 
 
 def published_codes() -> set[str]:
-    """Return the short codes (``en``, ``ceb``) of all languages of the published models."""
-    recipes = tokenizer_recipes().values()
-    languages = [recipe.languages for recipe in recipes if recipe.languages is not None]
-    codes = {code for one in languages for code in one.published}
-    codes |= {code for one in languages for names in one.sets.values() for code in names}
+    """Return the short codes (``en``, ``ceb``) of all languages of the published models of this
+    package's families.
+    """
+    codes: set[str] = set()
+    for family in registry.built_in().values():
+        for recipe in family.tokenizers if isinstance(family, HuggingFaceFamily) else ():
+            if recipe.languages is not None:
+                codes.update(recipe.languages.published, *recipe.languages.sets.values())
     return {code for code in codes if len(code) <= 3}

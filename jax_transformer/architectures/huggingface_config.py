@@ -185,7 +185,8 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
         "decoder_start_token_id": config.bos_id,
         "tie_word_embeddings": config.tying.tied_output,
     }
-    common = {name: value for name, value in common.items() if name in family.defaults}
+    for name in common.keys() - family.defaults.keys():
+        del common[name]
     return common | family.to_attributes(config)
 
 
@@ -209,11 +210,9 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
     """Return every field by its dotted name; a stack's number that it takes from the model is the
     model's.
     """
-    fields = {
-        name: value
-        for name, value in vars(config).items()
-        if name not in ("encoder", "decoder", "num_heads", "d_ff", "head_dim")
-    }
+    fields = dict(vars(config))
+    for name in ("encoder", "decoder", "num_heads", "d_ff", "head_dim"):
+        del fields[name]
     if config.attention_bias is None:
         fields["attention_bias"] = config.bias
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
@@ -222,7 +221,8 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
             "d_ff": stack.d_ff or config.d_ff,
             "head_dim": config.head_width_of(stack),
         }
-        fields |= {f"{name}.{field}": value for field, value in own.items()}
+        for field, value in own.items():
+            fields[f"{name}.{field}"] = value
     return fields
 
 
@@ -236,9 +236,12 @@ def read(family: HuggingFaceFamily, data: Mapping[str, Any]) -> dict[str, Any]:
         family: the family of the file.
         data: the file's attributes, for which :func:`problems` lists nothing.
     """
-    known = {**family.defaults, **family.derived}
-    named = {family.aliases.get(name, name): value for name, value in data.items()}
-    return dict(family.defaults) | {name: value for name, value in named.items() if name in known}
+    values = dict(family.defaults)
+    for name, value in data.items():
+        own = family.aliases.get(name, name)
+        if own in values or own in family.derived:
+            values[own] = value
+    return values
 
 
 def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str]:
@@ -295,16 +298,12 @@ def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     Decoding begins with ``bos_token_id`` if ``decoder_start_token_id`` is null, as in transformers'
     generate(). Raises ConfigError that names every token which is missing.
     """
-    ids = {
-        name: values[name] for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-    }
-    if ids["decoder_start_token_id"] is None:
-        ids["decoder_start_token_id"] = values["bos_token_id"]
-    missing = [name for name, value in ids.items() if value is None]
-    if missing:
-        raise ConfigError(
-            f"{' and '.join(missing)} must be given: the model's batches are made with it"
-        )
+    ids = {"pad_token_id": values["pad_token_id"], "eos_token_id": values["eos_token_id"]}
+    start = values["decoder_start_token_id"]
+    ids["decoder_start_token_id"] = values["bos_token_id"] if start is None else start
+    if None in ids.values():
+        missing = " and ".join(name for name, value in ids.items() if value is None)
+        raise ConfigError(f"{missing} must be given: the model's batches are made with it")
     pad, end, start = ids.values()
     return {"source_pad_id": pad, "target_pad_id": pad, "bos_id": start, "eos_id": end}
 

@@ -7,7 +7,7 @@ loaded if positions have to be computed. Facts from ``_tied_weights_keys`` and `
 of the classes of transformers 5.23, and from its ``from_pretrained``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ import numpy as np
 from jax_transformer.architectures import huggingface, registry
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
-from jax_transformer.weights.rules import Alias
+from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
+from jax_transformer.weights import rules
 
 Tensor = TypeVar("Tensor", bound=Any)
 
@@ -40,16 +40,23 @@ def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str
         state: arrays, lazy tensors, or ``TensorInfo`` that describes them.
         config: the model's configuration.
     """
-    named = {_renamed(name, state, config): value for name, value in state.items()}
-    named = {name: value for name, value in named.items() if _reason_unused(name, config) is None}
-    for copies in _tied_names(config):
-        present = next((name for name in copies if name in named), None)
-        if present is not None:
-            named |= {name: named[present] for name in copies if name not in named}
     family = huggingface.family_of(config)
-    like = next((named[name] for name in family.embedding_tensors if name in named), None)
-    if like is not None:
-        named |= {name: value for name, value in _computed(config, like) if name not in named}
+    # Without its output layer the model has names without the family's prefix
+    prefix = "" if any(name.startswith(family.prefix) for name in state) else family.prefix
+    named: dict[str, Any] = {}
+    for name, value in state.items():
+        full = name if name in (_LOGITS_BIAS, family.output_tensor) else f"{prefix}{name}"
+        if _reason_unused(full, config) is None:
+            named[full] = value
+    for copies in _tied_names(config):
+        present = [name for name in copies if name in named]
+        for name in copies if present else ():
+            named.setdefault(name, named[present[0]])
+    embeddings = [named[name] for name in family.embedding_tensors if name in named]
+    shapes = {_LOGITS_BIAS: (1, config.target_vocab_size)} if config.logits_bias else {}
+    for name, shape in (shapes | _positions(config)).items() if embeddings else ():
+        if name not in named:
+            named[name] = _computed(name, shape, config, embeddings[0])
     return named
 
 
@@ -65,11 +72,7 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
     for name in left_out & state.keys():
         _check_computed(name, state[name], config)
     if not family.saves_copies(config):
-        left_out |= {
-            rule.torch
-            for rule in registry.unchecked_table(config.architecture, config)
-            if isinstance(rule, Alias)
-        }
+        left_out |= rules.aliases(registry.unchecked_table(config.architecture, config)).keys()
     return {name: value for name, value in state.items() if name not in left_out}
 
 
@@ -79,10 +82,10 @@ def why_completed(name: str, config: TransformerConfig) -> str:
         return "is zero if a file does not hold it"
     if name in _positions(config):
         return "is computed: sines and cosines"
-    group = next((copies for copies in _tied_names(config) if name in copies), None)
-    if group is not None:
-        others = " or ".join(other for other in group if other != name)
-        return f"repeats {others}, with which the model ties it"
+    for copies in _tied_names(config):
+        if name in copies:
+            others = " or ".join(other for other in copies if other != name)
+            return f"repeats {others}, with which the model ties it"
     bare = name.removeprefix(huggingface.family_of(config).prefix)
     return f"is {bare} in the file, which holds the model without its output layer"
 
@@ -114,64 +117,43 @@ def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, Laz
     }
 
 
-def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> str:
-    """Return the name with the family's prefix, which is missing if the model without its output
-    layer was saved.
-    """
-    family = huggingface.family_of(config)
-    prefix = family.prefix
-    if name in (_LOGITS_BIAS, family.output_tensor) or any(
-        other.startswith(prefix) for other in state
-    ):
-        return name
-    return f"{family.prefix}{name}"
-
-
 def _reason_unused(name: str, config: TransformerConfig) -> str | None:
     family = huggingface.family_of(config)
     return {**_VERSIONS, **family.unused_tensors}.get(name.removeprefix(family.prefix))
 
 
-def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
+def _tied_names(config: TransformerConfig) -> Iterable[list[str]]:
     """Return groups of names that are one tensor, each with the name first that transformers
     saves.
     """
     groups: dict[str, list[str]] = {}
-    for rule in registry.unchecked_table(config.architecture, config):
-        if isinstance(rule, Alias):
-            groups.setdefault(rule.of, [rule.of]).append(rule.torch)
-    yield from groups.values()
+    for name, of in rules.aliases(registry.unchecked_table(config.architecture, config)).items():
+        groups.setdefault(of, [of]).append(name)
+    return groups.values()
 
 
 def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
     """Return the tables of sines and cosines that belong to the module and may be missing in a
     file, with their shapes: in a file of a model that reads sound they never are.
     """
-    prefix = huggingface.family_of(config).prefix
-    return {
-        f"{prefix}{name}.embed_positions.weight": (
-            config.max_length + stack.position_offset,
-            config.d_model,
-        )
-        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-        if stack.positions is Positions.SINUSOIDAL_STORED and config.input_layer is None
-    }
+    prefix, positions = huggingface.family_of(config).prefix, {}
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack.positions is Positions.SINUSOIDAL_STORED and config.input_layer is None:
+            rows = config.max_length + stack.position_offset
+            positions[f"{prefix}{name}.embed_positions.weight"] = rows, config.d_model
+    return positions
 
 
-def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]:
-    """Return the tensors that transformers makes if they are not in a file, in the dtype of
+def _computed(name: str, shape: Shape, config: TransformerConfig, like: Any) -> Any:
+    """Return a tensor that transformers makes if it is not in a file, in the kind and the dtype of
     ``like``.
     """
-    shapes = {_LOGITS_BIAS: (1, config.target_vocab_size)} if config.logits_bias else {}
-    for name, shape in (shapes | _positions(config)).items():
-        if isinstance(like, TensorInfo):
-            yield name, replace(like, shape=shape)
-            continue
-        lazily = like if isinstance(like, LazyTensor) else LazyTensor.of(like)
-        dtype = lazily.info.numpy_dtype()
-        read = partial(np.zeros, shape, dtype) if name == _LOGITS_BIAS else _table_in(config, dtype)
-        tensor = LazyTensor(TensorInfo(shape, lazily.dtype), read)
-        yield name, tensor if lazily is like else tensor.read()
+    if isinstance(like, TensorInfo):
+        return replace(like, shape=shape)
+    dtype = like.info.numpy_dtype() if isinstance(like, LazyTensor) else like.dtype
+    read = partial(np.zeros, shape, dtype) if name == _LOGITS_BIAS else _table_in(config, dtype)
+    is_lazy = isinstance(like, LazyTensor)
+    return LazyTensor(TensorInfo(shape, like.dtype), read) if is_lazy else read()
 
 
 def _table_in(config: TransformerConfig, dtype: np.dtype) -> Callable[[], np.ndarray]:

@@ -209,8 +209,12 @@ def load_from(spec: str) -> Architecture:
 @functools.cache
 def built_in() -> dict[str, Architecture]:
     """Return the architectures of this folder by name, in the order of their files."""
-    files = map(_of_file, sorted(path.stem for path in _FOLDER.glob("*.py")))
-    return {architecture.name: architecture for architecture in files if architecture is not None}
+    known = {}
+    for path in sorted(_FOLDER.glob("*.py")):
+        architecture = _of_file(path.stem)
+        if architecture is not None:
+            known[architecture.name] = architecture
+    return known
 
 
 @functools.cache
@@ -238,8 +242,11 @@ def _check(architecture: Architecture) -> None:
 
 
 def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    folders = [path or "." for path in sys.path if os.path.isdir(path or ".")]
-    return _entry_points_of(tuple((path, os.stat(path).st_mtime_ns) for path in folders))
+    folders = []
+    for path in sys.path:
+        if os.path.isdir(path or "."):
+            folders.append((path or ".", os.stat(path or ".").st_mtime_ns))
+    return _entry_points_of(tuple(folders))
 
 
 @functools.lru_cache(maxsize=1)
@@ -376,11 +383,6 @@ def model_weights(
 
     ``architecture`` and errors are as for :func:`weight_table`.
     """
-    return _model_weights(config, resolve(architecture or config.architecture))
-
-
-@functools.lru_cache(maxsize=32)
-def _model_weights(config: TransformerConfig, architecture: Architecture) -> ModelWeights:
     from jax_transformer import transformer
     from jax_transformer.nn.embeddings import Frozen
 

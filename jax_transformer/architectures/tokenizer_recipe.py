@@ -158,7 +158,8 @@ class TokenizerRecipe:
     """The role of the decoder's first token, if ``config.json`` does not name it."""
     languages: Languages | None = None
 
-    @property
-    def class_name(self) -> str:
-        """The class in transformers."""
-        return f"{self.name}Tokenizer"
+    class_name: str = field(init=False)
+    """The class in transformers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_name", f"{self.name}Tokenizer")

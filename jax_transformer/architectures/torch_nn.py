@@ -57,43 +57,35 @@ def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
 
 
 def _positions(config: TransformerConfig) -> Table:
-    kinds = {"encoder": config.encoder.positions, "decoder": config.decoder.positions}
-    stored = tuple(
-        f"{name}.positions.table"
-        for name, kind in kinds.items()
-        if kind is Positions.SINUSOIDAL_STORED
-    )
-    rules: Table = [Rule("pos_enc.pe", stored, Each.SQUEEZE_1, Several.COPY)] if stored else []
-    learned = {"encoder": "src_pos", "decoder": "tgt_pos"}
-    return rules + [
-        Rule(f"{learned[name]}.weight", (f"{name}.positions.table",))
-        for name, kind in kinds.items()
-        if kind is Positions.LEARNED
-    ]
-
-
-def _output(config: TransformerConfig) -> Table:
-    if config.tying is Tying.NONE:
-        return linear("linear", "output", bias=config.output_bias)
-    bias: Table = [Rule("linear.bias", ("output_bias",))] if config.output_bias else []
-    return [Alias("linear.weight", "tgt_emb.weight"), *bias]
+    stored: list[str] = []
+    learned: Table = []
+    for name, own in (("encoder", "src_pos"), ("decoder", "tgt_pos")):
+        kind, table = getattr(config, name).positions, f"{name}.positions.table"
+        if kind is Positions.SINUSOIDAL_STORED:
+            stored.append(table)
+        elif kind is Positions.LEARNED:
+            learned.append(Rule(f"{own}.weight", (table,)))
+    shared: Table = [Rule("pos_enc.pe", tuple(stored), Each.SQUEEZE_1, Several.COPY)]
+    return [*(shared if stored else []), *learned]
 
 
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``."""
-    tied = config.tying is Tying.ALL
-    source: Table = (
-        [Alias("src_emb.weight", "tgt_emb.weight")]
-        if tied
-        else embedding("src_emb", "source_embedding")
-    )
+    source = embedding("src_emb", "source_embedding")
+    if config.tying is Tying.ALL:
+        source = [Alias("src_emb.weight", "tgt_emb.weight")]
+    if config.tying is Tying.NONE:
+        output = linear("linear", "output", bias=config.output_bias)
+    else:
+        output = [Alias("linear.weight", "tgt_emb.weight")]
+        output += [Rule("linear.bias", ("output_bias",))] if config.output_bias else []
     return [
         *embedding("tgt_emb", "target_embedding"),
         *source,
         *_positions(config),
         *_stack("encoder", config.encoder, bias=config.bias),
         *_stack("decoder", config.decoder, bias=config.bias),
-        *_output(config),
+        *output,
     ]
 
 

@@ -140,22 +140,18 @@ def outputs(
 
 def _without_dropout(config: TransformerConfig) -> TransformerConfig:
     """Return the same model with every rate 0."""
-    encoder, decoder = (
-        replace(
-            stack,
-            attention_dropout=None,
-            branches=tuple(replace(branch, dropout=None) for branch in stack.branches),
-        )
-        for stack in (config.encoder, config.decoder)
-    )
+    stacks = []
+    for stack in (config.encoder, config.decoder):
+        branches = [replace(branch, dropout=None) for branch in stack.branches]
+        stacks.append(replace(stack, attention_dropout=None, branches=tuple(branches)))
     return replace(
         config,
         dropout=0.0,
         attention_dropout=0.0,
         activation_dropout=0.0,
         embedding_dropout=0.0,
-        encoder=encoder,
-        decoder=decoder,
+        encoder=stacks[0],
+        decoder=stacks[1],
     )
 
 
@@ -211,16 +207,13 @@ def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig)
 
 
 def _check_rates(family: HuggingFaceFamily, config: TransformerConfig) -> None:
-    wrong = [
-        f"{name}={getattr(config, name)}"
-        for name in family.shared_rates()
-        if getattr(config, name) != config.dropout
-    ]
-    wrong += [
-        f"{name}.attention_dropout"
-        for name in ("encoder", "decoder")
-        if getattr(config, name).attention_dropout is not None
-    ]
+    wrong = []
+    for name in family.shared_rates():
+        if getattr(config, name) != config.dropout:
+            wrong.append(f"{name}={getattr(config, name)}")
+    for name in ("encoder", "decoder"):
+        if getattr(config, name).attention_dropout is not None:
+            wrong.append(f"{name}.attention_dropout")
     if wrong:
         raise ConfigError(
             f"{', '.join(wrong)}: the PyTorch twin of architecture {config.architecture!r} has one"

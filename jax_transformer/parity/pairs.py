@@ -219,7 +219,7 @@ def _layout_of_rule(rule: Rule, recording: Any) -> list[np.ndarray]:
     gradients = recording.parameters
     if not all(name in gradients for name in rule.flax):
         return []
-    return [rule.to_torch([gradients[name] for name in rule.flax])]
+    return [rule.joined([gradients[name] for name in rule.flax], own=True)]
 
 
 def _layouts_of_leaf(name: str, layer: int | None, recording: Any) -> list[np.ndarray]:

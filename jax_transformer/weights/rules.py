@@ -6,6 +6,7 @@ moments, in both directions. Nothing is guessed from shapes or ranks.
 """
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,47 +79,55 @@ class Rule:
     heads: int = 1
     """Number of heads that axis 0 holds, for ``PER_HEAD``."""
 
-    def numbered(self, i: int) -> "Rule":
-        return replace(
-            self,
-            torch=self.torch.replace("{i}", str(i)),
-            flax=tuple(name.replace("{i}", str(i)) for name in self.flax),
-        )
-
     def torch_shape(self, flax_shapes: Sequence[Shape]) -> Shape:
         """Return the tensor's shape from its parts'."""
-        shapes = [self.each.torch_shape(shape) for shape in flax_shapes]
-        if self.several is Several.COPY:
-            return shapes[0]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        first, *others = map(self.each.torch_shape, flax_shapes)
+        rows = first[0]
+        if self.several is not Several.COPY:
+            for shape in others:
+                rows += shape[0]
+        return (rows, *first[1:])
 
-    def to_flax(self, tensor: np.ndarray, flax_shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Return the parts, each contiguous and owning its memory."""
-        parts = [self.part(number, tensor, flax_shapes) for number in range(len(self.flax))]
-        return [_owned(part, tensor) for part in parts]
-
-    def part(self, number: int, tensor: np.ndarray, flax_shapes: Sequence[Shape]) -> np.ndarray:
-        """Return one of the parts, contiguous; it may share the tensor's memory."""
+    def part(
+        self,
+        number: int,
+        tensor: np.ndarray | LazyTensor,
+        flax_shapes: Sequence[Shape],
+        *,
+        own: bool = False,
+    ) -> np.ndarray:
+        """Return one of the parts, contiguous. It may share the tensor's memory unless it is to
+        ``own`` its own.
+        """
+        whole = cut = tensor.read() if isinstance(tensor, LazyTensor) else tensor
         if self.several is not Several.COPY and len(flax_shapes) > 1:
-            lengths = [self.each.torch_shape(shape)[0] for shape in flax_shapes]
-            tensor = self._cut(tensor, lengths, number)
-        return tensors.contiguous(self.each.to_flax(tensor))
+            lengths = [self.each.torch_shape(shape)[0] // self.heads for shape in flax_shapes]
+            start = sum(lengths[:number])
+            heads = whole.reshape(self.heads, -1, *whole.shape[1:])
+            cut = heads[:, start : start + lengths[number]].reshape(-1, *whole.shape[1:])
+        part = tensors.contiguous(self.each.to_flax(cut))
+        return _owned(part, whole) if own else part
 
-    def to_torch(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the tensor, contiguous and owning its memory."""
-        return _owned(self.joined(arrays), arrays[0])
-
-    def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the tensor, contiguous; it may share the memory of an array."""
-        parts = [self.each.to_torch(array) for array in arrays]
+    def joined(self, arrays: Sequence[np.ndarray | LazyTensor], *, own: bool = False) -> np.ndarray:
+        """Return the tensor, contiguous. It may share the memory of an array unless it is to
+        ``own`` its own.
+        """
+        read = [array.read() if isinstance(array, LazyTensor) else array for array in arrays]
         if self.several is Several.COPY:
-            for name, array in zip(self.flax[1:], arrays[1:], strict=True):
-                if not tensors.same(array, arrays[0]):
+            for name, array in zip(self.flax[1:], read[1:], strict=True):
+                if not tensors.same(array, read[0]):
                     raise InputError(
                         f"{name} and {self.flax[0]} differ, but {self.torch} holds both"
                     )
-            parts = parts[:1]
-        return tensors.contiguous(self._join(parts) if len(parts) > 1 else parts[0])
+        elif len(read) > 1:
+            parts = [tensors.contiguous(self.each.to_torch(array)) for array in read]
+            rest = parts[0].shape[1:]
+            tensor = np.empty((sum(map(len, parts)), *rest), np.result_type(*parts))
+            by_head = [part.reshape(self.heads, -1, *rest) for part in parts]
+            np.concatenate(by_head, axis=1, out=tensor.reshape(self.heads, -1, *rest))
+            return tensor
+        tensor = tensors.contiguous(self.each.to_torch(read[0]))
+        return _owned(tensor, read[0]) if own else tensor
 
     def holds(self, tensor: np.ndarray, arrays: Sequence[np.ndarray]) -> bool:
         """Return True if the tensor is made of the arrays, bit for bit. A single one is not
@@ -127,21 +136,6 @@ class Rule:
         if len(arrays) == 1:
             return tensors.same(self.each.to_torch(arrays[0]), tensor)
         return tensors.same(self.joined(arrays), tensor)
-
-    def _cut(self, tensor: np.ndarray, lengths: Sequence[int], number: int) -> np.ndarray:
-        if self.several is not Several.PER_HEAD:
-            return np.split(tensor, np.cumsum(lengths)[:-1])[number]
-        cuts = np.cumsum([length // self.heads for length in lengths])[:-1]
-        part = np.split(tensor.reshape(self.heads, -1, *tensor.shape[1:]), cuts, axis=1)[number]
-        return part.reshape(lengths[number], *tensor.shape[1:])
-
-    def _join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        if self.several is not Several.PER_HEAD:
-            return np.concatenate(parts)
-        rest = parts[0].shape[1:]
-        return np.concatenate(
-            [part.reshape(self.heads, -1, *rest) for part in parts], axis=1
-        ).reshape(-1, *rest)
 
 
 def _owned(array: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -157,9 +151,6 @@ class Alias:
     torch: str
     of: str
 
-    def numbered(self, i: int) -> "Alias":
-        return Alias(self.torch.replace("{i}", str(i)), self.of.replace("{i}", str(i)))
-
 
 Table = list[Rule | Alias]
 
@@ -167,7 +158,16 @@ Table = list[Rule | Alias]
 def repeat(layers: int, rules: Iterable[Rule | Alias]) -> Table:
     """Return ``rules`` once for each layer, with its number for ``{i}`` on both sides."""
     rules = list(rules)
-    return [rule.numbered(i) for i in range(layers) for rule in rules]
+    table: Table = []
+    for i in map(str, range(layers)):
+        for rule in rules:
+            torch = rule.torch.replace("{i}", i)
+            if isinstance(rule, Alias):
+                table.append(Alias(torch, rule.of.replace("{i}", i)))
+            else:
+                flax = tuple(name.replace("{i}", i) for name in rule.flax)
+                table.append(replace(rule, torch=torch, flax=flax))
+    return table
 
 
 def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
@@ -285,12 +285,13 @@ def within(table: Table, prefix: str) -> Table:
 
 def torch_shapes(table: Table, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shape of every PyTorch tensor that the table names."""
-    shapes = {
-        rule.torch: rule.torch_shape([flax_shapes[name] for name in rule.flax])
-        for rule in table
-        if isinstance(rule, Rule)
-    }
-    return shapes | {name: shapes[other] for name, other in aliases(table).items()}
+    shapes = {}
+    for rule in table:
+        if isinstance(rule, Rule):
+            shapes[rule.torch] = rule.torch_shape([flax_shapes[name] for name in rule.flax])
+    for name, other in aliases(table).items():
+        shapes[name] = shapes[other]
+    return shapes
 
 
 def check_complete(table: Table, flax_names: Iterable[str]) -> None:
@@ -298,16 +299,21 @@ def check_complete(table: Table, flax_names: Iterable[str]) -> None:
 
     Raises ValueError if it does not: a fault of the table, not of a file.
     """
-    used = [name for rule in table if isinstance(rule, Rule) for name in rule.flax]
-    torch = [rule.torch for rule in table]
-    repeated = {name for names in (used, torch) for name in names if names.count(name) > 1}
-    unknown = {*aliases(table).values()} - {rule.torch for rule in table if isinstance(rule, Rule)}
-    covered, expected = set(used), set(flax_names)
+    torch, flax = Counter[str](), Counter[str]()
+    ruled, of_aliases = set(), set()
+    for rule in table:
+        torch[rule.torch] += 1
+        if isinstance(rule, Rule):
+            ruled.add(rule.torch)
+            flax.update(rule.flax)
+        else:
+            of_aliases.add(rule.of)
+    expected = set(flax_names)
     problems = {
-        "named twice": repeated,
-        "aliases of tensors without a rule": unknown,
-        "arrays of the model without a rule": expected - covered,
-        "not arrays of the model": covered - expected,
+        "named twice": {*(torch - Counter(set(torch))), *(flax - Counter(set(flax)))},
+        "aliases of tensors without a rule": of_aliases - ruled,
+        "arrays of the model without a rule": expected - flax.keys(),
+        "not arrays of the model": flax.keys() - expected,
     }
     if any(problems.values()):
         raise ValueError(
@@ -334,8 +340,9 @@ def to_flax(
     arrays: dict[str, np.ndarray] = {}
     for rule in table:
         if isinstance(rule, Rule):
-            parts = rule.to_flax(state[rule.torch], [flax_shapes[name] for name in rule.flax])
-            arrays.update(zip(rule.flax, parts, strict=True))
+            shapes = [flax_shapes[name] for name in rule.flax]
+            for number, name in enumerate(rule.flax):
+                arrays[name] = rule.part(number, state[rule.torch], shapes, own=True)
     return arrays
 
 
@@ -346,7 +353,7 @@ def to_torch(table: Table, arrays: Mapping[str, np.ndarray]) -> dict[str, np.nda
         state[rule.torch] = (
             state[rule.of].copy()
             if isinstance(rule, Alias)
-            else rule.to_torch([arrays[name] for name in rule.flax])
+            else rule.joined([arrays[name] for name in rule.flax], own=True)
         )
     return state
 
@@ -365,11 +372,10 @@ def to_flax_lazily(
     for rule in table:
         if isinstance(rule, Rule):
             shapes = [flax_shapes[name] for name in rule.flax]
-            for number, (name, shape) in enumerate(zip(rule.flax, shapes, strict=True)):
-                info = TensorInfo(shape, state[rule.torch].dtype)
-                arrays[name] = LazyTensor(
-                    info, partial(_part, rule, number, state[rule.torch], shapes)
-                )
+            tensor = state[rule.torch]
+            for number, name in enumerate(rule.flax):
+                read = partial(rule.part, number, tensor, shapes)
+                arrays[name] = LazyTensor(TensorInfo(shapes[number], tensor.dtype), read)
     return arrays
 
 
@@ -378,21 +384,13 @@ def to_torch_lazily(table: Table, arrays: LazyState) -> dict[str, LazyTensor]:
 
     Tensors that the model ties are one LazyTensor.
     """
-    state: dict[str, LazyTensor] = {}
+    made = {}
     for rule in table:
         if isinstance(rule, Rule):
             parts = [arrays[name] for name in rule.flax]
-            shape = rule.torch_shape([part.shape for part in parts])
-            state[rule.torch] = LazyTensor(
-                TensorInfo(shape, parts[0].dtype), partial(_joined, rule, parts)
-            )
-    names = {rule.torch: rule.of if isinstance(rule, Alias) else rule.torch for rule in table}
-    return {name: state[of] for name, of in names.items()}
-
-
-def _part(rule: Rule, number: int, tensor: LazyTensor, shapes: list[Shape]) -> np.ndarray:
-    return rule.part(number, tensor.read(), shapes)
-
-
-def _joined(rule: Rule, parts: list[LazyTensor]) -> np.ndarray:
-    return rule.joined([part.read() for part in parts])
+            info = TensorInfo(rule.torch_shape([part.shape for part in parts]), parts[0].dtype)
+            made[rule.torch] = LazyTensor(info, partial(rule.joined, parts))
+    state = {}
+    for rule in table:
+        state[rule.torch] = made[rule.of if isinstance(rule, Alias) else rule.torch]
+    return state

@@ -340,20 +340,26 @@ def test_placeholders_are_filled_on_both_sides():
     ]
 
 
+def parts_of(rule: Rule, tensor: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    return [rule.part(number, tensor, shapes, own=True) for number in range(len(shapes))]
+
+
 def test_every_kind_of_rule_is_reversible():
     tensor = np.arange(30.0).reshape(5, 6)
     split = Rule("t", ("a", "b"), Each.TRANSPOSE)
-    parts = split.to_flax(tensor, [(6, 2), (6, 3)])
+    parts = parts_of(split, tensor, [(6, 2), (6, 3)])
     assert [part.shape for part in parts] == [(6, 2), (6, 3)] and (parts[1] == tensor[2:].T).all()
-    assert (split.to_torch(parts) == tensor).all() and split.torch_shape([(6, 2), (6, 3)]) == (5, 6)
+    assert (split.joined(parts, own=True) == tensor).all() and split.torch_shape(
+        [(6, 2), (6, 3)]
+    ) == (5, 6)
     copy = Rule("t", ("a", "b"), Each.SQUEEZE_1, Several.COPY)
-    parts = copy.to_flax(tensor[:, None], [(5, 6), (5, 6)])
+    parts = parts_of(copy, tensor[:, None], [(5, 6), (5, 6)])
     assert all((part == tensor).all() for part in parts) and copy.torch_shape([(5, 6), (5, 6)]) == (
         5,
         1,
         6,
     )
-    assert (copy.to_torch(parts) == tensor[:, None]).all()
+    assert (copy.joined(parts, own=True) == tensor[:, None]).all()
 
 
 @pytest.mark.parametrize("each", Each)
@@ -363,9 +369,9 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
     flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
     tensor = np.random.default_rng(0).normal(size=shape)
     rule = Rule("t", ("a",), each)
-    (part,) = rule.to_flax(tensor, [flax])
+    (part,) = parts_of(rule, tensor, [flax])
     assert part.shape == flax
-    again = rule.to_torch([part])
+    again = rule.joined([part], own=True)
     for converted, origin in ((part, tensor), (again, part)):
         assert converted.flags.c_contiguous
         assert converted.flags.owndata
@@ -385,18 +391,18 @@ def test_a_layer_fused_per_head_is_cut_within_each_head():
         (weight, counted((12, 4), 0), (4, 4)),
         (bias, counted((12,), 0), (4,)),
     ):
-        parts = rule.to_flax(tensor, [shape] * 3)
+        parts = parts_of(rule, tensor, [shape] * 3)
         for part, own, name in zip(parts, rows.values(), rule.flax, strict=True):
             assert (part == tensor[own].T).all(), name
         assert own_and_contiguous(dict(zip(rule.flax, parts, strict=True)), {"tensor": tensor})
-        back = rule.to_torch(parts)
+        back = rule.joined(parts, own=True)
         assert (back == tensor).all()
         assert back.flags.owndata
         assert rule.torch_shape([shape] * 3) == tensor.shape
     packed = rules.packed_attention("a", "b")[0]
     assert not (
-        packed.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]
-        == weight.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]
+        parts_of(packed, counted((12, 4), 0), [(4, 4)] * 3)[0]
+        == parts_of(weight, counted((12, 4), 0), [(4, 4)] * 3)[0]
     ).all()
 
 
@@ -407,9 +413,9 @@ def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: t
     rule = Rule("t", names, Each.TRANSPOSE, Several.PER_HEAD, heads)
     for dtype in DTYPES:
         tensor = any_bits((heads * sum(widths), 5), dtype, seed=heads)
-        parts = rule.to_flax(tensor, [(5, heads * width) for width in widths])
+        parts = parts_of(rule, tensor, [(5, heads * width) for width in widths])
         assert [part.shape for part in parts] == [(5, heads * width) for width in widths]
-        assert rule.to_torch(parts).tobytes() == tensor.tobytes()
+        assert rule.joined(parts, own=True).tobytes() == tensor.tobytes()
 
 
 def test_a_numbered_rule_keeps_its_heads():
