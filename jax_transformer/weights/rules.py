@@ -99,14 +99,14 @@ class Rule:
         """Return one of the parts, contiguous. It may share the tensor's memory unless it is to
         ``own`` its own.
         """
-        whole = cut = tensor.read() if isinstance(tensor, LazyTensor) else tensor
+        full = cut = tensor.read() if isinstance(tensor, LazyTensor) else tensor
         if self.several is not Several.COPY and len(flax_shapes) > 1:
             lengths = [self.each.torch_shape(shape)[0] // self.heads for shape in flax_shapes]
             start = sum(lengths[:number])
-            heads = whole.reshape(self.heads, -1, *whole.shape[1:])
-            cut = heads[:, start : start + lengths[number]].reshape(-1, *whole.shape[1:])
+            heads = full.reshape(self.heads, -1, *full.shape[1:])
+            cut = heads[:, start : start + lengths[number]].reshape(-1, *full.shape[1:])
         part = tensors.contiguous(self.each.to_flax(cut))
-        return _owned(part, whole) if own else part
+        return _owned(part, full) if own else part
 
     def joined(self, arrays: Sequence[np.ndarray | LazyTensor], *, own: bool = False) -> np.ndarray:
         """Return the tensor, contiguous. It may share the memory of an array unless it is to
@@ -384,13 +384,13 @@ def to_torch_lazily(table: Table, arrays: LazyState) -> dict[str, LazyTensor]:
 
     Tensors that the model ties are one LazyTensor.
     """
-    made = {}
+    joined = {}
     for rule in table:
         if isinstance(rule, Rule):
             parts = [arrays[name] for name in rule.flax]
             info = TensorInfo(rule.torch_shape([part.shape for part in parts]), parts[0].dtype)
-            made[rule.torch] = LazyTensor(info, partial(rule.joined, parts))
+            joined[rule.torch] = LazyTensor(info, partial(rule.joined, parts))
     state = {}
     for rule in table:
-        state[rule.torch] = made[rule.of if isinstance(rule, Alias) else rule.torch]
+        state[rule.torch] = joined[rule.of if isinstance(rule, Alias) else rule.torch]
     return state

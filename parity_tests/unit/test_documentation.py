@@ -93,6 +93,6 @@ def test_the_page_on_the_core_has_the_lines_of_the_code():
 
 
 def test_an_excerpt_has_no_docstring_and_no_other_definition():
-    excerpt = excerpts.source("jax_transformer/weights/rules.py", "Rule.to_flax")
-    assert excerpt.startswith("def to_flax(self, ") and excerpt.endswith("for part in parts]")
+    excerpt = excerpts.source("jax_transformer/weights/rules.py", "Rule.joined")
+    assert excerpt.startswith("def joined(self, ") and excerpt.endswith("if own else tensor")
     assert '"""' not in excerpt and excerpt.count("def ") == 1
