@@ -21,7 +21,6 @@ from jax_transformer import transformer
 from jax_transformer.architectures import twins
 from jax_transformer.config import codec
 from jax_transformer.convert.training_state import torch_checkpoint
-from jax_transformer.convert.training_state import torch_optimizer as moments_of
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError, InputError
@@ -250,11 +249,8 @@ def test_there_and_back_changes_no_bit(
             [saved["model"], saved["optimizer"]["state"]]
         )
         order = [name for name, _ in twins.twin(flight.corpus.config).named_parameters()]
-        table = jt.convert.weight_table(flight.corpus.config)
         for each in (again, saved):
-            actual = moments_of.parameter_names(
-                each["model"], table, torch_checkpoint.buffers(flight.corpus.config)
-            )
+            actual = torch_checkpoint.module_parameters(each["model"], flight.corpus.config)
             assert actual == order
 
 

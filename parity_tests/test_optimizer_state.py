@@ -224,9 +224,7 @@ def test_the_order_of_parameters_is_that_of_the_module():
     """A tied parameter counts at its first name, a stored position table not at all."""
     for config in map(config_of, NAMES):
         module = twins.twin(config)
-        names = torch_optimizer.parameter_names(
-            module.state_dict(), jt.convert.weight_table(config), torch_checkpoint.buffers(config)
-        )
+        names = torch_checkpoint.module_parameters(module.state_dict(), config)
         assert names == [name for name, _ in module.named_parameters()], config
 
 

@@ -149,7 +149,7 @@ class Pretrained:
             shapes, aliases = weights.shapes[stored], rules.aliases(weights.table)
         try:
             tensors.refuse(tensors.problems(self.tensors, shapes))
-            state = self.read()
+            state = tensors.arrays(self.scan())
             tensors.refuse(tensors.differing_ties(aliases, state))
         except InputError as error:
             if self.run is None:

@@ -7,30 +7,23 @@ write it. ``step`` is also the position in the data, because batch n depends onl
 and n.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jax_transformer import convert, transformer
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.training_state import opt_state
-from jax_transformer.convert.training_state import torch_optimizer as moments_of
+from jax_transformer.convert.training_state import opt_state, torch_optimizer
 from jax_transformer.convert.training_state.torch_optimizer import ADAM, ADAMW, Moments
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training import (
-    optimizer,
-    resume,
-    step,
-    trainable,
-)
+from jax_transformer.training import optimizer, resume, step, trainable
 from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
@@ -52,33 +45,23 @@ def to_checkpoint(
     that does not train every parameter.
     """
     _check_plain(options)
-    table, shapes = (
-        convert.weight_table(config),
-        {name: array.shape for name, array in state.params.items()},
-    )
+    table = convert.weight_table(config)
+    shapes = {name: array.shape for name, array in state.params.items()}
     position = opt_state.position(state.opt_state)
     rate, peak = learning_rate(options, position), options.optimizer.rate.learning_rate
-    settings = {
-        "lr": rate,
-        "initial_lr": peak,
-        **opt_state.hyperparameters(options.optimizer),
-    }
     moments = opt_state.from_optax(
         state.opt_state,
         opt_state.torch_kind(options.optimizer),
-        settings,
+        {"lr": rate, "initial_lr": peak, **opt_state.hyperparameters(options.optimizer)},
         dict.fromkeys(state.params | state.frozen, options.optimizer.weight_decay),
     )
     model = convert.to_torch(transformer.unflatten(config, state.params | state.frozen))
-    model |= {
-        rule.torch: model[rule.of] for rule in table if isinstance(rule, rules.Alias)
-    }  # one array, so that tied tensors are one in a file
-    in_order = dict.fromkeys(
-        [*parameter_names, *model]
-    )  # the order of the names is the optimizer's
+    for name, of in rules.aliases(table).items():
+        model[name] = model[of]  # one array, so that tied tensors are one in a file
+    in_order = dict.fromkeys([*parameter_names, *model])  # the optimizer's order
     return {
         "model": {name: model[name] for name in in_order},
-        "optimizer": moments_of.to_torch(moments, table, shapes, parameter_names),
+        "optimizer": torch_optimizer.to_torch(moments, table, shapes, parameter_names),
         "scheduler": {
             "base_lrs": [peak],
             "last_epoch": position,
@@ -118,19 +101,15 @@ def from_checkpoint(
             "run cannot be resumed"
         )
     scheduler = saved["scheduler"]
-    position = _step_count(
-        scheduler.get("last_epoch") if isinstance(scheduler, Mapping) else None,
-        "scheduler.last_epoch",
-    )
+    last_epoch = scheduler.get("last_epoch") if isinstance(scheduler, Mapping) else None
+    position = _step_count(last_epoch, "scheduler.last_epoch")
     saved_step = _step_count(saved["step"], "step")
     model = convert.from_torch(saved["model"], config)
     state = step.initial_state(model, optimizer.make(options.optimizer, options.steps))
-    table, shapes = (
-        convert.weight_table(config),
-        {name: array.shape for name, array in state.params.items()},
-    )
-    names = parameter_names or moments_of.parameter_names(saved["model"], table, buffers(config))
-    moments = moments_of.from_torch(saved["optimizer"], table, shapes, names)
+    table = convert.weight_table(config)
+    shapes = {name: array.shape for name, array in state.params.items()}
+    names = parameter_names or module_parameters(saved["model"], config)
+    moments = torch_optimizer.from_torch(saved["optimizer"], table, shapes, names)
     _check_options(moments, options, position)
     return state._replace(
         step=jnp.asarray(saved_step, jnp.int32),
@@ -138,15 +117,23 @@ def from_checkpoint(
     )
 
 
-def buffers(config: TransformerConfig) -> set[str]:
-    """Return PyTorch's names of position tables and logits' bias: stored, but never trained."""
+def module_parameters(state: Iterable[str], config: TransformerConfig) -> list[str]:
+    """List PyTorch's parameters in a module's order, from the order of its ``state_dict()``.
+
+    Position tables and the logits' bias are stored, but never trained.
+    """
+    table = convert.weight_table(config)
     frozen = transformer.flatten(transformer.abstract(config), Frozen)
-    stored = {name for name in frozen if name.endswith(".positions.table") or name == "logits_bias"}
-    return {
+    buffers = [
         rule.torch
-        for rule in convert.weight_table(config)
-        if isinstance(rule, rules.Rule) and stored.issuperset(rule.flax)
-    }
+        for rule in table
+        if isinstance(rule, rules.Rule)
+        and all(
+            name in frozen and (name.endswith(".positions.table") or name == "logits_bias")
+            for name in rule.flax
+        )
+    ]
+    return torch_optimizer.parameter_names(state, table, buffers)
 
 
 def learning_rate(options: TrainOptions, position: int) -> float:
@@ -157,9 +144,7 @@ def learning_rate(options: TrainOptions, position: int) -> float:
 
 def _step_count(value: Any, name: str) -> int:
     """Return a value as an int. Raises InputError if it is not a number of steps."""
-    value = (
-        value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
-    )
+    value = torch_optimizer.plain(value)
     if not isinstance(value, int | float) or value != value // 1 or value < 0:
         raise InputError(f"{name}={value!r} of the training checkpoint is not a number of steps")
     return int(value)
@@ -183,11 +168,10 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
     """Raise ConfigError naming every setting in which the checkpoint and the run differ."""
     settings, decays = moments.hyperparameters, sorted(set(moments.weight_decay.values()))
     kind, here = opt_state.torch_kind(options.optimizer), options.optimizer
-    pairs: dict[str, tuple[Any, Any]] = {}
     # Without weight decay Adam and AdamW are the same
     if moments.kind == kind or ({moments.kind, kind} == {ADAM, ADAMW} and decays == [0.0]):
         names = {"betas": "beta1 and beta2", "eps": "epsilon"}
-        pairs = {
+        pairs: dict[str, tuple[Any, Any]] = {
             names.get(name, name): (settings[name], value)
             for name, value in opt_state.hyperparameters(here).items()
         }
@@ -201,9 +185,8 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
         if theirs != ours
     ]
     ours = learning_rate(options, position)
-    if (
-        abs(settings["lr"] - ours) > 1e-6 * here.rate.learning_rate
-    ):  # schedules are often computed in float32
+    # Schedules are often computed in float32
+    if abs(settings["lr"] - ours) > 1e-6 * here.rate.learning_rate:
         different.append(
             f"the learning rate after {position} updates ({settings['lr']:.6g} there, {ours:.6g} "
             "here)"

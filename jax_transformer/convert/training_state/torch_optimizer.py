@@ -110,12 +110,12 @@ def from_torch(
     }
     trained = rules.restrict(table, shapes)
     counts, first, second = _read_states(kind, by_name, trained, shapes, names)
-    decays = [float(_plain(group["weight_decay"])) for group in groups for _ in group["params"]]
+    decays = [float(plain(group["weight_decay"])) for group in groups for _ in group["params"]]
     parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
     decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
     own = ("momentum", "nesterov") if kind == SGD else ("betas", "eps")
     settings = {
-        name: _plain(groups[0][name]) for name in ("lr", "initial_lr", *own) if name in groups[0]
+        name: plain(groups[0][name]) for name in ("lr", "initial_lr", *own) if name in groups[0]
     }
     return Moments(kind, counts, first, second, settings, decay)
 
@@ -174,19 +174,15 @@ def _parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[st
 
     Raises InputError if it is not one.
     """
-    groups, states = (
-        state.get(name) if isinstance(state, Mapping) else None
-        for name in ("param_groups", "state")
-    )
+    is_mapping = isinstance(state, Mapping)
+    groups, states = (state.get("param_groups"), state.get("state")) if is_mapping else (None, None)
     if not isinstance(groups, list | tuple) or not groups or not isinstance(states, Mapping):
         raise InputError(
             "no optimizer's state_dict: it needs 'param_groups', a list, and 'state', a dict"
         )
     for i, group in enumerate(groups):
         numbers = group.get("params") if isinstance(group, Mapping) else None
-        if not isinstance(numbers, list | tuple) or not all(
-            type(number) is int for number in numbers
-        ):
+        if not isinstance(numbers, list | tuple) or {*map(type, numbers)} - {int}:
             raise InputError(
                 f"param_groups[{i}] of the optimizer is not a dict with a list of numbers 'params'"
             )
@@ -206,13 +202,11 @@ def _kind(groups: Sequence[Mapping[str, Any]], stated: str | None) -> str:
     optimizer that Optax does not compute equally.
     """
     group = groups[0]
-    family = (
-        ADAM
-        if {"betas", "amsgrad"} <= group.keys()
-        else SGD
-        if {"momentum", "dampening"} <= group.keys()
-        else None
-    )
+    family = None
+    if {"betas", "amsgrad"} <= group.keys():
+        family = ADAM
+    elif {"momentum", "dampening"} <= group.keys():
+        family = SGD
     foreign = sorted(group.keys() - _NEUTRAL - (_OPTIONS[family] if family else set()))
     name = next((_FOREIGN[key] for key in foreign if key in _FOREIGN), None)
     if name is None and family is None and "betas" in group:
@@ -250,7 +244,7 @@ def _problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for i, group in enumerate(groups):
         for name, reason in reasons.items():
             if group.get(name):
-                yield f"param_groups[{i}] has {name}={_plain(group[name])}: {reason}"
+                yield f"param_groups[{i}] has {name}={plain(group[name])}: {reason}"
         for name in ("lr", "initial_lr", "weight_decay", "eps", "momentum"):
             if name in group and not _is_number(group[name]):
                 yield f"param_groups[{i}] has {name}={group[name]!r}, not a number"
@@ -261,7 +255,7 @@ def _problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"param_groups[{i}] has betas={group['betas']!r}, not two numbers"
     for i, group in enumerate(groups[1:], 1):
         for name in sorted((group.keys() | groups[0].keys()) - _NEUTRAL - {"weight_decay"}):
-            ours, theirs = (_plain(each.get(name)) for each in (group, groups[0]))
+            ours, theirs = (plain(each.get(name)) for each in (group, groups[0]))
             if ours != theirs:
                 yield (
                     f"param_groups[{i}] has {name}={ours} and param_groups[0] {theirs}: groups may"
@@ -294,15 +288,15 @@ def _settings(kind: str, values: Mapping[str, Any], weight_decay: float) -> dict
     return settings
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a setting as Python's number or tuple: a capturable optimizer's rate is a tensor."""
     if isinstance(value, np.ndarray | np.generic) and value.size == 1:
         return value.item()
-    return tuple(_plain(item) for item in value) if isinstance(value, list | tuple) else value
+    return tuple(plain(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(_plain(value), int | float)
+    return isinstance(plain(value), int | float)
 
 
 # Parameters and their states
@@ -423,7 +417,7 @@ def _check_state(
 
 def _count(value: Any) -> int:
     """Return the count, which torch stores as a float tensor or an int; -1 if it is neither."""
-    value = _plain(value)
+    value = plain(value)
     return int(value) if isinstance(value, int | float) and value == value // 1 else -1
 
 

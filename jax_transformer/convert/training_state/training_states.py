@@ -3,6 +3,7 @@
 Optimizer state, schedule and position in the data are converted with the weights.
 """
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,52 +89,42 @@ def _folder(path: Path, format: Format) -> tuple[RunFolder, int | None]:
     return folder, int(path.name) if format.name == "step" else None
 
 
-def _config(folder: RunFolder) -> TransformerConfig:
-    return parsed(folder.config, TransformerConfig.from_json)
-
-
 def _into_run(source: Path, target: Path, format: Format, *, force: bool) -> ConvertedTraining:
-    folder, expected_step = _folder(target, format)
-    # Lock before options and state are read: a run that is training would save a newer step
-    with run_folder.lock(folder.path):
-        return _into_locked(source, folder, expected_step, force=force)
-
-
-def _into_locked(
-    source: Path, folder: RunFolder, expected_step: int | None, *, force: bool
-) -> ConvertedTraining:
     from jax_transformer.convert.training_state import torch_checkpoint
     from jax_transformer.storage import checkpoint
 
-    options, config = read_options(folder), _config(folder)
-    saved = pt.read(source)
-    if not isinstance(saved, dict):
-        raise InputError(f"{source}: holds a {type(saved).__name__}, not a training checkpoint")
-    try:
-        state = torch_checkpoint.from_checkpoint(saved, options, config)
-    except Refusal as error:
-        raise type(error)(f"{source}: {error}") from None
-    step = int(state.step)
-    if expected_step not in (None, step):
-        raise ConfigError(f"{folder.checkpoints / str(expected_step)}: {source} is of step {step}")
-    newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
-    if newer:
-        raise InputError(
-            f"{folder.checkpoints}: holds step {max(newer)}, from which the run would resume "
-            f"instead of {step}"
-        )
-    if (folder.checkpoints / str(step)).exists() and not force:
-        raise InputError(
-            f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without "
-            "--force"
-        )
-    _check(saved, _saved(state, folder, _saved_order(saved, config)), source)
-    path = torch_checkpoint.save(folder, state)
-    _check_same(torch_checkpoint.load(folder, step), state, path)
-    return _outcome(str(source), str(path), state)
+    folder, expected_step = _folder(target, format)
+    # Lock before options and state are read: a run that is training would save a newer step
+    with run_folder.lock(folder.path):
+        options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
+        saved = pt.read(source)
+        if not isinstance(saved, dict):
+            raise InputError(f"{source}: holds a {type(saved).__name__}, not a training checkpoint")
+        try:
+            state = torch_checkpoint.from_checkpoint(saved, options, config)
+        except Refusal as error:
+            raise type(error)(f"{source}: {error}") from None
+        step = int(state.step)
+        path = folder.checkpoints / str(step)
+        if expected_step not in (None, step):
+            raise ConfigError(f"{path.with_name(str(expected_step))}: {source} is of step {step}")
+        newest = max(checkpoint.steps(folder.checkpoints), default=step)
+        if newest > step:
+            raise InputError(
+                f"{folder.checkpoints}: holds step {newest}, from which the run would resume "
+                f"instead of {step}"
+            )
+        if path.exists() and not force:
+            raise InputError(f"{path}: exists already, and is not overwritten without --force")
+        names = torch_checkpoint.module_parameters(saved["model"], config)
+        _check(saved, torch_checkpoint.to_checkpoint(state, options, config, names), source)
+        path = torch_checkpoint.save(folder, state)
+        _check_same(torch_checkpoint.load(folder, step), state, path)
+        return _outcome(str(source), str(path), state)
 
 
 def _out_of_run(source: Path, target: Path, format: Format, weights: str) -> ConvertedTraining:
+    from jax_transformer.architectures import twins
     from jax_transformer.convert.training_state import torch_checkpoint
     from jax_transformer.storage import checkpoint
 
@@ -152,63 +143,37 @@ def _out_of_run(source: Path, target: Path, format: Format, weights: str) -> Con
             )
     assert step is not None
     state = torch_checkpoint.load(folder, step)
-    saved = _saved(state, folder, _module_order(_config(folder)))
-    with atomic.file(target) as temporary:
-        writer.save(temporary, saved, target=target)
-        content = pt.read(temporary)
-        read_back = torch_checkpoint.from_checkpoint(content, read_options(folder), _config(folder))
-        _check_same(read_back, state, target)
-    return _outcome(f"{folder.path} (step {step})", str(target), state)
-
-
-def _saved(state: "TrainState", folder: RunFolder, names: list[str]) -> dict[str, Any]:
-    from jax_transformer.convert.training_state import torch_checkpoint
-
-    return torch_checkpoint.to_checkpoint(state, read_options(folder), _config(folder), names)
-
-
-def _saved_order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
-    from jax_transformer import convert
-    from jax_transformer.convert.training_state import torch_checkpoint, torch_optimizer
-
-    return list(
-        torch_optimizer.parameter_names(
-            saved["model"], convert.weight_table(config), torch_checkpoint.buffers(config)
-        )
-    )
-
-
-def _module_order(config: TransformerConfig) -> list[str]:
-    import importlib.util
-
+    options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "the order of a PyTorch module's parameters, by which torch.optim numbers them, is not "
             "known without PyTorch: install it"
         )
-    from jax_transformer.architectures import twins
-
-    return twins.parameter_names(config)
+    names = twins.parameter_names(config)
+    saved = torch_checkpoint.to_checkpoint(state, options, config, names)
+    with atomic.file(target) as temporary:
+        writer.save(temporary, saved, target=target)
+        read_back = torch_checkpoint.from_checkpoint(pt.read(temporary), options, config)
+        _check_same(read_back, state, target)
+    return _outcome(f"{folder.path} (step {step})", str(target), state)
 
 
 def _check(saved: Mapping[str, Any], converted: Mapping[str, Any], source: Path) -> None:
     """Raise DifferentError unless weights and moments come back bit for bit."""
     for part in ("model", "optimizer"):
-        before, after = dict(_arrays(saved[part])), dict(_arrays(converted[part]))
+        after = dict(pt.leaves(converted[part]))
         wrong = [
             name
-            for name in before
-            if before[name].ndim and (name not in after or not same(before[name], after[name]))
+            for name, array in pt.leaves(saved[part])
+            if isinstance(array, np.ndarray)
+            and array.ndim
+            and not (isinstance(after.get(name), np.ndarray) and same(array, after[name]))
         ]
         if wrong:
             raise DifferentError(
                 f"{source}: {part}.{', '.join(wrong)} do not come back bit for bit; nothing was "
                 "changed"
             )
-
-
-def _arrays(value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    return ((name, leaf) for name, leaf in pt.leaves(value) if isinstance(leaf, np.ndarray))
 
 
 def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
