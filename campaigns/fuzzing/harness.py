@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from jax_transformer.architectures import registry
 from jax_transformer.errors import LONGEST_MESSAGE, InputError, Refusal, UnsafeFileError
 
 MEMORY = 4_000_000  # bytes, in addition to a multiple of the input's
@@ -157,6 +158,7 @@ class Watcher:
         self.read = self.target.begin(self.folder)
         for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-8-sig"):
             codecs.lookup(name)  # Python's json guesses among these
+        registry.architectures()  # loads those of entry points
         for content in (*self.target.seeds(), b"", b"\xff", b"{}"):  # imports on first use
             self.unwatched(content)
 

@@ -115,7 +115,35 @@ class Topology:
 
     def devices(self) -> list[Any]:
         """Return the devices to compile for. Raises ConfigError for a wrong arrangement."""
-        return {"tpu": _tpus, "cuda": _gpus, "cpu": _cpus}[self.accelerator.platform](self)
+        accelerator = self.accelerator
+        if accelerator.platform == "cpu":
+            return _cpus(self)
+        if accelerator.platform == "tpu":
+            arguments: dict[str, Any] = {"topology_name": str(self)}
+            if self.count == 1:  # a host has a square of four, or one
+                arguments["chips_per_host_bounds"] = (1, 1, 1)
+        else:
+            import jax
+
+            jax.devices("cpu")  # loads the plug-ins
+            hosts, rest = divmod(self.count, accelerator.host)
+            if hosts and rest:
+                raise ConfigError(
+                    f"--topology {self}: more than {accelerator.host} come in whole hosts"
+                )
+            shape = (1, hosts, accelerator.host) if hosts else (1, 1, rest)
+            arguments = {
+                "topology": "x".join(map(str, shape)),
+                "target_config": _target(accelerator),
+            }
+        from jax.experimental import topologies
+
+        try:
+            described = topologies.get_topology_desc(platform=accelerator.platform, **arguments)
+            return list(described.devices)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"--topology {self}: {reason}") from None
 
 
 _COMPILERS = {
@@ -160,29 +188,6 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _tpus(topology: Topology) -> list[Any]:
-    # A host has a square of four, or one
-    single = {"chips_per_host_bounds": (1, 1, 1)} if topology.count == 1 else {}
-    return _described(topology, "tpu", topology_name=str(topology), **single)
-
-
-def _gpus(topology: Topology) -> list[Any]:
-    import jax
-
-    jax.devices("cpu")  # loads the plug-ins
-    per_host = topology.accelerator.host
-    hosts, rest = divmod(topology.count, per_host)
-    if hosts and rest:
-        raise ConfigError(f"--topology {topology}: more than {per_host} come in whole hosts")
-    shape = (1, max(1, hosts), per_host if hosts else rest)
-    return _described(
-        topology,
-        "cuda",
-        topology="x".join(map(str, shape)),
-        target_config=_target(topology.accelerator),
-    )
-
-
 def _cpus(topology: Topology) -> list[Any]:
     import jax
 
@@ -195,16 +200,6 @@ def _cpus(topology: Topology) -> list[Any]:
             f"with XLA_FLAGS=--xla_force_host_platform_device_count={topology.count}"
         )
     return devices[: topology.count]
-
-
-def _described(name: Topology, platform: str, **arguments: Any) -> list[Any]:
-    from jax.experimental import topologies
-
-    try:
-        return list(topologies.get_topology_desc(platform=platform, **arguments).devices)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--topology {name}: {reason}") from None
 
 
 def _target(accelerator: Accelerator) -> str:

@@ -40,21 +40,15 @@ _ACTIVATIONS = {
     "gelu_fast": Activation.GELU_TANH,
 }
 _FIXED: dict[str, tuple[Any, ...]] = {
-    "adaptive_input": (False,),
-    "adaptive_softmax_cutoff": (None,),
-    "no_cross_attention": (False,),
-    "cross_self_attention": (False,),
-    "encoder_layers_to_keep": (None,),
-    "decoder_layers_to_keep": (None,),
-    "no_token_positional_embeddings": (False,),
-    "char_inputs": (False,),
-    "quant_noise_pq": (0,),
-    "scale_fc": (False,),
-    "scale_attn": (False,),
-    "scale_heads": (False,),
-    "scale_resids": (False,),
-    "moe_freq": (0,),
-    "base_layers": (0,),
+    **dict.fromkeys(
+        """adaptive_input no_cross_attention cross_self_attention no_token_positional_embeddings
+        char_inputs scale_fc scale_attn scale_heads scale_resids""".split(),
+        (False,),
+    ),
+    **dict.fromkeys(("quant_noise_pq", "moe_freq", "base_layers"), (0,)),
+    **dict.fromkeys(
+        ("adaptive_softmax_cutoff", "encoder_layers_to_keep", "decoder_layers_to_keep"), (None,)
+    ),
 }
 """Options that have one value in the models that are read; others act in training only, or change
 the names of the weights, which are compared.

@@ -62,19 +62,14 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
-    "max_relative_positions": (0,),
-    "relative_positions_buckets": (0,),
-    "parallel_residual": (False,),
-    "num_kv": (0,),
-    "num_experts": (0,),
-    "sliding_window": (0,),
-    "copy_attn": (False,),
-    "n_src_feats": (0,),
     "generator_function": ("softmax",),
-    "lora_layers": ([],),
-    "lora_embedding": (False,),
-    "quant_layers": ([],),
-    "aan_useffn": (False,),
+    **dict.fromkeys(
+        """max_relative_positions relative_positions_buckets num_kv num_experts sliding_window
+        n_src_feats""".split(),
+        (0,),
+    ),
+    **dict.fromkeys("parallel_residual copy_attn lora_embedding aan_useffn".split(), (False,)),
+    **dict.fromkeys(("lora_layers", "quant_layers"), ([],)),
 }
 """Options that have one value in the models that are read; others act in training only, or change
 the names of the weights, which are compared.

@@ -258,18 +258,6 @@ def tokenizer_files(title: str, vocabularies: Vocabularies) -> Mapping[str, byte
 
     Raises InputError if another token has such a name.
     """
-    contents = {}
-    for name, side in zip(run_files.SIDE_FILES, ("source", "target"), strict=True):
-        ends = side == "target" or vocabularies.source_ends
-        try:
-            tokens = getattr(vocabularies, side)
-            contents[name] = _tokenizer(vocabularies, tokens, ends=ends)
-        except InputError as error:
-            raise InputError(f"{title}: the {side} vocabulary {error}") from None
-    return contents
-
-
-def _tokenizer(vocabularies: Vocabularies, tokens: tuple[str, ...], *, ends: bool) -> bytes:
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
 
@@ -278,13 +266,21 @@ def _tokenizer(vocabularies: Vocabularies, tokens: tuple[str, ...], *, ends: boo
     names = {vocabularies.pad: tokenizer.PAD, vocabularies.eos: tokenizer.EOS}
     if vocabularies.bos != vocabularies.eos:
         names[vocabularies.bos] = tokenizer.BOS
-    clash = [name for old, name in names.items() if old != name and name in tokens]
-    if clash:
-        raise InputError(f"has a token {shown(clash[0])}, which has a role here")
-    ids = {names.get(token, token): number for number, token in enumerate(tokens)}
-    model: Any = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=vocabularies.unknown))
-    model.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
-    model.add_special_tokens([*names.values()])
-    if not ends:  # nothing is added to a line
-        model.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
-    return json.dumps(json.loads(model.to_str()), ensure_ascii=False, indent=2).encode()
+    contents = {}
+    for file, side in zip(run_files.SIDE_FILES, ("source", "target"), strict=True):
+        tokens = getattr(vocabularies, side)
+        clash = [name for old, name in names.items() if old != name and name in tokens]
+        if clash:
+            raise InputError(
+                f"{title}: the {side} vocabulary has a token {shown(clash[0])}, which has a role "
+                "here"
+            )
+        ids = {names.get(token, token): number for number, token in enumerate(tokens)}
+        model: Any = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=vocabularies.unknown))
+        model.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
+        model.add_special_tokens([*names.values()])
+        if side == "source" and not vocabularies.source_ends:  # nothing is added to a line
+            model.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+        data = json.loads(model.to_str())
+        contents[file] = json.dumps(data, ensure_ascii=False, indent=2).encode()
+    return contents

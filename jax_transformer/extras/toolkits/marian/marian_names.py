@@ -48,25 +48,20 @@ _READ = frozenset(
 )
 _FIXED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
-    "right-left": ("false",),
     "transformer-ffn-depth": ("2",),
     "transformer-decoder-ffn-depth": ("0", "2"),
-    "transformer-no-projection": ("false",),
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-tied-layers": ([],),
-    "transformer-train-position-embeddings": ("false",),
-    "transformer-train-positions": ("false",),
-    "transformer-disable-position-embeddings": ("false",),
     "transformer-attention-mask": ("default",),
-    "transformer-pool": ("false",),
-    "transformer-no-bias": ("false",),
-    "transformer-no-affine": ("false",),
-    "lemma-dim-emb": ("0",),
     "lemma-dependency": ("",),
-    "factors-dim-emb": ("0",),
-    "ulr": ("false",),
-    "ulr-dim-emb": ("0",),
     "input-types": ([], ["sequence", "sequence"]),
+    **dict.fromkeys(
+        """right-left transformer-no-projection transformer-train-position-embeddings
+        transformer-train-positions transformer-disable-position-embeddings transformer-pool
+        transformer-no-bias transformer-no-affine ulr""".split(),
+        ("false",),
+    ),
+    **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb", "ulr-dim-emb"), ("0",)),
 }
 """Options that have one value in the models that are read; the first one is Marian's default."""
 _WITHOUT_EFFECT = (
