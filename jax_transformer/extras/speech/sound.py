@@ -1,6 +1,9 @@
 """Sound, the input of a model that listens: WAV files of whole numbers (PCM) to samples at 16 kHz,
 and samples to log-mel spectrograms.
 
+Python 3.11's ``wave`` does not know the extensible format, and ``scipy.io.wavfile`` takes as much
+memory as a header declares.
+
 The spectrograms equal transformers' ``WhisperFeatureExtractor``, computed in float64: facts from
 ``feature_extraction_whisper.py`` and ``audio_utils.py`` of transformers 5.23. The mel scale is
 Slaney's, of the Auditory Toolbox: linear below 1 kHz, logarithmic above.

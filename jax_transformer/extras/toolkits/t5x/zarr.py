@@ -2,8 +2,9 @@
 is JSON, and a file for each chunk.
 
 They are read here with NumPy and zlib: every size is checked against the files before memory is
-taken, and so is each checksum (TensorStore reads a chunk whose checksum is cut off). Facts from the
-specification of zarr 2 and from the driver ``zarr`` of TensorStore 0.1.
+taken, and so is each checksum. (TensorStore reads a chunk whose checksum is cut off, and aborts the
+process for a size that memory cannot hold.) Facts from the specification of zarr 2 and from the
+driver ``zarr`` of TensorStore 0.1.
 """
 
 import json
