@@ -59,7 +59,9 @@ class Copy:
             )
         ]
         # Without threads, which take longer to start than these files to hash
-        checkpoint._hashes = lambda some: {name: run_files.sha256(some[name]) for name in some}
+        checkpoint._hashes = lambda path, names: {
+            name: run_files.sha256(path / name) for name in names
+        }
         # Of a checkpoint that was found intact, so its content is always the same
         checkpoint.open_arrays = functools.cache(checkpoint.open_arrays)
         codec.from_json = functools.cache(codec.from_json)

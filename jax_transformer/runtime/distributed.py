@@ -48,7 +48,10 @@ class DistributedOptions:
     """Seconds until a silent process counts as dead."""
 
     def __post_init__(self) -> None:
-        missing = [f"distributed.{name}" for name in _ADDRESS if getattr(self, name) is None]
+        missing = []
+        for name in _ADDRESS:
+            if getattr(self, name) is None:
+                missing.append(f"distributed.{name}")
         if 0 < len(missing) < len(_ADDRESS) and not self.auto:
             raise ConfigError(f"{', '.join(missing)}: missing; or give distributed.auto")
         if self.num_processes is not None and self.num_processes < 1:
@@ -182,11 +185,6 @@ def from_first(name: str, value: Any) -> Any:
         _wait_for(f"{key}/{other}")
     _client().key_value_set(f"{key}/all", json.dumps(value))
     return value
-
-
-def equal(name: str, value: Any) -> bool:
-    """Return True if the value, which JSON can hold, is the first process's."""
-    return bool(from_first(name, value) == json.loads(json.dumps(value)))
 
 
 def on_host(array: Any) -> Any:

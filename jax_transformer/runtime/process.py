@@ -160,7 +160,10 @@ def _entry_points(
     """Reading the metadata of every installed package takes 6 ms; it is read again if one of the
     folders has changed.
     """
-    return {point.name: point for point in sorted(importlib.metadata.entry_points(group=group))}
+    points = {}
+    for point in sorted(importlib.metadata.entry_points(group=group)):
+        points[point.name] = point
+    return points
 
 
 def load_entry_point(entry_point: importlib.metadata.EntryPoint, kind: type = object) -> Any:

@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,7 +74,7 @@ def file(path: Path) -> Iterator[Path]:
                 shutil.copyfileobj(content, stream)
         return
     path = Path(os.path.realpath(path))
-    temporary = _temporary(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
         temporary.touch(exist_ok=False)
@@ -81,8 +82,7 @@ def file(path: Path) -> Iterator[Path]:
         yield temporary
         os.chmod(temporary, mode)
         sync(temporary)
-        undo = _rename_file(temporary, path)
-        _sync_names(path.parent, undo)
+        _rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -135,7 +135,7 @@ def folder(
             ConfigError is raised on such systems, and ``path`` is unchanged.
     """
     path = path.absolute()
-    temporary = temporary or _temporary(path)
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     parent_is_new = not path.parent.exists()
     remove(temporary)
     path.parent.mkdir(exist_ok=True)
@@ -145,12 +145,7 @@ def folder(
             sync(written)
         if parent_is_new:
             sync(path.parent.parent)
-        if path.is_dir():
-            _replace_folder(temporary, path, aside)
-            _sync_names(path.parent, lambda: _exchange(temporary, path))
-        else:
-            os.rename(temporary, path)
-            _sync_names(path.parent, lambda: os.rename(path, temporary))
+        _rename(temporary, path, aside)
     except BaseException:
         remove(temporary)
         if parent_is_new and not os.listdir(path.parent):
@@ -205,16 +200,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_names(folder: Path, undo: Callable[[], object]) -> None:
-    """Sync the names in a folder. After an error, ``undo`` takes back the last change of them."""
-    try:
-        sync(folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            undo()
-        raise
-
-
 @contextlib.contextmanager
 def _stream(path: str | Path) -> Iterator[BinaryIO]:
     """Open what is written directly. An open file of this process goes on at its position: to open
@@ -252,31 +237,31 @@ def _descriptor(path: str | Path) -> int | None:
     return None
 
 
-def _temporary(path: Path) -> Path:
-    return path.absolute().with_name(f".{path.name}.{os.getpid()}")
-
-
-def _rename_file(new: Path, path: Path) -> Callable[[], object]:
-    """Name a file ``path``. Return the function that takes this back: an old file, which has the
-    name ``new`` until then, gets its name again.
+def _rename(new: Path, path: Path, aside: Path | None = None) -> None:
+    """Name a new file or folder ``path``, and sync the name. The old one, if there is one, has the
+    name ``new`` then. An error of the sync takes this back.
     """
-    if not path.exists():
+    undo: Callable[[], object] | None = None
+    if not (path.is_dir() if new.is_dir() else path.exists()):
         os.rename(new, path)
-        return path.unlink
-    if _exchange(new, path):
-        return lambda: _exchange(new, path)
-    os.replace(new, path)
-    return lambda: None
-
-
-def _replace_folder(new: Path, old: Path, aside: Path | None) -> None:
-    if _exchange(new, old):
-        return
-    if aside is None:
-        raise ConfigError(f"{old}: this system cannot replace a folder at once: remove it first")
-    os.rename(old, aside)
-    os.rename(new, old)
-    remove(aside)
+        undo = partial(os.rename, path, new)
+    elif _exchange(new, path):
+        undo = partial(_exchange, new, path)
+    elif not new.is_dir():
+        os.replace(new, path)
+    elif aside is None:
+        raise ConfigError(f"{path}: this system cannot replace a folder at once: remove it first")
+    else:
+        os.rename(path, aside)
+        os.rename(new, path)
+        remove(aside)
+    try:
+        sync(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if undo is not None:
+                undo()
+        raise
 
 
 def _exchange(one: Path, other: Path) -> bool:

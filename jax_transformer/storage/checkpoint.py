@@ -29,7 +29,6 @@ Identity = dict[str, tuple[int, int, int, int]]
 """Device, inode, size and time of change of every file: equal if no file was written in between.
 """
 MANIFEST = "manifest.json"
-_METADATA = "_METADATA"
 _OWN_HASH = "manifest_sha256"
 _FORMER_GROUPS = {"carried": "frozen", "moments": "opt_state"}
 """Groups' names in checkpoints of version 0.1, and their present names."""
@@ -103,8 +102,12 @@ class Checkpoint:
 
     def selected(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """Read the arrays of these paths, as :meth:`arrays`."""
-        reading = {name: self._stored[name].read() for name in self._stored if name in names}
-        loaded = {name: np.asarray(future.result()) for name, future in reading.items()}
+        reading, loaded = {}, {}
+        for name, array in self._stored.items():
+            if name in names:
+                reading[name] = array.read()
+        for name, future in reading.items():
+            loaded[name] = np.asarray(future.result())
         self._check_unchanged()
         return loaded
 
@@ -136,7 +139,7 @@ class Checkpoint:
         return type(like)(**restored) if hasattr(like, "_asdict") else restored
 
     def _check_unchanged(self) -> None:
-        if _identity_of(self.path) != self._identity:
+        if _files(self.path) != self._identity:
             raise CheckpointError(f"{self.path}: was changed by another process; try again")
 
 
@@ -147,7 +150,7 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
     """
     path = folder.resolve() / str(step)  # TensorStore takes neither a relative path nor `..`
     if verified:
-        about, identity = read_manifest(folder, step), _identity_of(path)
+        about, identity = read_manifest(folder, step), _files(path)
     else:
         about, identity = verify(folder, step)
     stored, tensors = {}, {}
@@ -165,9 +168,11 @@ def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, ascending."""
-    return sorted(
-        int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()
-    )
+    existing = []
+    for path in folder.glob("*"):
+        if path.name.isdecimal() and path.is_dir():
+            existing.append(int(path.name))
+    return sorted(existing)
 
 
 def open_arrays(path: Path) -> dict[str, Any]:
@@ -182,27 +187,32 @@ def open_arrays(path: Path) -> dict[str, Any]:
     driver = "zarr3" if content.get("use_zarr3") else "zarr"
     opened: dict[str, Any] = {}
     for leaf in content["tree_metadata"].values():
-        keys = [str(part["key"]) for part in leaf["key_metadata"]]
         if leaf["value_metadata"]["skip_deserialize"]:  # None, or an empty part of the tree
             continue
+        keys = []
+        for part in leaf["key_metadata"]:
+            keys.append(str(part["key"]))
         kvstore = {
             "driver": "ocdbt",
             "base": {"driver": "file", "path": f"{folder}/"},
             "path": f"{'.'.join(keys)}/",
         }
         opened["/".join(keys)] = tensorstore.open({"driver": driver, "kvstore": kvstore}, read=True)
-    return {name: opened[name].result() for name in sorted(opened)}
+    arrays = {}
+    for name in sorted(opened):
+        arrays[name] = opened[name].result()
+    return arrays
 
 
 def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a checkpoint's tree, and Orbax's description of it."""
-    folders = [file.parent for file in path.glob(f"*/{_METADATA}")]
-    if len(folders) != 1:
+    files = list(path.glob("*/_METADATA"))
+    if len(files) != 1:
         raise CheckpointError(f"{path}: holds no tree of arrays that Orbax has written")
-    content = json.loads((folders[0] / _METADATA).read_bytes())
+    content = json.loads(files[0].read_bytes())
     if not content.get("use_ocdbt"):
         raise CheckpointError(f"{path}: its arrays are in a layout that is not supported")
-    return folders[0], content
+    return files[0].parent, content
 
 
 def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
@@ -217,7 +227,10 @@ def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
     def read(first: str) -> np.ndarray:
         if first in waiting:
             return waiting.pop(first)
-        if sum(tensors[name].nbytes for name in waiting) > _READ:
+        left = 0
+        for array in waiting.values():
+            left += array.nbytes
+        if left > _READ:
             waiting.clear()
         chosen, size, group = [first], tensors[first].nbytes, first.partition("/")[0]
         following = names[names.index(first) + 1 :] if size <= _ALONE else []
@@ -232,11 +245,11 @@ def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
         waiting.update(opened.selected(chosen))
         return waiting.pop(first)
 
-    return {
-        name: LazyTensor(info, partial(read, name))
-        for name, info in tensors.items()
-        if name.partition("/")[0] in groups
-    }
+    state = {}
+    for name, info in tensors.items():
+        if name.partition("/")[0] in groups:
+            state[name] = LazyTensor(info, partial(read, name))
+    return state
 
 
 def _renamed(tree: Any, old: str, new: str) -> Any:
@@ -294,8 +307,8 @@ def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
     and what :func:`read_manifest` raises.
     """
     content, path = read_manifest(folder, step), folder / str(step)
-    before = _identity_of(path)
-    for problem in _damage(path, content["sha256"]):
+    before = _files(path)
+    for problem in _damage(path, before, content["sha256"]):
         raise CheckpointError(problem)
     return content, before
 
@@ -304,16 +317,16 @@ def problems(folder: Path, step: int) -> list[str]:
     """Name every file of a checkpoint that is missing, changed or not in the manifest; empty if it
     was removed meanwhile. Raises InputError as :func:`read_manifest`.
     """
+    path = folder / str(step)
     try:
-        named = [*_damage(folder / str(step), read_manifest(folder, step)["sha256"])]
+        named = [*_damage(path, _files(path), read_manifest(folder, step)["sha256"])]
     except CheckpointError as error:
         named = [str(error)]
     return named if step in steps(folder) else []
 
 
-def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:
-    existing = _files(path)
-    hashes = _hashes({name: existing[name] for name in existing.keys() & expected.keys()})
+def _damage(path: Path, existing: Identity, expected: Mapping[str, str]) -> Iterator[str]:
+    hashes = _hashes(path, existing.keys() & expected.keys())
     for name in sorted(expected.keys() | existing.keys()):
         file = path / name
         if name not in existing:
@@ -324,15 +337,15 @@ def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:
             yield f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})"
 
 
-def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the SHA-256 of each file, with all cores: hashlib releases the interpreter's lock."""
+def _hashes(path: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the SHA-256 of files, with all cores: hashlib releases the interpreter's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return dict(zip(files, threads.map(sha256, files.values()), strict=True))
+        return dict(zip(names, threads.map(sha256, map(path.joinpath, names)), strict=True))
 
 
 def write_manifest(path: Path, step: int, about: dict[str, Any]) -> None:
     """Write the manifest of all files in the folder ``path``, with ``about`` in it."""
-    hashes = _hashes(_files(path))
+    hashes = _hashes(path, _files(path))
     (path / MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))
 
 
@@ -341,18 +354,12 @@ def _manifest_text(content: dict[str, Any]) -> str:
     return json.dumps({**content, _OWN_HASH: own}, indent=2) + "\n"
 
 
-def _identity_of(path: Path) -> Identity:
-    identity = {}
-    for name, file in _files(path).items():
-        stat = os.stat(file)
-        identity[name] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns
-    return identity
-
-
-def _files(path: Path) -> dict[str, Path]:
+def _files(path: Path) -> Identity:
     """Return the files of a checkpoint except its manifest, by their names in it, in order."""
     files = {}
     for file in path.rglob("*"):
         if file.is_file() and file.name != MANIFEST:
-            files[str(file.relative_to(path))] = file
+            stat = os.stat(file)
+            identity = stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns
+            files[str(file.relative_to(path))] = identity
     return dict(sorted(files.items()))

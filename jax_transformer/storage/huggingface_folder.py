@@ -17,7 +17,7 @@ from jax_transformer.storage import atomic, untrusted
 from jax_transformer.storage.untrusted import shown
 
 if TYPE_CHECKING:
-    from jax_transformer.storage.tensors import LazyState
+    from jax_transformer.storage.tensors import LazyState, LazyTensor
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 IN_RUN = "huggingface"
@@ -46,6 +46,8 @@ TOKENIZER = (
 SOUND = ("preprocessor_config.json", "processor_config.json", "normalizer.json")
 """Settings of spectrograms, and of comparing transcripts."""
 EXTRA_FILES = (CONFIG, GENERATION, *TOKENIZER, *SOUND, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+_NOT_READ = ("tf_model.h5", "rust_model.ot", "model.onnx")
+"""Weights of other frameworks."""
 SHARD_SIZE = 5_000_000_000  # transformers' default until its version 5
 _SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _LONGEST_CONFIG = 10_000_000
@@ -68,11 +70,9 @@ class Folder:
     @property
     def files(self) -> list[Path]:
         """The index, if there is one, and the files that hold the weights."""
-        return (
-            [self.weights, *untrusted.shards(self.weights)]
-            if self.weights.name.endswith(INDEX)
-            else [self.weights]
-        )
+        if not self.weights.name.endswith(INDEX):
+            return [self.weights]
+        return [self.weights, *untrusted.shards(self.weights)]
 
     @property
     def shards(self) -> list[Path]:
@@ -96,59 +96,33 @@ def find(path: str | Path) -> Folder:
     """
     path = Path(path)
     data = configuration(path)
-    existing = [name for name in WEIGHTS if (path / name).is_file()]
-    if not existing:
-        raise InputError(
-            f"{path}: holds no weights: there is none of {', '.join(WEIGHTS)}{_instead(path)}"
-        )
-    weights = path / existing[0]
-    used = {
-        file.name for file in (untrusted.shards(weights) if weights.name.endswith(INDEX) else ())
-    } | {weights.name}
-    extra_names = tuple(name for name in EXTRA_FILES if (path / name).is_file())
-    names = sorted(
-        name
-        for name in (entry.name for entry in path.iterdir())
-        if name not in used and name not in extra_names
-    )
-    return Folder(
-        path,
-        data,
-        weights,
-        extra_names,
-        tuple((name, _why(path / name, weights.name)) for name in names),
-    )
-
-
-def _instead(path: Path) -> str:
-    """Return a hint about weights of another framework."""
-    others = [
-        name for name in ("tf_model.h5", "rust_model.ot", "model.onnx") if (path / name).is_file()
-    ]
-    return (
-        f"; {', '.join(others)} cannot be read: get the PyTorch weights of this model"
-        if others
-        else ""
-    )
+    weights = next(filter(Path.is_file, map(path.joinpath, WEIGHTS)), None)
+    if weights is None:
+        others = [name for name in _NOT_READ if (path / name).is_file()]
+        hint = f"; {', '.join(others)} cannot be read: get the PyTorch weights of this model"
+        reason = f"there is none of {', '.join(WEIGHTS)}{hint if others else ''}"
+        raise InputError(f"{path}: holds no weights: {reason}")
+    used, extra_names, left_out = {weights.name}, [], []
+    for shard in untrusted.shards(weights) if weights.name.endswith(INDEX) else ():
+        used.add(shard.name)
+    for name in EXTRA_FILES:
+        if (path / name).is_file():
+            extra_names.append(name)
+    for entry in sorted(path.iterdir()):
+        if entry.name not in used and entry.name not in extra_names:
+            left_out.append((entry.name, _why(entry, weights.name)))
+    return Folder(path, data, weights, tuple(extra_names), tuple(left_out))
 
 
 def _why(path: Path, chosen: str) -> str:
     if path.is_dir():
         return "a folder"
-    if path.suffix in (
-        ".safetensors",
-        ".bin",
-        ".msgpack",
-        ".h5",
-        ".ot",
-        ".onnx",
-    ) or path.name.endswith(INDEX):
+    weights = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx")
+    if path.suffix in weights or path.name.endswith(INDEX):
         return f"weights again, next to {chosen}, which is read"
-    return (
-        "a program; programs are neither run nor copied"
-        if path.suffix in (".py", ".sh")
-        else "neither weights, configuration nor tokenizer"
-    )
+    if path.suffix in (".py", ".sh"):
+        return "a program; programs are neither run nor copied"
+    return "neither weights, configuration nor tokenizer"
 
 
 # Writing
@@ -169,21 +143,18 @@ def write(
     from jax_transformer.storage import safetensors
 
     path.mkdir()
-    parts = split({name: tensor.nbytes for name, tensor in state.items()}, shard_size)
-    names = (
-        [SAFETENSORS]
-        if len(parts) == 1
-        else [_shard(number, len(parts)) for number in range(len(parts))]
-    )
-    for name, part in zip(names, parts, strict=True):
-        tensors_of_part = {tensor: state[tensor] for tensor in part}
-        safetensors.save(path / name, tensors_of_part, target=path / name, hashed=False)
+    parts = split(state, shard_size)
+    files: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        several = len(parts) > 1
+        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors" if several else SAFETENSORS
+        safetensors.save(path / name, part, target=path / name, hashed=False)
+        files |= dict.fromkeys(part, name)
     if len(parts) > 1:
         total = {
             "total_parameters": sum(tensor.info.size for tensor in state.values()),
             "total_size": sum(tensor.nbytes for tensor in state.values()),
         }
-        files = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
         (path / (SAFETENSORS + INDEX)).write_bytes(
             to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
         )
@@ -202,28 +173,22 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
 
 def is_written(name: str) -> bool:
     """Return True for names of files that an export may write."""
-    return (
-        name in (SAFETENSORS, SAFETENSORS + INDEX, *EXTRA_FILES)
-        or re.fullmatch(_SHARD, name) is not None
-    )
+    named = name in (SAFETENSORS, SAFETENSORS + INDEX, *EXTRA_FILES)
+    return named or re.fullmatch(_SHARD, name) is not None
 
 
-def _shard(number: int, count: int) -> str:
-    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
-
-
-def split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Split names, in order, into groups of at most ``most`` bytes; a larger one has a group of its
-    own.
+def split(state: "LazyState", most: int) -> list[dict[str, "LazyTensor"]]:
+    """Split tensors, in order, into groups of at most ``most`` bytes; a larger one has a group of
+    its own.
     """
-    parts: list[list[str]] = [[]]
+    parts: list[dict[str, LazyTensor]] = [{}]
     filled = 0
-    for name, size in sizes.items():
-        if parts[-1] and filled + size > most:
-            parts.append([])
+    for name, tensor in state.items():
+        if parts[-1] and filled + tensor.nbytes > most:
+            parts.append({})
             filled = 0
-        parts[-1].append(name)
-        filled += size
+        parts[-1][name] = tensor
+        filled += tensor.nbytes
     return parts
 
 
@@ -232,9 +197,8 @@ def size(text: str) -> int:
     text.
     """
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    number, unit = (
-        (text[:-2], units[text[-2:].upper()]) if text[-2:].upper() in units else (text, 1)
-    )
+    unit = units.get(text[-2:].upper(), 1)
+    number = text if unit == 1 else text[:-2]
     if not (number.isascii() and number.isdecimal()) or int(number) < 1:
         raise ConfigError(
             f"--shard-size {shown(text)}: give a whole number of bytes, KB, MB, GB or TB, for "
@@ -261,7 +225,10 @@ def with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 
 def contents(files: Mapping[str, Path]) -> dict[str, bytes]:
     """Return the content of files by their names. Raises InputError for one that cannot be read."""
+    read = {}
     try:
-        return {name: path.read_bytes() for name, path in files.items()}
+        for name, path in files.items():
+            read[name] = path.read_bytes()
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror or error}") from None
+    return read

@@ -25,17 +25,18 @@ _UNSYNCED = 64 << 20
 """Bytes that are written before the disk is asked to store them."""
 
 
-class _Queue:
+class Hashes(ThreadPoolExecutor):
     """Computes hashes in one thread, in order: hashlib releases the interpreter's lock."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
+        super().__init__(1)
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._bytes = 0
+        self._by_name: dict[str, Future[str]] = {}
 
-    def submit(self, function: Callable[[Any], Result], array: np.ndarray) -> Future[Result]:
+    def add(self, function: Callable[[Any], Result], array: np.ndarray) -> Future[Result]:
         """Call a function with an array, which is kept until then."""
-        future = self._thread.submit(function, array)
+        future = self.submit(function, array)
         self._waiting.append((future, array.nbytes))
         self._bytes += array.nbytes
         return future
@@ -51,8 +52,25 @@ class _Queue:
             self._bytes -= size
             future.result()
 
-    def close(self) -> None:
-        self._thread.shutdown()
+    def watched(self, state: LazyState) -> dict[str, LazyTensor]:
+        """Return the tensors, each of which is hashed when it is read."""
+        watched = {}
+        for name, tensor in state.items():
+            watched[name] = LazyTensor(tensor.info, partial(self._read, name, tensor))
+        return watched
+
+    def _read(self, name: str, tensor: LazyTensor) -> np.ndarray:
+        self.wait()
+        array = tensor.read()
+        self._by_name[name] = self.add(sha256, array)
+        return array
+
+    def result(self) -> dict[str, str]:
+        """Return the SHA-256 of every tensor that was read, by name."""
+        hashes = {}
+        for name, pending in self._by_name.items():
+            hashes[name] = pending.result()
+        return hashes
 
 
 class CheckedFile:
@@ -70,7 +88,7 @@ class CheckedFile:
         self._target = target
         self._digest = hashlib.sha256() if hashed else None
         self._buffer = np.empty(_CHUNK, np.uint8)
-        self._hashing = _Queue()
+        self._hashing = Hashes()
         self._disk = ThreadPoolExecutor(1)
         self._sync: Future[None] | None = None
         self._synced = 0
@@ -79,7 +97,7 @@ class CheckedFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._hashing.close()
+        self._hashing.shutdown()
         self._disk.shutdown()
         self._file.close()
         if kind is None and self._sync is not None:
@@ -92,11 +110,19 @@ class CheckedFile:
         array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
         raw = tensors.contiguous(array).reshape(-1).view(np.uint8)
         if self._digest:
-            self._hashing.submit(self._digest.update, raw)
+            self._hashing.add(self._digest.update, raw)
         view = raw.data
         while view:
             view = view[self._file.write(view) :]
-        self._compare(raw, name)
+        self._file.seek(self.size)
+        for at in range(0, raw.size, _CHUNK):
+            piece = raw[at : at + _CHUNK]
+            again = self._buffer[: piece.size]
+            if self._file.readinto(again.data) != piece.size or not _same(again, piece):
+                raise InputError(
+                    f"{self._target}: {name} reads back different; nothing was changed"
+                )
+        self._file.seek(0, os.SEEK_END)
         self.size += raw.size
         self._store()
         self._hashing.wait()
@@ -106,18 +132,6 @@ class CheckedFile:
         assert self._digest is not None
         self._hashing.wait(0)
         return self._digest.hexdigest()
-
-    def _compare(self, written: np.ndarray, name: str) -> None:
-        self._file.seek(self.size)
-        for at in range(0, written.size, _CHUNK):
-            piece = written[at : at + _CHUNK]
-            again = self._buffer[: piece.size]
-            read = self._file.readinto(again.data)
-            if read != piece.size or not _same(again, piece):
-                raise InputError(
-                    f"{self._target}: {name} reads back different; nothing was changed"
-                )
-        self._file.seek(0, os.SEEK_END)
 
     def _store(self) -> None:
         """Let the disk store what was written, while more is: the sync at the end waits less.
@@ -140,38 +154,6 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
-class Digests:
-    """SHA-256 of tensors, computed in the background as each is read."""
-
-    def __init__(self, queue: _Queue) -> None:
-        self._queue = queue
-        self._by_name: dict[str, Future[str]] = {}
-
-    def watched(self, name: str, tensor: LazyTensor) -> LazyTensor:
-        """Return the tensor, which is hashed when it is read."""
-        return LazyTensor(tensor.info, partial(self._read, name, tensor))
-
-    def result(self) -> dict[str, str]:
-        """Return the hash of every tensor that was read, by name."""
-        return {name: pending.result() for name, pending in self._by_name.items()}
-
-    def _read(self, name: str, tensor: LazyTensor) -> np.ndarray:
-        self._queue.wait()
-        array = tensor.read()
-        self._by_name[name] = self._queue.submit(sha256, array)
-        return array
-
-
-@contextmanager
-def digests() -> Iterator[Digests]:
-    """Yield digests, and the thread that computes them."""
-    queue = _Queue()
-    try:
-        yield Digests(queue)
-    finally:
-        queue.close()
-
-
 def sha256(array: np.ndarray) -> str:
     """Return the SHA-256 of an array's bytes in C order."""
     return hashlib.sha256(tensors.contiguous(array).reshape(-1).view(np.uint8).data).hexdigest()
@@ -187,18 +169,20 @@ class NewFolder:
     """Its temporary name."""
     state: LazyState
     """The tensors to write; each is hashed when it is read."""
-    digests: Digests
+    hashes: Hashes
 
     def compare(self, again: LazyState) -> None:
         """Raise InputError naming every tensor that differs between disk and memory, by SHA-256."""
-        written = self.digests.result()
+        written = self.hashes.result()
         differing = sorted(written.keys() ^ again.keys())
         if not differing:
-            with digests() as own:
-                for name, tensor in again.items():
-                    own.watched(name, tensor).read()
-            hashes = own.result()
-            differing = [name for name in again if hashes[name] != written[name]]
+            with Hashes() as own:
+                for tensor in own.watched(again).values():
+                    tensor.read()
+            read = own.result()
+            for name in again:
+                if read[name] != written[name]:
+                    differing.append(name)
         self._refuse(", ".join(differing))
 
     def compare_files(self, files: Mapping[str, bytes], folder: str = "") -> None:
@@ -215,7 +199,7 @@ class NewFolder:
 
     def sha256(self) -> str:
         """Hash every tensor's name, dtype, shape and SHA-256, in the order of names."""
-        digest, hashes = hashlib.sha256(), self.digests.result()
+        digest, hashes = hashlib.sha256(), self.hashes.result()
         for name in sorted(self.state):
             tensor = self.state[name]
             digest.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\0{hashes[name]}\0".encode())
@@ -225,6 +209,5 @@ class NewFolder:
 @contextmanager
 def new_folder(target: Path, state: LazyState) -> Iterator[NewFolder]:
     """Give a folder its name when the block ends without an exception."""
-    with atomic.folder(target) as temporary, digests() as hashes:
-        hashed = {name: hashes.watched(name, tensor) for name, tensor in state.items()}
-        yield NewFolder(target, temporary, hashed, hashes)
+    with atomic.folder(target) as temporary, Hashes() as hashes:
+        yield NewFolder(target, temporary, hashes.watched(state), hashes)

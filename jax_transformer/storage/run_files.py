@@ -76,8 +76,11 @@ def read_sums(folder: Path) -> dict[str, list[str]]:
 
 def write_sums(folder: Path, sums: Sums) -> None:
     """Write the sums of a folder, in their order."""
-    lines = [f"{each}  {name}\n" for name in sums for each in sums[name]]
-    atomic.write_text(folder / SHA256SUMS, "".join(lines))
+    text = ""
+    for name, listed in sums.items():
+        for each in listed:
+            text += f"{each}  {name}\n"
+    atomic.write_text(folder / SHA256SUMS, text)
 
 
 def changed(folder: Path, sums: Sums) -> Iterator[str]:
@@ -115,11 +118,13 @@ def replace(run: Path, name: str, text: str) -> None:
 
 
 def about_run(path: Path) -> dict[str, Any]:
-    """Return the record of its run that the checkpoint ``path`` gets; empty if it is not in a run
-    that has SHA256SUMS.
+    """Return the record of its run that the checkpoint ``path`` gets: the SHA-256 of data.json
+    (None for a run that was converted) and the folder of its checkpoints. Empty if it is not in a
+    run that has SHA256SUMS.
     """
-    place = _place(path)
-    return {"run": place[0], "folder": place[1]} if place else {}
+    folder = path.absolute().parent
+    sums = read_sums(folder.parent) if folder.name in CHECKPOINTS else {}
+    return {"run": next(iter(sums.get(DATA, ())), None), "folder": folder.name} if sums else {}
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -134,14 +139,8 @@ def is_foreign(path: Path, about: Mapping[str, Any]) -> bool:
     """Return True if the checkpoint ``path`` with this manifest was saved in another run, or is an
     average in the place of a checkpoint.
     """
-    here = _place(path) if "run" in about else None
-    return here is not None and (about["run"], about.get("folder", here[1])) != here
-
-
-def _place(path: Path) -> tuple[str | None, str] | None:
-    """Return the SHA-256 of data.json (None for a run that was converted) and the folder of a
-    checkpoint; None if it is not in a run that has SHA256SUMS.
-    """
-    folder = path.absolute().parent
-    sums = read_sums(folder.parent) if folder.name in CHECKPOINTS else {}
-    return (next(iter(sums.get(DATA, ())), None), folder.name) if sums else None
+    if "run" not in about:
+        return False
+    here = about_run(path)
+    recorded = {"run": about["run"], "folder": about.get("folder", here.get("folder"))}
+    return bool(here) and recorded != here

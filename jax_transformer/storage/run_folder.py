@@ -59,19 +59,16 @@ class RunFolder:
         options = self.train_options() if self.train_config.exists() else {}
         figures = self.figures()
         criterion = options.get("best_by", "bleu")
-        if any(criterion not in entry for entry in figures.values()):
-            raise InputError(
-                f"{self.train_config}: best_by={criterion!r} is not a validation figure"
-            )
+        for entry in figures.values():
+            if criterion not in entry:
+                raise InputError(
+                    f"{self.train_config}: best_by={criterion!r} is not a validation figure"
+                )
         return best_first(figures, criterion)
 
     def last_step(self) -> int | None:
         """Return the step of the newest checkpoint; None if there is none."""
         return max(checkpoint.steps(self.checkpoints), default=None)
-
-    def remove_unfinished(self) -> None:
-        """Remove files that a killed process was writing. The caller holds the folder's lock."""
-        atomic.remove_unfinished(self.path)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, without a last one that was cut off.
@@ -83,24 +80,34 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        parsed = [_parsed_line(line) for line in lines]
-        if None not in parsed:
-            return [entry for entry in parsed if entry is not None]
-        bad, last = parsed.index(None), self.last_step() or 0
-        before = [entry for entry in parsed[:bad] if entry is not None]
-        later = [entry["step"] for entry in parsed[bad:] if entry is not None]
-        validated = any(entry["step"] == last and LOSS in entry for entry in before)
-        if (last in self.figures() and not validated) or any(step <= last for step in later):
-            raise InputError(f"{self.metrics}: line {bad + 1} is not an object with a step")
-        return before
+        entries: list[dict[str, Any]] = []
+        later, bad = [], 0
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = json.loads(line)
+                is_entry = isinstance(entry["step"], int)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                is_entry = False
+            if not is_entry:
+                bad = bad or number
+            elif bad:
+                later.append(entry["step"])
+            else:
+                entries.append(entry)
+        if bad:
+            last = self.last_step() or 0
+            validated = any(entry["step"] == last and LOSS in entry for entry in entries)
+            if (last in self.figures() and not validated) or any(step <= last for step in later):
+                raise InputError(f"{self.metrics}: line {bad} is not an object with a step")
+        return entries
 
     def validations(self) -> dict[int, dict[str, Any]]:
         """Return the figures of each validation by its step, without averaged weights' figures."""
-        return {
-            entry["step"]: entry
-            for entry in self.entries()
-            if "valid_loss" in entry and "weights" not in entry
-        }
+        validations = {}
+        for entry in self.entries():
+            if "valid_loss" in entry and "weights" not in entry:
+                validations[entry["step"]] = entry
+        return validations
 
     def figures(self) -> dict[int, dict[str, Any]]:
         """Return the validation figures of the checkpoints that have some, by their steps."""
@@ -127,14 +134,13 @@ class RunFolder:
             atomic.write_bytes(self.metrics, content[:covered])
             return
         saved = {False: validated, True: averaged}  # True: averaged weights were validated
-
-        def keep(entry: dict[str, Any]) -> bool:
-            return entry["step"] < step or (
+        text = ""
+        for entry in self.entries():
+            if entry["step"] < step or (
                 entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry])
-            )
-
-        lines = [json.dumps(entry) + "\n" for entry in self.entries() if keep(entry)]
-        atomic.write_text(self.metrics, "".join(lines))
+            ):
+                text += json.dumps(entry) + "\n"
+        atomic.write_text(self.metrics, text)
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -150,14 +156,6 @@ def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list
     return sorted(
         figures, key=lambda step: (sign * figures[step][criterion], figures[step][LOSS], step)
     )
-
-
-def _parsed_line(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-        return entry if isinstance(entry["step"], int) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> T:
@@ -197,17 +195,19 @@ def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")
     steps, averaged = checkpoint.steps(folder.checkpoints), checkpoint.steps(folder.averaged)
     best = folder.best_first() if folder.train_config.exists() else []
-    if weights.isdecimal():
-        chosen = [step for step in steps if step == int(weights)]
-        yield from (Candidate(folder.checkpoints, step, weights) for step in chosen)
+    if weights.isdecimal() and int(weights) in steps:
+        yield Candidate(folder.checkpoints, int(weights), weights)
     if weights in ("auto", "averaged"):
-        yield from (Candidate(folder.averaged, step, "averaged") for step in reversed(averaged))
+        for step in reversed(averaged):
+            yield Candidate(folder.averaged, step, "averaged")
     most = None if weights == "auto" else 1
     if weights in ("auto", "best"):
-        yield from (Candidate(folder.checkpoints, step, "best") for step in best[:most])
+        for step in best[:most]:
+            yield Candidate(folder.checkpoints, step, "best")
     if weights in ("auto", "last"):
         rest = [step for step in reversed(steps) if weights == "last" or step not in best]
-        yield from (Candidate(folder.checkpoints, step, "last") for step in rest[:most])
+        for step in rest[:most]:
+            yield Candidate(folder.checkpoints, step, "last")
 
 
 def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, Checkpoint]:
@@ -272,17 +272,34 @@ def verify(run: Path) -> None:
 
 def verify_metrics(run: Path) -> None:
     """Raise InputError if metrics.jsonl does not begin as the checkpoints record."""
-    for problem in metrics_problems(run):
-        raise InputError(problem)
+    path, manifests = run / run_files.METRICS, list(_manifests(run))
+    content = path.read_bytes() if path.is_file() else b""
+    for about in manifests:
+        recorded = about.get("metrics")
+        size = recorded["bytes"] if recorded else 0
+        if recorded and hashlib.sha256(content[:size]).hexdigest() != recorded["sha256"]:
+            state = "damaged or edited" if path.is_file() else "missing"
+            raise InputError(
+                f"{path}: {state} (its first {size:,} bytes are not those that a checkpoint was "
+                f"saved with): put it back as it was, or begin another run with --init {run}"
+            )
 
 
 def verify_all(run: Path) -> None:
     """Raise an error that names every file of the run that is damaged, missing or added:
     CheckpointError if one is of a checkpoint, otherwise InputError.
     """
-    damaged = list(_checkpoint_problems(run))
-    small = list(problems(run)) and list(problems(run))  # twice, as in `verify`
-    named = [*small, *metrics_problems(run), *damaged]
+    damaged = []
+    with contextlib.suppress(InputError):  # of SHA256SUMS, which `problems` names
+        for name in run_files.CHECKPOINTS:
+            for step in checkpoint.steps(run / name):
+                damaged += checkpoint.problems(run / name, step)
+    named = list(problems(run)) and list(problems(run))  # twice, as in `verify`
+    try:
+        verify_metrics(run)
+    except InputError as of_metrics:
+        named.append(str(of_metrics))
+    named += damaged
     if named:
         more = [f"and {len(named) - _SHOWN} more, which --json lists"] * (len(named) > _SHOWN)
         error = (CheckpointError if damaged else InputError)("; ".join(named[:_SHOWN] + more))
@@ -307,8 +324,12 @@ def problems(run: Path) -> Iterator[str]:
         for name in run_files.LISTED:
             if name not in sums and (run / name).exists() and not _may_be_added(name, sums):
                 yield f"{run / name}: is not in {run_files.SHA256SUMS}, so it was added: remove it"
-    elif path.exists() or any("run" in about for about in _manifests(run)):
-        yield f"{path}: missing or empty, and the run was saved with it: put it back"
+    else:
+        listed = path.exists()
+        for about in _manifests(run):
+            listed = listed or "run" in about
+        if listed:
+            yield f"{path}: missing or empty, and the run was saved with it: put it back"
 
 
 def _may_be_added(name: str, sums: run_files.Sums) -> bool:
@@ -317,30 +338,6 @@ def _may_be_added(name: str, sums: run_files.Sums) -> bool:
     group = next((group for group in groups if name in group), ())
     listed = any(each in sums for each in group)
     return bool(group) and not listed and run_files.DATA not in sums
-
-
-def metrics_problems(run: Path) -> Iterator[str]:
-    """Say that metrics.jsonl is damaged, if it does not begin as a checkpoint records."""
-    path = run / run_files.METRICS
-    recorded = [about["metrics"] for about in _manifests(run) if "metrics" in about]
-    content = path.read_bytes() if path.is_file() else b""
-    for each in recorded:
-        if hashlib.sha256(content[: each["bytes"]]).hexdigest() != each["sha256"]:
-            state = "damaged or edited" if path.is_file() else "missing"
-            yield (
-                f"{path}: {state} (its first {each['bytes']:,} bytes are not those that a "
-                "checkpoint was saved with): put it back as it was, or begin another run with "
-                f"--init {run}"
-            )
-            return
-
-
-def _checkpoint_problems(run: Path) -> Iterator[str]:
-    """Name every file of the checkpoints, averaged ones too, that is damaged."""
-    with contextlib.suppress(InputError):  # of SHA256SUMS, which `problems` names
-        for name in run_files.CHECKPOINTS:
-            for step in checkpoint.steps(run / name):
-                yield from checkpoint.problems(run / name, step)
 
 
 def _manifests(run: Path) -> Iterator[Mapping[str, Any]]:

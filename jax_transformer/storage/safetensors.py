@@ -6,7 +6,6 @@ of one name, and accepts unknown keys and any name: those are checked here.
 
 import contextlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -80,13 +79,17 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
     """Return every tensor by name, without reading one. Raises as :func:`read`."""
-    return {
-        name: LazyTensor(
-            TensorInfo(tensor.shape, DTYPES[tensor.dtype].name), partial(_array, name, tensor)
-        )
-        for extents in _headers(Path(path)).values()
-        for name, tensor in extents.items()
-    }
+    headers = {}
+    for file in files(path):
+        headers[file] = header(file)
+    if is_index(path):
+        untrusted.check_shards(Path(path), headers)
+    state = {}
+    for extents in headers.values():
+        for name, tensor in extents.items():
+            info = TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
+            state[name] = LazyTensor(info, partial(_array, name, tensor))
+    return state
 
 
 def _array(name: str, tensor: TensorExtent) -> np.ndarray:
@@ -99,20 +102,17 @@ def _array(name: str, tensor: TensorExtent) -> np.ndarray:
 
 def check_dtypes(target: Path, infos: Mapping[str, TensorInfo]) -> None:
     """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
-    unsupported = [
-        f"{name} is {info.dtype}" for name, info in infos.items() if info.dtype not in _CODES
-    ]
+    unsupported = []
+    for name, info in infos.items():
+        if info.dtype not in _CODES:
+            unsupported.append(f"{name} is {info.dtype}")
     if unsupported:
         raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(unsupported)}")
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
-    return {
-        name: TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
-        for extents in _headers(Path(path)).values()
-        for name, tensor in extents.items()
-    }
+    return {name: tensor.info for name, tensor in scan(path).items()}
 
 
 def files(path: str | Path) -> list[Path]:
@@ -146,7 +146,7 @@ def save(
     it is written. Tied ones are read once, and copied within the file. Raises InputError naming
     ``target``, which the file will become, if they differ.
     """
-    ordered = _in_order(state)
+    ordered, begin = _header({"format": "pt"} | dict(metadata or {}), state)
     first: dict[LazyTensor, str] = {}  # of tied names
     for name, tensor in ordered.items():
         first.setdefault(tensor, name)
@@ -154,7 +154,7 @@ def save(
         CheckedFile(path, target, hashed=hashed) as file,
         contextlib.closing(tensors.read_ahead(first)) as arrays,
     ):
-        file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
+        file.write(begin)
         starts: dict[str, int] = {}
         for name, tensor in ordered.items():
             starts[name] = file.size
@@ -165,21 +165,22 @@ def save(
                 array = tensors.map_file(path, same, dtype=dtype, shape=tensor.shape)
             file.write(array, name)
             del array
-    if {name: extent.start for name, extent in header(path).items()} != starts:
+    again = {}
+    for name, extent in header(path).items():
+        again[name] = extent.start
+    if again != starts:
         raise InputError(f"{target}: its header reads back different; nothing was changed")
     return file.sha256() if hashed else ""
 
 
-def _in_order(state: LazyState) -> dict[str, LazyTensor]:
-    """Return the tensors in the library's order: wide dtypes first, then by name."""
-    unknown = [name for name, tensor in state.items() if tensor.dtype not in _CODES]
-    if unknown:
-        name = unknown[0]
-        raise InputError(f"{shown(name)} is {state[name].dtype}, which no .safetensors file holds")
-    return dict(sorted(state.items(), key=lambda item: (_ORDER.index(item[1].dtype), item[0])))
-
-
-def _header(metadata: Mapping[str, str], ordered: LazyState) -> bytes:
+def _header(metadata: Mapping[str, str], state: LazyState) -> tuple[dict[str, LazyTensor], bytes]:
+    """Return the tensors in the library's order, wide dtypes first, then by name, and the header
+    of a file of them.
+    """
+    for name, tensor in state.items():
+        if tensor.dtype not in _CODES:
+            raise InputError(f"{shown(name)} is {tensor.dtype}, which no .safetensors file holds")
+    ordered = dict(sorted(state.items(), key=lambda item: (_ORDER.index(item[1].dtype), item[0])))
     entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
     at = 0
     for name, tensor in ordered.items():
@@ -191,20 +192,13 @@ def _header(metadata: Mapping[str, str], ordered: LazyState) -> bytes:
         at += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    return len(text).to_bytes(8, "little") + text
+    return ordered, len(text).to_bytes(8, "little") + text
 
 
 def metadata(path: str | Path) -> dict[str, str]:
     """Return the text in a file's header next to the tensors. Raises as :func:`read`."""
     header(Path(path))
     return _entries(Path(path))[0].get("__metadata__") or {}
-
-
-def _headers(path: Path) -> dict[Path, dict[str, TensorExtent]]:
-    headers = {file: header(file) for file in files(path)}
-    if is_index(path):
-        untrusted.check_shards(path, headers)
-    return headers
 
 
 def header(path: Path) -> dict[str, TensorExtent]:
@@ -224,8 +218,10 @@ def header(path: Path) -> dict[str, TensorExtent]:
             f"{path.stat().st_size:,} bytes"
         ) from None
     entries.pop("__metadata__", None)
-    extents = [(name, _extent(path, name, entry, data)) for name, entry in entries.items()]
-    return dict(sorted(extents, key=lambda item: (item[1].start, item[1].end)))
+    extents = {}
+    for name, entry in entries.items():
+        extents[name] = _extent(path, name, entry, data)
+    return dict(sorted(extents.items(), key=lambda item: (item[1].start, item[1].end)))
 
 
 def _entries(path: Path) -> tuple[dict[str, Any], int]:
@@ -263,8 +259,9 @@ def _extent(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
                     f"{path}: {shown(name)} has the unknown dtype "
                     f"{shown(dtype)}{nearest(dtype, list(DTYPES))}"
                 )
-            # Without lengths of 0: products of the others must fit NumPy's integers
-            size = math.prod(max(1, length) for length in shape) * DTYPES[dtype].itemsize
+            size = DTYPES[dtype].itemsize
+            for length in shape:  # 0 counts as 1: products of the others must fit NumPy's integers
+                size *= max(1, length)
             if len(shape) <= 64 and size < 2**63:
                 return TensorExtent(tuple(shape), dtype, path, data + start, data + end)
             raise UnsafeFileError(

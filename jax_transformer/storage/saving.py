@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -44,11 +43,14 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
     return folder.resolve() / str(step)
 
 
-def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Callable[[], Path]:
+def begin(
+    folder: Path, step: int, tree: Any, *, about: dict[str, Any], then: Callable[[], None]
+) -> Callable[[], None]:
     """Copy ``tree`` to the host and begin to :func:`save` it.
 
-    The returned function, which may be called in another thread, completes the checkpoint. The
-    memory of ``tree`` can be reused before: a step that takes it over changes nothing in the copy.
+    The returned function, which may be called in another thread, completes the checkpoint and calls
+    ``then``. The memory of ``tree`` can be reused before: a step that takes it over changes nothing
+    in the copy.
     """
     import jax
     from orbax.checkpoint import v1 as ocp
@@ -66,10 +68,10 @@ def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Calla
         response = ocp.save_async(temporary, jax.block_until_ready(jax.tree.map(copied, tree)))
         writing = entered.pop_all()
 
-    def complete() -> Path:
+    def complete() -> None:
         with writing:
             response.result()
-        return folder.resolve() / str(step)
+        then()
 
     return complete
 
@@ -169,34 +171,22 @@ def prune(folder: Path, keep: Iterable[int]) -> None:
         shutil.rmtree(nameless)
 
 
-class BackgroundSaver:
+class BackgroundSaver(ThreadPoolExecutor):
     """Saves checkpoints in a thread. An error of the thread is raised by the next call.
 
     As a context manager it waits for the last checkpoint at the end, unless the user interrupts.
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        super().__init__(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def save(
-        self,
-        folder: Path,
-        step: int,
-        tree: Any,
-        *,
-        about: dict[str, Any],
-        then: Callable[[], None],
+        self, folder: Path, step: int, tree: Any, *, about: dict[str, Any], then: Callable[[], None]
     ) -> None:
         """Save as :func:`save`, and call ``then``; return after ``tree`` was copied."""
         self.wait()
-        complete = begin(folder, step, tree, about=about)
-
-        def write() -> None:
-            complete()
-            then()
-
-        self._pending = self._thread.submit(write)
+        self._pending = self.submit(begin(folder, step, tree, about=about, then=then))
 
     def check(self) -> None:
         """Raise the error of the last save, if it has failed by now."""
@@ -209,23 +199,15 @@ class BackgroundSaver:
         if pending is not None:
             pending.result()
 
-    def __enter__(self) -> "BackgroundSaver":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
             self.wait()
-        elif error is not None and issubclass(kind, Exception):
+        elif isinstance(error, Exception):
             try:  # the checkpoint of an earlier step is as good as without this error
                 self.wait()
             except Exception as second:
                 error.add_note(str(second))
-        self._thread.shutdown(wait=False)
+        self.shutdown(wait=False)
 
 
 def write(
@@ -242,19 +224,19 @@ def write(
     context = ocp.Context()
     context.array.saving.use_compression = False
     context.memory.deepcopy_host_arrays = False  # nothing changes them meanwhile
-    empty: dict[str, dict[str, np.ndarray]] = {
-        group: {} for group, arrays in groups.items() if not arrays
-    }
+    tree: dict[str, dict[str, np.ndarray]] = {}
+    for group, arrays in groups.items():
+        if not arrays:
+            tree[group] = {}
     with context, new(folder, step, about=about) as temporary:
         # Orbax does not find its parts under a name that begins with a dot
         complete = temporary.with_name(f"{temporary.name}.parts") / str(step)
         complete.parent.mkdir()
-        for number, batch in enumerate(_batches(groups)):
-            tree: dict[str, dict[str, np.ndarray]] = {} if number else dict(empty)
+        for batch in _batches(groups):
             for group, name, tensor in batch:
                 tree.setdefault(group, {})[name] = np.asarray(tensor.read(), order="C")
             ocp.partial.save(complete, tree)
-            del tree
+            tree = {}
         ocp.partial.finalize(complete)
         os.rename(complete, temporary)
         complete.parent.rmdir()

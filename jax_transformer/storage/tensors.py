@@ -277,8 +277,9 @@ def problems(
 
     With ``floating``, also every tensor whose numbers are not floating-point numbers.
     """
-    free = sorted(expected.keys() - tensors.keys())
-    wrong = [f"missing {name} {expected[name]}" for name in free]
+    free, wrong = sorted(expected.keys() - tensors.keys()), []
+    for name in free:
+        wrong.append(f"missing {name} {expected[name]}")
     for name in sorted(tensors.keys() - expected.keys()):
         hint = nearest(name, free or sorted(expected))
         wrong.append(f"unexpected {plain(name)} {tensors[name].shape}{hint}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import checkpoint, run_folder, saving
+from jax_transformer.storage import atomic, checkpoint, run_folder, saving
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training.optimizer_options import FROM_SCRATCH
@@ -73,7 +73,7 @@ def open_run(options: TrainOptions) -> Iterator[RunFolder]:
         if distributed.first():
             choose = _numbered if options.run is None else _named
             folder = choose(options, stack)
-            folder.remove_unfinished()
+            atomic.remove_unfinished(folder.path)
             run_folder.verify_metrics(folder.path)
             if options.resume is Resume.MUST and folder.last_step() is None:
                 raise CheckpointError(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint, saving
+from jax_transformer.storage import atomic, checkpoint, saving
 from jax_transformer.storage.run_folder import RunFolder
 
 LOSS = {"step": 4, "loss": 1.0}
@@ -72,7 +72,7 @@ def test_only_partial_files_are_removed(tmp_path):
     stay = {".lock", ".holder.json", "metrics.jsonl", "checkpoints"}
     for name in (*stay, ".metrics.jsonl.1234", ".tokenizer.json.5"):
         (tmp_path / name).touch()
-    RunFolder(tmp_path).remove_unfinished()
+    atomic.remove_unfinished(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == stay
 
 

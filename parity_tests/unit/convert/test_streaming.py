@@ -135,10 +135,10 @@ def test_few_bytes_wait_to_be_hashed(tmp_path, monkeypatch):
     thread = threading.Timer(0.2, released.set)
     monkeypatch.setattr(read_back, "sha256", lambda array: str(released.wait()))
     thread.start()
-    with read_back.digests() as digests:
-        for name, tensor in counted.state().items():
-            digests.watched(name, tensor).read()
-    assert counted.most == 3 and digests.result() == dict.fromkeys(counted.state(), "True")
+    with read_back.Hashes() as hashes:
+        for tensor in hashes.watched(counted.state()).values():
+            tensor.read()
+    assert counted.most == 3 and hashes.result() == dict.fromkeys(counted.state(), "True")
 
 
 @pytest.mark.parametrize("unsynced", [1, 50_000])
