@@ -190,6 +190,13 @@ class Pair(NamedTuple):
     config: TransformerConfig
     ours: jt.Transformer
 
+    def logits(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Return transformers' logits."""
+        arguments = inputs(self.config, source)
+        with torch.no_grad():
+            out = self.theirs(**arguments, decoder_input_ids=torch.from_numpy(target))
+        return out.logits.numpy()
+
 
 def module(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None

@@ -199,18 +199,6 @@ def test_position_tables_are_loaded_used_and_exported(stack: str):
     assert name not in dict(both.torch.named_parameters())
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_attention_has_biases_only_if_configured(bias: bool):
-    both = equal_lengths("blog2023_repaired", attention_bias=bias)
-    names = transformer.flatten(both.flax)
-    biased = {name for name in names if name.endswith(".bias")}
-    for part in ("self_attention", "cross_attention"):
-        assert any(f"{part}." in name for name in biased) == bias
-    assert any("feed_forward.up" in name for name in biased)
-    assert any(".norm." in name for name in biased)
-    assert_close(both.logits(), 1e-12)
-
-
 @pytest.mark.parametrize("repaired", [False, True])
 def test_names_and_shapes_at_the_default_size(repaired: bool):
     with torch.device("meta"):

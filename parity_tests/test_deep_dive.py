@@ -110,14 +110,6 @@ def test_the_documents_example_at_its_size(form: str):
     assert nnx.eval_shape(lambda m, s, t: m(s, t), model, *ids).shape == (2, 8, 10)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_documents_example_in_small(form: str):
-    both = both_of(form, vocab_size=10)
-    ours, theirs = both.logits()
-    assert ours.shape == (2, 8, 10)
-    assert_close((ours, theirs), 1e-12)
-
-
 def test_repaired_with_one_head_is_the_stock_transformer():
     """Otherwise only its heads, as wide as the model, differ from torch.nn.Transformer."""
     both = both_of("deep_dive_repaired", num_heads=1, num_layers=2)

@@ -62,19 +62,23 @@ def torch_gradients(both: Pair) -> dict[str, np.ndarray]:
 
 
 def flax_loss(
-    params: dict[str, jax.Array], both: Pair, batch: Batch, dropout: Any = None
+    params: dict[str, jax.Array],
+    both: Pair,
+    batch: Batch,
+    dropout: Any = None,
+    smoothing: float = SMOOTHING,
 ) -> jax.Array:
     total, tokens = step.loss_sum(
-        params, transformer.flatten(both.flax, Frozen), batch, both.config, SMOOTHING, dropout
+        params, transformer.flatten(both.flax, Frozen), batch, both.config, smoothing, dropout
     )
     return total / tokens.astype(total.dtype)
 
 
 def flax_gradients(
-    both: Pair, batch: Batch, dropout: Any = None
+    both: Pair, batch: Batch, dropout: Any = None, smoothing: float = SMOOTHING
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Not jitted: compiled operations serve all cases, a program each takes seconds."""
-    return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout))(
+    return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout, smoothing))(
         transformer.flatten(both.flax, nnx.Param)
     )
 

@@ -31,14 +31,6 @@ from parity_tests.twins import without_dropout
 from parity_tests.unit import runs
 
 
-def files(flags: list[str]) -> dict[str, Any]:
-    """Return the options of :func:`runs.write_text`'s flags."""
-    return {
-        flag.removeprefix("--data.").replace("-", "_"): (path,)
-        for flag, path in zip(flags[::2], flags[1::2], strict=True)
-    }
-
-
 def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
     """Return the decoder's input that a model makes of labels when it is trained."""
     if hasattr(module, "prepare_decoder_input_ids_from_labels"):
@@ -89,7 +81,7 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     module = folders.save_model(name, tmp_path / "model")
     languages = folders.FOLDERS[name].languages
     language_options = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
-    data = DataOptions(**files(runs.write_text(tmp_path)), **language_options)
+    data = DataOptions(**runs.fields_of(runs.write_text(tmp_path)), **language_options)
     prepared_corpus = corpus.prepare(
         TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run")
     )
@@ -122,7 +114,7 @@ def test_batches_are_those_of_transformers(tmp_path, name):
 
 
 def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
-    data = DataOptions(**files(flags), **more)
+    data = DataOptions(**runs.fields_of(flags), **more)
     return corpus.prepare(
         TrainOptions(init=str(folder / "model"), data=data), RunFolder(folder / "run")
     )
@@ -340,7 +332,9 @@ def test_positions_and_the_logits_bias_are_frozen(tuned):
 
 def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypatch):
     folder, _, arguments = tuned
-    options = TrainOptions(init=str(folder / "model"), data=DataOptions(**files(arguments[2:10])))
+    options = TrainOptions(
+        init=str(folder / "model"), data=DataOptions(**runs.fields_of(arguments[2:10]))
+    )
     prepared_corpus = corpus.prepare(options, RunFolder(tmp_path))
     check, used = evaluation.Validation(options, prepared_corpus, devices.Devices.take(1)), []
     monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))

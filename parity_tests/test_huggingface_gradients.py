@@ -6,16 +6,13 @@ import jax
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 from torch import nn
 
-import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.training import step
-from jax_transformer.weights import rules
+from parity_tests import test_gradients as gradients_of
+from parity_tests import twins
 from parity_tests.huggingface import CASES, Pair, batch, exact_positions, inputs, pair
 from parity_tests.levels import assert_close
 from parity_tests.marks import quick_if
@@ -57,27 +54,11 @@ def their_loss(both: Pair, source: np.ndarray, labels: np.ndarray) -> torch.Tens
 def our_gradients(
     both: Pair, batch: Batch, dropout: Dropout | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    frozen = transformer.flatten(both.ours, Frozen)
-
-    def loss(params: dict[str, jax.Array]) -> jax.Array:
-        total, tokens = step.loss_sum(params, frozen, batch, both.config, 0.0, dropout)
-        return total / tokens.astype(total.dtype)
-
-    return jax.value_and_grad(loss)(transformer.flatten(both.ours, nnx.Param))
+    return gradients_of.flax_gradients(twins_of(both), batch, dropout, smoothing=0.0)
 
 
-def their_gradients(both: Pair) -> dict[str, np.ndarray]:
-    """Return gradients under our names; parameters that are not trained have none."""
-    shapes = {
-        name: array.shape for name, array in transformer.flatten(both.ours, nnx.Param).items()
-    }
-    table = rules.restrict(jt.convert.weight_table(both.config), shapes)
-    gradients = {
-        name: p.grad.numpy()
-        for name, p in both.theirs.named_parameters(remove_duplicate=False)
-        if p.grad is not None
-    }
-    return rules.to_flax(table, {rule.torch: gradients[rule.torch] for rule in table}, shapes)
+def twins_of(both: Pair) -> twins.Pair:
+    return twins.Pair(both.config, both.ours, both.theirs, *batch(both.config))
 
 
 def assert_same(
@@ -85,13 +66,8 @@ def assert_same(
 ) -> None:
     both.theirs.zero_grad()
     loss.backward()
-    theirs = their_gradients(both)
     assert_close((ours[0], loss), 1e-12, "loss")
-    assert ours[1].keys() == theirs.keys()
-    largest = max(np.abs(value).max() for value in theirs.values())
-    assert largest > 1e-3
-    for name, value in theirs.items():
-        assert_close((ours[1][name], value), 1e-12, name, relative_to=largest)
+    gradients_of.assert_same_gradients(ours[1], gradients_of.torch_gradients(twins_of(both)))
 
 
 # The suite has one family of each kind of embedding, positions and blocks, and `-m slow` all

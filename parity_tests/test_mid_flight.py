@@ -38,7 +38,7 @@ from jax_transformer.training.optimizer_options import OptimizerName, OptimizerO
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import torch_bridge
-from parity_tests.unit.runs import as_a_user, main, metrics, write_text
+from parity_tests.unit.runs import as_a_user, fields_of, main, metrics, write_text
 from torch_reference import training
 
 N = 4  # updates in each leg
@@ -122,13 +122,11 @@ FLIGHTS = {
 
 def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
     path.mkdir()
-    flags = dict(zip(*[iter(write_text(path))] * 2, strict=True))
-    text = {flag.removeprefix("--data.").replace("-", "_"): (file,) for flag, file in flags.items()}
     options = TrainOptions(
         steps=3 * N + 2,
         model=model,
         data=DataOptions(
-            **text,
+            **fields_of(write_text(path)),
             vocab_size=300,
             buckets=2 if model.preset == "small" else 1,
             tokens_per_batch=128,

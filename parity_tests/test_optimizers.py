@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 
@@ -11,6 +10,7 @@ from jax_transformer.convert.training_state import opt_state
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from parity_tests.unit.training.test_optimizers import steps
 from torch_reference import training
 
 STEPS = 10
@@ -46,14 +46,7 @@ def parameters() -> dict[str, np.ndarray]:
 
 
 def by_optax(options: OptimizerOptions) -> dict[str, np.ndarray]:
-    params = {name: jnp.asarray(array) for name, array in parameters().items()}
-    with jax.numpy_dtype_promotion("standard"):
-        tx = optimizer.make(options, STEPS)
-        state = tx.init(params)
-        for gradient in gradients():
-            updates, state = tx.update(jax.tree.map(jnp.asarray, gradient), state, params)
-            params = optax.apply_updates(params, updates)
-    return {name: np.asarray(array) for name, array in params.items()}
+    return steps(optimizer.make(options, STEPS), parameters(), gradients())
 
 
 def by_torch(options: OptimizerOptions) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ line touch it. Its checkpoint has the form that PyTorch Lightning writes.
 """
 
 import importlib
-import random
 import shutil
 import subprocess
 import sys
@@ -30,8 +29,6 @@ from parity_tests.unit import runs
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_translator"
 SIZES = dict(vocabulary=300, width=16, heads=4, layers=1, inner=24, longest=40)
 FIELDS = dict(vocab_size=300, d_model=16, num_heads=4, num_layers=1, d_ff=24, max_length=40)
-ENGLISH = "the cat dog sees a red house small bird and".split()
-GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
 
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -177,18 +174,11 @@ def test_the_command_line_converts_compares_trains_and_translates(
     run("golden", "make", "golden.safetensors", "begun", *mine)
     run("golden", "check", "golden.safetensors", *mine)
 
-    Tokenizer.train([*ENGLISH, *GERMAN], vocab_size=300, pad_id=0, bos_id=1, eos_id=2).save(
-        tmp_path / "tokenizer.json"
-    )
-    choose, flags = random.Random(0), []
-    for split, count in (("train", 40), ("valid", 4)):
-        lines = [[choose.randrange(10) for _ in range(4)] for _ in range(count)]
-        for side, words in (("source", ENGLISH), ("target", GERMAN)):
-            text = "".join(" ".join(words[i] for i in line) + "\n" for line in lines)
-            (tmp_path / f"{split}.{side}").write_text(text)
-            flags += [f"--data.{split}-{side}", tmp_path / f"{split}.{side}"]
+    words = [*runs.ENGLISH.split(), *runs.GERMAN.split()]
+    Tokenizer.train(words, vocab_size=300, pad_id=0, bos_id=1, eos_id=2).save("tokenizer.json")
     # A run has a complete config.json: to train it and to translate needs no weight table
-    run("train", "--run", "more", "--init", "begun", "--data.tokenizer", "tokenizer.json", *flags,
+    run("train", "--run", "more", "--init", "begun", "--data.tokenizer", "tokenizer.json",
+        *runs.write_text(tmp_path),
         "--steps", 10, "--eval-every", 10, "--data.buckets", 1, "--data.tokens-per-batch", 128,
         "--optimizer.warmup-steps", 1)  # fmt: skip
     (tmp_path / "lines").write_text("the cat\na red dog\n")
@@ -223,9 +213,7 @@ def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
 def test_python_trains_an_architecture_that_is_not_registered(folder, tmp_path):
     random_module(folder)  # its folder can be imported from
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR
-    flags = runs.write_text(tmp_path)
-    text = {flags[i].removeprefix("--data.").replace("-", "_"): (flags[i + 1],)
-            for i in range(0, len(flags), 2)}  # fmt: skip
+    text = runs.fields_of(runs.write_text(tmp_path))
     options = TrainOptions(
         run=str(tmp_path / "run"),
         steps=1,

@@ -159,20 +159,15 @@ class GRU(nnx.Module):
         return self.output(self.rnn(self.input(x)))
 
 
-class GRUCell(nnx.RNNCellBase):
-    """PyTorch's cell, which has a bias of the new gate inside the reset."""
+class Cell(nnx.RNNCellBase):
+    gates: int
 
     def __init__(self, state, rngs):
-        self.inputs, self.hidden = nnx.Linear(5, 18, rngs=rngs), nnx.Linear(6, 18, rngs=rngs)
+        width = 6 * self.gates
+        self.inputs, self.hidden = nnx.Linear(5, width, rngs=rngs), nnx.Linear(6, width, rngs=rngs)
         for layer, name in ((self.inputs, "ih"), (self.hidden, "hh")):
             layer.kernel[...] = jnp.asarray(state[f"rnn.weight_{name}_l0"].T)
             layer.bias[...] = jnp.asarray(state[f"rnn.bias_{name}_l0"])
-
-    def __call__(self, carry, x):
-        (a, b, c), (d, e, f) = (jnp.split(y, 3, -1) for y in (self.inputs(x), self.hidden(carry)))
-        reset, update = jax.nn.sigmoid(a + d), jax.nn.sigmoid(b + e)
-        carry = (1 - update) * jnp.tanh(c + reset * f) + update * carry
-        return carry, carry
 
     def initialize_carry(self, input_shape, rngs=None, carry_init=None):
         return jnp.zeros((*input_shape[:-1], 6), self.hidden.kernel.dtype)
@@ -182,17 +177,25 @@ class GRUCell(nnx.RNNCellBase):
         return 1
 
 
+class GRUCell(Cell):
+    """PyTorch's cell, which has a bias of the new gate inside the reset."""
+
+    gates = 3
+
+    def __call__(self, carry, x):
+        (a, b, c), (d, e, f) = (jnp.split(y, 3, -1) for y in (self.inputs(x), self.hidden(carry)))
+        reset, update = jax.nn.sigmoid(a + d), jax.nn.sigmoid(b + e)
+        carry = (1 - update) * jnp.tanh(c + reset * f) + update * carry
+        return carry, carry
+
+
 class LSTM(GRU):
     def cell(self, state, rngs):
         return LSTMCell(state, rngs)
 
 
-class LSTMCell(nnx.RNNCellBase):
-    def __init__(self, state, rngs):
-        self.inputs, self.hidden = nnx.Linear(5, 24, rngs=rngs), nnx.Linear(6, 24, rngs=rngs)
-        for layer, name in ((self.inputs, "ih"), (self.hidden, "hh")):
-            layer.kernel[...] = jnp.asarray(state[f"rnn.weight_{name}_l0"].T)
-            layer.bias[...] = jnp.asarray(state[f"rnn.bias_{name}_l0"])
+class LSTMCell(Cell):
+    gates = 4
 
     def __call__(self, carry, x):
         c, h = carry
@@ -202,12 +205,8 @@ class LSTMCell(nnx.RNNCellBase):
         return (c, h), h
 
     def initialize_carry(self, input_shape, rngs=None, carry_init=None):
-        zeros = jnp.zeros((*input_shape[:-1], 6), self.hidden.kernel.dtype)
+        zeros = super().initialize_carry(input_shape)
         return zeros, zeros
-
-    @property
-    def num_feature_axes(self):
-        return 1
 
 
 def recurrent(theirs: type, ours: type) -> Example:

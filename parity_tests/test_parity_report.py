@@ -15,7 +15,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.parity import Report, golden
 from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
-from parity_tests.cases import SQUARE
+from parity_tests.cases import SQUARE, config_of
 from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
 
@@ -154,15 +154,7 @@ def test_an_unregistered_architecture_names_the_modules(both):
 
 @pytest.mark.parametrize("name", ["deep_dive", "blog2023"])
 def test_documents_agree_if_the_batch_is_as_long_as_the_sequence(name):
-    sizes = dict(
-        source_vocab_size=11,
-        target_vocab_size=13,
-        d_model=12,
-        num_heads=3,
-        num_layers=1,
-        max_length=20,
-    )
-    both = pair(jt.preset(name, **sizes), source=3, target=3)
+    both = pair(config_of(name).with_sizes(num_layers=1), source=3, target=3)
     report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), gradients=False)
     report.check()
     assert len(report.entries) > 15

@@ -39,6 +39,21 @@ def sinusoids(length: int, width: int) -> torch.Tensor:
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 
+def masks(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sources' words (b, 1, s), and what each word of a target sees (b, t, t)."""
+    causal = torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
+    return source[:, None] != 1, (target[:, None] != 1) & causal
+
+
+class _Normed(nn.Module):
+    """A layer whose branches have their norms before them, or behind their sums."""
+
+    pre: bool
+
+    def around(self, x: torch.Tensor, norm: nn.Module, branch: Any) -> torch.Tensor:
+        return x + branch(norm(x)) if self.pre else norm(x + branch(x))
+
+
 class _Attention(nn.Module):
     """Attention whose layers of keys, values, queries and output have these names."""
 
@@ -73,7 +88,7 @@ class _JoeyFeedForward(nn.Module):
         )
 
 
-class _JoeyLayer(nn.Module):
+class _JoeyLayer(_Normed):
     def __init__(self, options: dict[str, Any], *, decoder: bool):
         super().__init__()
         size, heads = options["hidden_size"], options["num_heads"]
@@ -85,9 +100,6 @@ class _JoeyLayer(nn.Module):
             self.src_src_att = _Attention(heads, size, _JOEY)
             self.layer_norm = nn.LayerNorm(size, eps=1e-6)
         self.feed_forward = _JoeyFeedForward(size, options)
-
-    def around(self, x: torch.Tensor, norm: nn.Module, branch: Any) -> torch.Tensor:
-        return x + branch(norm(x)) if self.pre else norm(x + branch(x))
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor, memory: Any = None, memory_mask: Any = None
@@ -148,9 +160,8 @@ class Joey(nn.Module):
             self.decoder.output_layer.weight = self.trg_embed.lut.weight
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        seen, valid = source[:, None] != 1, target[:, None] != 1
+        seen, causal = masks(source, target)
         memory = self.encoder(self.src_embed.lut(source) * self.scales[0], seen)
-        causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
         y = self.trg_embed.lut(target) * self.scales[1]
         return self.decoder.output_layer(self.decoder(y, causal, memory, seen))
 
@@ -258,8 +269,7 @@ class Onmt(nn.Module):
             self.generator.weight = write.weight
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        seen, valid = source[:, None] != 1, target[:, None] != 1
-        causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
+        seen, causal = masks(source, target)
         memory = self.encoder(source, seen)
         return self.generator(self.decoder(target, causal, memory, seen))
 
@@ -270,7 +280,7 @@ class Onmt(nn.Module):
 _FAIRSEQ = "k_proj v_proj q_proj out_proj"
 
 
-class _FairseqLayer(nn.Module):
+class _FairseqLayer(_Normed):
     def __init__(self, options: dict[str, Any], side: str):
         super().__init__()
         size, heads = options["encoder_embed_dim"], options[f"{side}_attention_heads"]
@@ -286,9 +296,6 @@ class _FairseqLayer(nn.Module):
         self.fc1 = nn.Linear(size, options[f"{side}_ffn_embed_dim"])
         self.fc2 = nn.Linear(options[f"{side}_ffn_embed_dim"], size)
         self.final_layer_norm = nn.LayerNorm(size)
-
-    def around(self, x: torch.Tensor, norm: nn.Module, branch: Any) -> torch.Tensor:
-        return x + branch(norm(x)) if self.pre else norm(x + branch(x))
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.fc1(x)
@@ -364,7 +371,6 @@ class Fairseq(nn.Module):
             self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        seen, valid = source[:, None] != 1, target[:, None] != 1
-        causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
+        seen, causal = masks(source, target)
         memory = self.encoder(source, seen)
         return self.decoder.output_projection(self.decoder(target, causal, memory, seen))

@@ -58,6 +58,12 @@ def write_text(folder: Path) -> list[str]:
     return flags
 
 
+def fields_of(flags: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the fields of DataOptions that the flags of :func:`write_text` give."""
+    names = [flag.removeprefix("--data.").replace("-", "_") for flag in flags[::2]]
+    return {name: (path,) for name, path in zip(names, flags[1::2], strict=True)}
+
+
 def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
     """Return the arguments with one flag's value changed."""
     where = arguments.index(name) + 1
@@ -113,6 +119,17 @@ def start(
         text=True,
         **pipes,
         **options,
+    )
+
+
+def python(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a separate process, with these variables in its environment."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
 
 

@@ -303,13 +303,7 @@ def test_an_error_exits_although_a_thread_waits():
         "import threading; threading.Thread(target=threading.Event().wait).start(); "
         "from jax_transformer import cli; cli.process('nope')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = runs.python("-c", code)
     assert done.returncode == 2 and "unknown command 'nope'" in done.stderr
 
 

@@ -11,7 +11,7 @@ from jax_transformer import cli
 from jax_transformer.cli import config_file
 from jax_transformer.cli import train as train_command
 from jax_transformer.config import codec
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import ConfigError, InputError, Refusal
 from jax_transformer.training.optimizer_options import Schedule
 from jax_transformer.training.options import Precision, TrainOptions
 from parity_tests.unit import runs
@@ -193,18 +193,7 @@ def test_yaml_text_stays_text(write, text):
             "optimizer.schedule='cosin' is not one of cosine, inverse_sqrt, linear, constant "
             "(did you mean 'cosine'?)",
         ),
-    ],
-)
-def test_invalid_values_are_refused_by_file_and_key(write, content, message):
-    path = write(content)
-    with pytest.raises(ConfigError) as error:
-        parsed("--config", path)
-    assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+        # what is no YAML, or not ours, by its line
         ("steps: 3\nseed: 1\nsteps: 4\n", "line 3: the key 'steps' is given twice"),
         ("model:\n  d_ff: 3\n  d_ff: 3\n", "line 3: the key 'd_ff' is given twice"),
         ("steps: 3\nseed: [1\n", "line 3: "),
@@ -220,10 +209,12 @@ def test_invalid_values_are_refused_by_file_and_key(write, content, message):
         ("[" * 5000, "is not YAML: "),
     ],
 )
-def test_invalid_yaml_is_refused_by_file_and_line(write, content, message):
+def test_invalid_values_and_yaml_are_refused_by_file_and_key_or_line(write, content, message):
     path = write(content)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(Refusal) as error:
         parsed("--config", path)
+    of_yaml = message.startswith(("line ", "is not YAML"))
+    assert type(error.value) is (InputError if of_yaml else ConfigError)
     assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
 
 

@@ -173,16 +173,6 @@ def test_an_unreadable_configuration_is_named(console, weights, tmp_path, conten
     )
 
 
-def test_weights_of_another_architecture_are_refused_by_name(console, weights, tmp_path):
-    command = ["convert", weights, tmp_path / "new", "--preset", "lesson10", "--set", *TINY]
-    console.refused(3, ["missing pos_enc.pe", "missing linear.bias"], *command)
-    command = ["convert", weights, tmp_path / "new", "--preset", "small", "--set", *TINY, "d_ff=64"]
-    console.refused(
-        3, ["mis-shaped encoder.layers.0.linear1.weight", "(32, 16)", "(64, 16)"], *command
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_settings_keep_the_types_of_their_values(console, run, weights, tmp_path):
     settings = [
         *TINY,

@@ -20,6 +20,7 @@ from jax_transformer.formats.base import Pretrained
 from jax_transformer.inference import translation
 from jax_transformer.storage import checkpoint
 from parity_tests.unit import runs
+from parity_tests.unit.storage import test_checkpoint
 
 LINES = [
     "the cat",
@@ -364,20 +365,10 @@ def test_a_run_with_a_damaged_file_is_refused_by_its_name(console, broken, name,
         console.refused(3, [broken, name], "translate", "--run", broken, stdin=b"a\n")
 
 
-FILES = (
-    "manifest.json",
-    "_CHECKPOINT_METADATA",
-    "state/_METADATA",
-    "state/manifest.ocdbt",
-    "state/d/*",
-    "state/ocdbt.process_0/d/*",
-)
-
-
 @pytest.mark.parametrize(
     "command", [["translate", "--run"], ["inspect"]], ids=["translate", "inspect"]
 )
-@pytest.mark.parametrize("pattern", FILES)
+@pytest.mark.parametrize("pattern", ["manifest.json", *test_checkpoint.FILES])
 def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(console, broken, command, pattern):
     path = max((broken / "checkpoints" / "200").glob(pattern), key=lambda file: file.stat().st_size)
     with damaged(path, path.read_bytes()[:-3]):

@@ -1,8 +1,6 @@
 """``convert``: sizes from shapes, plans, strictness, the self-check, and its functions."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -299,13 +297,7 @@ def test_without_pytorch_everything_but_the_twin_works(weights, config_file, tmp
     program = WITHOUT_TORCH + "".join(
         f"assert cli.main({list(map(str, command))!r}) == 0\n" for command in commands
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = runs.python("-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("there and back bit for bit (PyTorch is not installed") == 3
     assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()

@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from jax_transformer.storage import (
     tensors,
 )
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
+from parity_tests.unit import runs
 from parity_tests.unit.formats.test_huggingface import T5
 
 COUNT, LENGTH = 6, 1000
@@ -307,8 +307,7 @@ def _peak(source: Path, target: Path) -> int:
         "print(code, int(status.partition('VmHWM:')[2].split()[0]) * 1024)"
     )
     to = ["--to", "hf", "--shard-size", "100MB"] if target.name.endswith("-hf") else []
-    command = [sys.executable, "-c", code, "convert", source, target, "--no-check", *to]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = runs.python("-c", code, "convert", source, target, "--no-check", *to)
     exit_code, peak = done.stdout.split()[-2:]
     assert exit_code == "0", done.stdout + done.stderr
     return int(peak)

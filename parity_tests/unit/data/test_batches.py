@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import subprocess
-import sys
 import threading
 import time
 from concurrent import futures
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 
 from jax_transformer import errors
 from jax_transformer.data import batches, encoding
+from parity_tests.unit import runs
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2, target_eos=4)
@@ -396,11 +395,8 @@ def test_an_open_stream_does_not_delay_the_exit():
         "stream = b.train_stream(encoded, plan, num_threads=2)\n"
         "print(next(stream).source.shape)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert result.stdout.strip() == "(2, 8)"
-    assert result.stderr == ""
+    done = runs.python("-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(2, 8)\n", "")
 
 
 # Evaluation

@@ -2,8 +2,6 @@
 
 import gzip
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from jax_transformer import errors
 from jax_transformer.data import parallel_text
+from parity_tests.unit import runs
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 LINE = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))
@@ -239,4 +238,4 @@ def test_importing_the_corpus_loads_no_jax():
         "import sys, jax_transformer.training.corpus, jax_transformer.data.batches;"
         "assert not {'jax', 'torch', 'transformers', 'grain'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert runs.python("-c", script).returncode == 0

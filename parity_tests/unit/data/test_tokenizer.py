@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 
 import hypothesis
 import pytest
@@ -13,6 +10,7 @@ from hypothesis import strategies as st
 from jax_transformer import errors
 from jax_transformer.data import run_tokenizer, tokenizer
 from jax_transformer.storage import run_files
+from parity_tests.unit import runs
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 LINES = [
@@ -138,14 +136,8 @@ def test_training_is_deterministic_over_threads_and_processes():
         f"print(t.Tokenizer.train({LINES!r}, 300, pad_id=1, bos_id=2, eos_id=3).hash)"
     )
     for threads in ("1", "3"):
-        result = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "RAYON_NUM_THREADS": threads},
-        )
-        assert result.stdout.strip() == TOKENIZER.hash
+        done = runs.python("-c", script, RAYON_NUM_THREADS=threads)
+        assert done.stdout.strip() == TOKENIZER.hash, done.stderr
 
 
 def test_save_and_load(tmp_path):
@@ -160,20 +152,6 @@ def test_save_and_load(tmp_path):
     text = " <eos> über 12 foxes "
     assert loaded.encode(text) == TOKENIZER.encode(text)
     assert loaded.decode(loaded.encode(text)) == text
-
-
-def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "tokenizer.json"
-    path.write_text("old")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        TOKENIZER.save(path)
-    assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
 def refusal(path) -> str:

@@ -1,9 +1,7 @@
 """Hugging Face folders without transformers: detection, files, export, and the hub."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -27,7 +25,7 @@ from jax_transformer.storage import (
     tensors,
 )
 from jax_transformer.weights import rules
-from parity_tests.unit import helpers
+from parity_tests.unit import helpers, runs
 
 T5 = {
     "model_type": "t5",
@@ -372,13 +370,7 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
         "import sys, jax_transformer.cli as cli; cli.main(['inspect', sys.argv[1], '--json']);"
         " sys.exit('jax' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(theirs)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ,
-    )
+    done = runs.python("-c", code, theirs)
     assert done.returncode == 0, done.stderr
     description = json.loads(done.stdout)
     assert description["kind"] == "Hugging Face folder"

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -91,9 +89,7 @@ print(*sys.modules, file=sys.stderr)
 
 def loaded_by(*command: str | Path) -> set[str]:
     """Run a command in a process of its own and return the modules that it imported."""
-    program = [sys.executable, "-c", LOADED, *map(str, command)]
-    pipes = dict(capture_output=True, text=True, timeout=100, env=runs.environment())
-    done = subprocess.run(program, check=False, **pipes)
+    done = runs.python("-c", LOADED, *command)
     assert done.returncode == 0, done.stderr
     return set(done.stderr.splitlines()[-1].split())
 

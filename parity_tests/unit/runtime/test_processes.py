@@ -107,13 +107,7 @@ FATAL = (
     ],
 )
 def test_the_parent_ends_as_its_child(work, out, err):
-    done = subprocess.run(
-        [sys.executable, "-c", SUPERVISED.format(work=work)],
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = runs.python("-c", SUPERVISED.format(work=work))
     assert done.stdout == out
     assert done.stderr[-len(err) :] == err if err else done.stderr == ""
 

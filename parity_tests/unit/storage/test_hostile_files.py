@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from jax_transformer.formats import registry
 from jax_transformer.storage import pt, safetensors
 from jax_transformer.storage.pt import unpickler, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
-from parity_tests.unit import helpers, hostile, hostile_containers
+from parity_tests.unit import helpers, hostile, hostile_containers, runs
 
 # Audit events of reading a file, next to opening that file
 HARMLESS = (
@@ -240,12 +239,7 @@ def test_the_commands_refuse_in_one_line(command: str, path):
             str(path.parent / file),
             *([str(path.parent / "new"), "--preset", "small"] if command == "convert" else []),
         ]
-        done = subprocess.run(
-            [sys.executable, "-m", "jax_transformer", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
+        done = runs.python("-m", "jax_transformer", *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), (
             f"{file}: {done}"
         )

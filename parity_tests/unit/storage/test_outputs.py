@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import atomic, pt, safetensors
 from jax_transformer.storage.pt import writer
 
@@ -196,6 +197,29 @@ def test_an_error_of_the_last_sync_of_a_file_changes_nothing(tmp_path, monkeypat
         atomic.write_text(target, "new")
     assert [path.name for path in tmp_path.iterdir()] == (["target"] if old else [])
     assert not old or target.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, text: writer.write(path, {"text": text}),
+        lambda path, text: safetensors.write(path, {text: np.ones(2)}),
+        lambda path, text: Tokenizer.train([text], 300, pad_id=0, bos_id=1, eos_id=2).save(path),
+    ],
+    ids=["pt", "safetensors", "tokenizer"],
+)
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, write):
+    path = tmp_path / "file"
+    write(path, "old")
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write(path, "new")
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
 def _failing_exchange(monkeypatch: pytest.MonkeyPatch, error: int) -> None:

@@ -5,8 +5,6 @@ import collections
 import hashlib
 import io
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from jax_transformer.storage import (
 )
 from jax_transformer.storage.pt import writer, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
-from parity_tests.unit import hostile
+from parity_tests.unit import hostile, runs
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 STATE = {
@@ -56,11 +54,9 @@ def test_written_files_are_read_back(path):
     assert list(map(type, again["plain"])) == list(map(type, STATE["plain"]))
     assert again[3] == STATE[3] and list(again) == list(STATE)
     for name, array in {**STATE["model"], "empty": STATE["empty"]}.items():
-        array = again["model"].get(name, again["empty"])
-        assert array.dtype == array.dtype, name
-        assert array.shape == array.shape, name
-        assert array.tobytes() == array.tobytes(), name
-        assert array.flags.c_contiguous and array.flags.writeable and array.flags.owndata
+        read = again["model"].get(name, again["empty"])
+        assert runs.bits(read) == runs.bits(array), name
+        assert read.flags.c_contiguous and read.flags.writeable and read.flags.owndata
     assert again["model"]["weight"] is again["model"]["tied"]
 
 
@@ -242,19 +238,6 @@ def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
         pt.describe(path)
 
 
-def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
-    writer.write(path, {"a": WEIGHT})
-    before = path.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(path, {"a": WEIGHT + 1})
-    assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
-
-
 def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
     """Control of the comparison: another storage, a list for a tuple, 0.0 for -0.0."""
     describe = pt.describe
@@ -377,9 +360,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "assert not {'flax', 'transformers', 'tokenizers'} & loaded"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
+    done = runs.python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -11,7 +11,7 @@ from jax_transformer.errors import NonFiniteLossError
 from jax_transformer.storage import saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
-from jax_transformer.training.metrics_logger import MetricsLogger, scalars
+from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.resume import mean_weights
 from jax_transformer.training.step import TrainState
@@ -114,11 +114,3 @@ def test_the_step_of_a_number_that_is_not_finite_is_named(logger, spoiled, messa
     with pytest.raises(NonFiniteLossError, match=message):
         logger.flush(7)
     assert not logger.folder.metrics.exists()
-
-
-def test_figures_of_averaged_weights_are_a_group_of_their_own():
-    figures = {"step": 2, "valid_loss": 1.0, "bleu": 3.0}
-    assert scalars(figures) == {"valid/loss": 1.0, "valid/bleu": 3.0}
-    averaged = figures | {"weights": "averaged"}
-    assert scalars(averaged) == {"averaged/loss": 1.0, "averaged/bleu": 3.0}
-    assert scalars({"step": 2, "loss": 1.0}) == {"train/loss": 1.0}

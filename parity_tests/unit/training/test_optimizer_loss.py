@@ -1,4 +1,4 @@
-"""Schedules, clipping, AdamW and the loss, by value: against formulas written out in NumPy."""
+"""Schedules, clipping and the loss, by value: against formulas written out in NumPy."""
 
 import math
 import re
@@ -113,108 +113,6 @@ def test_clipping_keeps_dtypes():
         "half": "bfloat16",
         "single": "float32",
     }
-
-
-# AdamW
-
-
-def adamw(
-    parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
-) -> list[dict]:
-    """Loshchilov and Hutter 2019, algorithm 2, the decay times the rate, as in torch."""
-    p = {name: np.array(value) for name, value in parameters.items()}
-    m, v = ({name: np.zeros_like(value) for name, value in p.items()} for _ in range(2))
-    history = []
-    for t, gradient in enumerate(gradients):
-        norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
-        factor = min(1.0, options.clip_norm / (norm + 1e-6)) if options.clip_norm else 1.0
-        warm = options.warmup_steps
-        rate = options.learning_rate * (
-            (t + 1) / (warm + 1)
-            if t < warm
-            else (1 + np.cos(np.pi * (t - warm) / (steps - warm))) / 2
-        )
-        for name in p:
-            g = gradient[name] * factor
-            m[name] = options.beta1 * m[name] + (1 - options.beta1) * g
-            v[name] = options.beta2 * v[name] + (1 - options.beta2) * g**2
-            m_hat = m[name] / (1 - options.beta1 ** (t + 1))
-            v_hat = v[name] / (1 - options.beta2 ** (t + 1))
-            p[name] = (
-                p[name]
-                - rate * options.weight_decay * p[name]
-                - rate * m_hat / (np.sqrt(v_hat) + options.epsilon)
-            )
-        history.append({name: value.copy() for name, value in p.items()})
-    return history
-
-
-def ours(
-    parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
-) -> list[dict]:
-    rule, history = optimizer.make(options, steps), []
-    params = {name: jnp.asarray(value) for name, value in parameters.items()}
-    with jax.numpy_dtype_promotion("standard"):
-        state = rule.init(params)
-        for gradient in gradients:
-            updates, state = rule.update(
-                {name: jnp.asarray(g) for name, g in gradient.items()}, state, params
-            )
-            params = optax.apply_updates(params, updates)
-            history.append({name: np.asarray(value) for name, value in params.items()})
-    return history
-
-
-def problem(count: int = 5) -> tuple[dict, list[dict]]:
-    random = np.random.default_rng(0)
-    shapes = {"kernel": (3, 2), "bias": (2,)}
-    return (
-        {name: random.normal(size=shape) for name, shape in shapes.items()},
-        [
-            {name: random.normal(size=shape) * 10.0 ** (i - 2) for name, shape in shapes.items()}
-            for i in range(count)
-        ],
-    )
-
-
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
-    parameters, gradients = problem()
-    options = OptimizerOptions(
-        learning_rate=0.1,
-        warmup_steps=2,
-        beta1=0.8,
-        beta2=0.95,
-        epsilon=1e-3,
-        weight_decay=weight_decay,
-        clip_norm=clip_norm,
-    )
-    actual = ours(parameters, gradients, options, 5)
-    expected = adamw(parameters, gradients, options, 5)
-    for i, (have, want) in enumerate(zip(actual, expected, strict=True)):
-        for name in parameters:
-            np.testing.assert_allclose(
-                have[name], want[name], rtol=1e-12, atol=1e-12, err_msg=f"{name} after step {i}"
-            )
-
-
-def test_weight_decay_is_decoupled_from_the_gradient():
-    """Without a gradient a parameter only shrinks; Adam would make L2 a step of size 1."""
-    options = OptimizerOptions(
-        learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5
-    )
-    (after,) = ours({"w": np.array([2.0, -4.0])}, [{"w": np.zeros(2)}], options, 1)
-    np.testing.assert_allclose(after["w"], np.array([2.0, -4.0]) * (1 - 0.1 * 0.5), rtol=1e-7)
-
-
-def test_the_moments_have_the_dtype_of_the_parameters():
-    params = {"w": jnp.zeros(3, jnp.float32)}
-    rule = optimizer.make(OptimizerOptions(), 5)
-    with jax.numpy_dtype_promotion("standard"):
-        updates, state = rule.update({"w": jnp.ones(3, jnp.float32)}, rule.init(params), params)
-    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves((updates, state)) if leaf.ndim}
-    assert dtypes == {"float32"}
 
 
 # The loss

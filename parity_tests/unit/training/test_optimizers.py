@@ -1,4 +1,4 @@
-"""Adam, SGD, Adafactor and Lion by value, against their papers' formulas, and options."""
+"""AdamW, Adam, SGD, Adafactor and Lion by value, against their papers' formulas, and options."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +69,55 @@ def problem(count: int = 5, shape: tuple[int, int] = (3, 2)) -> tuple[Arrays, li
 def assert_close(ours: Arrays, theirs: Arrays, rtol: float = 1e-12) -> None:
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=rtol, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_five_steps_are_adamw_written_by_hand(decay, clip_norm):
+    """Loshchilov and Hutter 2019, algorithm 2, the decay times the rate, as in torch."""
+    params, gradients = problem()
+    gradients = [
+        {name: g * 10.0 ** (i - 2) for name, g in each.items()} for i, each in enumerate(gradients)
+    ]
+    norms = [np.sqrt(sum((g**2).sum() for g in each.values())) for each in gradients]
+    factors = [min(1.0, clip_norm / (norm + 1e-6)) if clip_norm else 1.0 for norm in norms]
+
+    def adamw(p, g, memory, t):
+        g = factors[t - 1] * g
+        rate = RATE * (t / 3 if t <= 2 else (1 + np.cos(np.pi * (t - 3) / 3)) / 2)
+        memory[0] = B1 * memory[0] + (1 - B1) * g
+        memory[1] = B2 * memory[1] + (1 - B2) * g**2
+        first, second = memory[0] / (1 - B1**t), memory[1] / (1 - B2**t)
+        return -rate * decay * p - rate * first / (np.sqrt(second) + EPS)
+
+    options = OptimizerOptions(
+        learning_rate=RATE,
+        warmup_steps=2,
+        beta1=B1,
+        beta2=B2,
+        epsilon=EPS,
+        weight_decay=decay,
+        clip_norm=clip_norm,
+    )
+    for count in range(1, 6):
+        actual = steps(optimizer.make(options, 5), params, gradients[:count])
+        assert_close(actual, by_hand(adamw, params, gradients[:count], memories=2))
+
+
+def test_weight_decay_is_decoupled_from_the_gradient():
+    """Without a gradient a parameter only shrinks; Adam would make L2 a step of size 1."""
+    params = {"w": np.array([2.0, -4.0])}
+    after = steps(chain(OptimizerName.ADAMW, weight_decay=0.5), params, [{"w": np.zeros(2)}])
+    np.testing.assert_allclose(after["w"], params["w"] * (1 - RATE * 0.5), rtol=1e-7)
+
+
+def test_the_moments_have_the_dtype_of_the_parameters():
+    params = {"w": jnp.zeros(3, jnp.float32)}
+    rule = optimizer.make(OptimizerOptions(), 5)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = rule.update({"w": jnp.ones(3, jnp.float32)}, rule.init(params), params)
+    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves((updates, state)) if leaf.ndim}
+    assert dtypes == {"float32"}
 
 
 @pytest.mark.parametrize("decay", [0.0, DECAY])

@@ -1,7 +1,5 @@
 """One update: several batches, several devices, half precision, and a moving average."""
 
-import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -203,11 +201,6 @@ np.savez(sys.argv[1], **test_step.two_updates(jax.device_count()))
 def test_a_batch_shared_by_two_devices_makes_the_same_update(tmp_path):
     """With dropout: the masks are those of the complete batch."""
     path = tmp_path / "two.npz"
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TWO, str(path)],
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = runs.python("-c", ON_TWO, path)
     assert done.returncode == 0, done.stderr
     assert furthest(strict_off(two_updates)(1), dict(np.load(path))) < 1e-12
