@@ -14,7 +14,6 @@ from jax_transformer import transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout, MaskedDropout
 from jax_transformer.nn.embeddings import Frozen
-from parity_tests.adapters import blog2023 as adapter
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import Pair, as_torch, pair
@@ -36,7 +35,7 @@ def attend(
     mask = None if hidden is None else jnp.asarray(~hidden[None, None])
     ours = module(jnp.asarray(x), module.keys_values(jnp.asarray(x)), mask, Dropout())
     with torch.no_grad():
-        theirs = adapter.self_attention(
+        theirs = both.calls.self_attention(
             both.torch, as_torch(x), None, None if hidden is None else as_torch(hidden)
         )
     return tuple(map(np.asarray, ours)), tuple(tensor.numpy() for tensor in theirs)
@@ -240,7 +239,7 @@ class RateRecorder(MaskedDropout):
 def test_dropout_rates(preset: str):
     """The faithful decoder blocks always have 0.5; each side's embeddings two dropouts."""
     both = equal_lengths(preset, dropout=0.3, embedding_dropout=0.3)
-    recorder, sites = RateRecorder(), adapter.dropout_sites(both.config)
+    recorder, sites = RateRecorder(), both.calls.dropout_sites(both.config)
     both.flax(both.source, both.target, rngs=recorder)
     theirs = {
         name: module.p

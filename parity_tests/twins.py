@@ -1,7 +1,6 @@
 """A Flax model and its PyTorch twin with the same random weights, and batches for both."""
 
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,9 @@ class Pair:
     target: np.ndarray
 
     @property
-    def calls(self) -> ModuleType:
+    def calls(self) -> Any:
         """The adapter that calls the twin's parts with (batch, length, d) arrays."""
-        return adapters.of(self.config.architecture)
+        return adapters.OF[self.config.architecture]
 
     def logits(
         self, source: np.ndarray | None = None, target: np.ndarray | None = None
