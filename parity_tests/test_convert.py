@@ -1,15 +1,27 @@
-"""Weights round-trip with torch tensors."""
+"""Weights round-trip with torch tensors, and ``convert`` with PyTorch's files and its check."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import jax_transformer as jt
-from jax_transformer.architectures import twins
-from jax_transformer.errors import InputError
-from jax_transformer.weights import torch_bridge
+from jax_transformer.architectures import huggingface, registry, twins
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import conversion, planning
+from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.planning import Request
+from jax_transformer.errors import DifferentError, InputError
+from jax_transformer.storage import run_folder, tensors
+from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES, ODD
+from parity_tests.marks import quick_if
 from parity_tests.twins import as_torch, pair, random_twin
+from parity_tests.unit import runs
 
 DTYPES = [(case, torch.float64) for case in CASES] + [
     (CASES[0], dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -84,3 +96,189 @@ def test_a_configuration_without_a_twin_is_refused():
         twins.twin(jt.preset("small", head_dim=8))
     with pytest.raises(ValueError, match="norm_placement"):
         twins.twin(jt.preset("lesson10", norm_placement="pre"))
+
+
+# ``convert``: files of torch.save, torch.load of ours, and the self-check
+
+ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.values())
+TIED = next(case for case in CASES if case.name == "small")
+USUAL = ("deep_dive", "small")
+
+
+def convert(source, destination, config_file=None, **more) -> conversion.Outcome:
+    description = ModelDescription(str(config_file)) if config_file else ModelDescription()
+    return conversion.convert(
+        planning.prepare(Request(str(source), str(destination), description, **more))
+    )
+
+
+@pytest.mark.parametrize(
+    "case", [quick_if(case.name in USUAL, case, id=str(case)) for case in (*ONE_EACH, TIED)]
+)
+def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_path):
+    both = pair(case.config)
+    state = both.torch.state_dict()
+    torch.save({"model": state, "epoch": 1}, tmp_path / "a.pt")
+    (tmp_path / "config.json").write_text(case.config.to_json())
+    outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
+    assert "next to the PyTorch twin" in outcome.checked.method
+    blocks = case.config.encoder.layers + case.config.decoder.layers
+    assert len(outcome.checked.errors) == 1 + blocks
+    assert max(outcome.checked.errors.values()) < 1e-12
+    convert(tmp_path / "run", tmp_path / "b.pt", check=False)
+    again = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert sorted(again) == sorted(state)
+    for name, tensor in state.items():
+        assert torch.equal(again[name].view(torch.uint8), tensor.contiguous().view(torch.uint8)), (
+            name
+        )
+    for names in outcome.plan.ties:
+        assert len({again[name].data_ptr() for name in names}) == 1
+    both.torch.load_state_dict(again, strict=True)
+    convert(tmp_path / "b.pt", tmp_path / "again", tmp_path / "config.json", check=False)
+    convert(tmp_path / "again", tmp_path / "c.pt", check=False)
+    assert (tmp_path / "c.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
+
+
+def test_every_architecture_is_tried():
+    """Those of Hugging Face families are tried in test_huggingface_folders.py."""
+    assert {case.config.architecture for case in ONE_EACH} == {
+        preset.config.architecture for preset in registry.presets().values()
+    } - huggingface.families().keys()
+
+
+def test_the_check_detects_two_exchanged_weights():
+    """Swapped square kernels fit every shape and round-trip through the same wrong table."""
+    both = pair(TIED.config)
+    model = registry.model_weights(TIED.config)
+    state = {
+        name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
+    }
+    wrong = [
+        dataclasses.replace(rule, flax=(rule.flax[1], rule.flax[0], rule.flax[2]))
+        if rule.torch.endswith("0.self_attn.in_proj_weight")
+        else rule
+        for rule in model.table
+    ]
+    flax = rules.to_flax(wrong, state, model.shapes["flax"])
+    with pytest.raises(DifferentError, match="differs from the PyTorch twin's"):
+        conversion.check(TIED.config, wrong, tensors.in_memory(state), tensors.in_memory(flax))
+    flax = rules.to_flax(model.table, state, model.shapes["flax"])
+    checked = conversion.check(
+        TIED.config, model.table, tensors.in_memory(state), tensors.in_memory(flax)
+    )
+    assert max(checked.errors.values()) < 1e-12
+
+
+def test_a_conversion_without_a_twin_reports_it(tmp_path):
+    config = TIED.config.with_sizes(head_dim=8)
+    model = registry.model_weights(config)
+    flax = {
+        name: np.random.default_rng(0).normal(size=shape)
+        for name, shape in model.shapes["flax"].items()
+    }
+    state = rules.to_torch(model.table, flax)
+    checked = conversion.check(
+        config, model.table, tensors.in_memory(state), tensors.in_memory(flax)
+    )
+    assert not checked.errors
+    assert "there and back" in checked.method and "head_dim=8" in checked.method
+
+
+# Training checkpoints, through the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained run to copy, with the moments of 200 updates."""
+    with runs.as_a_user():
+        yield runs.trained(tmp_path_factory.getbasetemp()).path
+
+
+def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path):
+    step = runs.STEPS
+    code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
+    assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
+    saved = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
+    assert saved["step"] == step
+    module = twins.twin(TransformerConfig.from_json(saved["config"]))
+    module.load_state_dict(saved["model"], strict=True)
+    optimizer = torch.optim.AdamW(module.parameters())
+    optimizer.load_state_dict(saved["optimizer"])
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    console.refused(3, [str(step), "--force"], "convert", tmp_path / "out.pt", folder, "--training")
+    shutil.rmtree(folder / "checkpoints")
+    assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
+    assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
+    actual = console.say(
+        "convert", tmp_path / "out.pt", folder / "checkpoints" / str(step), "--training", "--force"
+    )[0]
+    assert actual == 0
+    code, out, _ = console.say(
+        "convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json"
+    )
+    assert code == 0 and json.loads(out)["step"] == step
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "out.pt").read_bytes()
+
+
+def test_invalid_training_checkpoints_are_refused(run, console, tmp_path):
+    torch.save({"model": {}}, tmp_path / "bare.pt")
+    folder, carry = tmp_path / "run", "--training"
+    shutil.copytree(run, folder)
+    console.refused(3, ["bare.pt", "optimizer"], "convert", tmp_path / "bare.pt", folder, carry)
+    console.refused(
+        2, ["--dtype"], "convert", folder, tmp_path / "a.pt", carry, "--dtype", "float16"
+    )
+    console.refused(2, ["--dry-run"], "convert", folder, tmp_path / "a.pt", carry, "--dry-run")
+    console.refused(
+        2,
+        ["between a run and a PyTorch file"],
+        "convert",
+        folder,
+        tmp_path / "a.safetensors",
+        carry,
+    )
+    assert console.say("convert", folder, tmp_path / "a.pt", carry, "--weights", "100")[0] == 0
+    console.refused(
+        2, ["give --training"], "convert", tmp_path / "a.pt", folder / "checkpoints/300"
+    )
+    console.refused(3, ["holds step 200"], "convert", tmp_path / "a.pt", folder, carry)
+    console.refused(
+        2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry
+    )
+    (folder / "train_config.json").unlink()
+    console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)
+
+
+def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkeypatch):
+    """A run that trains until the lock is taken may leave a newer step."""
+    folder, lock = tmp_path / "run", run_folder.lock
+    shutil.copytree(run, folder)
+    assert (
+        console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
+    )
+    shutil.move(folder / "checkpoints" / str(runs.STEPS), tmp_path / "newer")
+
+    def trained_until_then(path: Path):
+        shutil.move(tmp_path / "newer", folder / "checkpoints" / str(runs.STEPS))
+        return lock(path)
+
+    monkeypatch.setattr(run_folder, "lock", trained_until_then)
+    before = (folder / "checkpoints/100/manifest.json").read_bytes()
+    console.refused(
+        3,
+        [f"holds step {runs.STEPS}"],
+        "convert",
+        tmp_path / "a.pt",
+        folder,
+        "--training",
+        "--force",
+    )
+    assert (folder / "checkpoints/100/manifest.json").read_bytes() == before
+    with lock(folder):
+        monkeypatch.setattr(run_folder, "lock", lock)
+        console.refused(
+            7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force"
+        )
