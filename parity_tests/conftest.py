@@ -114,6 +114,14 @@ def run(tmp_path_factory):
         return runs.trained(tmp_path_factory.getbasetemp()).path
 
 
+@pytest.fixture(scope="module")
+def trained(as_a_user, tmp_path_factory):
+    """That run with its arguments and output, with JAX as the command line configures it."""
+    from parity_tests.unit import runs
+
+    return runs.trained(tmp_path_factory.getbasetemp())
+
+
 @pytest.fixture
 def console(capsys, monkeypatch):
     from parity_tests.unit import runs

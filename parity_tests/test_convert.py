@@ -12,9 +12,8 @@ import torch
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface, registry, twins
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import conversion, planning
+from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.convert.planning import Request
 from jax_transformer.errors import DifferentError, InputError
 from jax_transformer.storage import run_folder, tensors
 from jax_transformer.weights import rules, torch_bridge
@@ -22,6 +21,7 @@ from parity_tests.cases import CASES, ODD
 from parity_tests.marks import quick_if
 from parity_tests.twins import as_torch, pair, random_twin
 from parity_tests.unit import runs
+from parity_tests.unit.conversions import convert
 
 DTYPES = [(case, torch.float64) for case in CASES] + [
     (CASES[0], dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -105,13 +105,6 @@ TIED = next(case for case in CASES if case.name == "small")
 USUAL = ("deep_dive", "small")
 
 
-def convert(source, destination, config_file=None, **more) -> conversion.Outcome:
-    description = ModelDescription(str(config_file)) if config_file else ModelDescription()
-    return conversion.convert(
-        planning.prepare(Request(str(source), str(destination), description, **more))
-    )
-
-
 @pytest.mark.parametrize(
     "case", [quick_if(case.name in USUAL, case, id=str(case)) for case in (*ONE_EACH, TIED)]
 )
@@ -120,12 +113,13 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     state = both.torch.state_dict()
     torch.save({"model": state, "epoch": 1}, tmp_path / "a.pt")
     (tmp_path / "config.json").write_text(case.config.to_json())
-    outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
+    described = ModelDescription(str(tmp_path / "config.json"))
+    outcome = convert(tmp_path / "a.pt", tmp_path / "run", check=True, description=described)
     assert "next to the PyTorch twin" in outcome.checked.method
     blocks = case.config.encoder.layers + case.config.decoder.layers
     assert len(outcome.checked.errors) == 1 + blocks
     assert max(outcome.checked.errors.values()) < 1e-12
-    convert(tmp_path / "run", tmp_path / "b.pt", check=False)
+    convert(tmp_path / "run", tmp_path / "b.pt")
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert sorted(again) == sorted(state)
     for name, tensor in state.items():
@@ -135,8 +129,8 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     for names in outcome.plan.ties:
         assert len({again[name].data_ptr() for name in names}) == 1
     both.torch.load_state_dict(again, strict=True)
-    convert(tmp_path / "b.pt", tmp_path / "again", tmp_path / "config.json", check=False)
-    convert(tmp_path / "again", tmp_path / "c.pt", check=False)
+    convert(tmp_path / "b.pt", tmp_path / "again", description=described)
+    convert(tmp_path / "again", tmp_path / "c.pt")
     assert (tmp_path / "c.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
 
 
@@ -188,14 +182,8 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
 # Training checkpoints, through the command
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A trained run to copy, with the moments of 200 updates."""
-    with runs.as_a_user():
-        yield runs.trained(tmp_path_factory.getbasetemp()).path
-
-
-def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path):
+def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_path):
+    run = trained.path
     step = runs.STEPS
     code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
     assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
@@ -223,10 +211,10 @@ def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path)
     assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "out.pt").read_bytes()
 
 
-def test_invalid_training_checkpoints_are_refused(run, console, tmp_path):
+def test_invalid_training_checkpoints_are_refused(trained, console, tmp_path):
     torch.save({"model": {}}, tmp_path / "bare.pt")
     folder, carry = tmp_path / "run", "--training"
-    shutil.copytree(run, folder)
+    shutil.copytree(trained.path, folder)
     console.refused(3, ["bare.pt", "optimizer"], "convert", tmp_path / "bare.pt", folder, carry)
     console.refused(
         2, ["--dtype"], "convert", folder, tmp_path / "a.pt", carry, "--dtype", "float16"
@@ -252,10 +240,10 @@ def test_invalid_training_checkpoints_are_refused(run, console, tmp_path):
     console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)
 
 
-def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkeypatch):
+def test_the_newest_step_is_chosen_under_the_lock(trained, console, tmp_path, monkeypatch):
     """A run that trains until the lock is taken may leave a newer step."""
     folder, lock = tmp_path / "run", run_folder.lock
-    shutil.copytree(run, folder)
+    shutil.copytree(trained.path, folder)
     assert (
         console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
     )

@@ -10,32 +10,19 @@ import transformers
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer.convert import conversion, planning
+from jax_transformer.convert import planning
 from jax_transformer.convert.planning import Request
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import safetensors
 from jax_transformer.weights.torch_bridge import to_numpy
 from parity_tests import huggingface, tokenizer_models
-
-
-def convert(source: Path, destination: Path, **more) -> conversion.Outcome:
-    return conversion.convert(
-        planning.prepare(Request(str(source), str(destination), **{"check": False, **more}))
-    )
+from parity_tests.unit import runs
+from parity_tests.unit.conversions import convert
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
     index = folder / "model.safetensors.index.json"
     return safetensors.read(index if index.is_file() else folder / "model.safetensors")
-
-
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    assert [
-        name
-        for name in one
-        if (one[name].dtype, one[name].tobytes()) != (other[name].dtype, other[name].tobytes())
-    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +49,7 @@ def test_a_folder_round_trips_byte_for_byte(name, saved, tmp_path):
     convert(tmp_path / "run", tmp_path / "back", to="hf")
     convert(theirs, tmp_path / "straight", to="hf", shard_size="40KB")
     for folder in (tmp_path / "back", tmp_path / "straight"):
-        assert_same(tensors(theirs), tensors(folder))
+        assert runs.differing(tensors(theirs), tensors(folder)) == []
         for file_name in ("config.json", "generation_config.json"):
             assert (folder / file_name).read_bytes() == (theirs / file_name).read_bytes(), file_name
         again, report = type(module).from_pretrained(folder, output_loading_info=True)
@@ -105,7 +92,7 @@ def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
             json.dumps({"metadata": {}, "weight_map": where})
         )
     convert(tmp_path / "old", tmp_path / "new", to="hf")
-    assert_same(tensors(theirs), tensors(tmp_path / "new"))
+    assert runs.differing(tensors(theirs), tensors(tmp_path / "new")) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -119,7 +106,7 @@ def test_half_precision_stays_half(dtype, saved, tmp_path):
     )
     convert(theirs, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
-    assert_same(tensors(theirs), tensors(tmp_path / "back"))
+    assert runs.differing(tensors(theirs), tensors(tmp_path / "back")) == []
 
 
 def test_a_cast_is_recorded_in_config_json(saved, tmp_path):
@@ -135,7 +122,7 @@ def test_half_precision_widens_as_in_transformers(saved, tmp_path):
     convert(half, tmp_path / "run", dtype="float32")
     convert(tmp_path / "run", tmp_path / "wide", to="hf")
     convert(half, tmp_path / "straight", to="hf", dtype="float32")
-    assert_same(tensors(tmp_path / "wide"), tensors(tmp_path / "straight"))
+    assert runs.differing(tensors(tmp_path / "wide"), tensors(tmp_path / "straight")) == []
     again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide")
     assert again.dtype == torch.float32
     table = again.state_dict()["model.encoder.embed_positions.weight"]

@@ -327,23 +327,13 @@ def test_what_is_wrong_with_a_twin_is_one_line(folder, reference, message):
 
 # Installed packages
 
-
-def installed(folder: Path, value: str, name: str = "my_translator") -> None:
-    """Make ``folder`` a place of installed packages, one of which has an entry point."""
-    metadata = folder / "my_package-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        f"[jax_transformer.architectures]\n{name} = {value}\n"
-    )
-    sys.path.append(str(folder))
-    importlib.invalidate_caches()
+GROUP = "jax_transformer.architectures"
 
 
 def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     sys.path.append(str(folder))
     assert "my_translator" not in jt.preset_names()
-    installed(folder, "my_architecture:MY_TRANSLATOR")  # into a folder that was read already
+    runs.install(folder, GROUP, my_translator="my_architecture:MY_TRANSLATOR")  # read already
     assert "my_architecture" not in sys.modules
     assert jt.preset("my_translator", **FIELDS).architecture == "my_translator"
     assert "my_translator" in jt.preset_names() and "my_translator" in registry.names()
@@ -358,7 +348,8 @@ def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     ],
 )
 def test_a_broken_package_is_named_and_hides_no_other(folder, capsys, value, message):
-    installed(folder, value)
+    runs.install(folder, GROUP, my_translator=value)
+    sys.path.append(str(folder))
     assert "lesson10" in registry.names()
     warning = capsys.readouterr().err
     assert "my_translator" in warning and message in warning and warning.count("\n") == 1

@@ -1,6 +1,7 @@
 """Helpers of the tests of ``convert``: a small model's weights as a file, and the command."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -9,7 +10,6 @@ import jax_transformer as jt
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, planning
-from jax_transformer.convert.models import ModelDescription
 from jax_transformer.convert.planning import Request
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
@@ -36,18 +36,13 @@ def write(path: Path, state: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def convert(
-    source: Path,
-    destination: Path,
-    *,
-    check: bool = False,
-    description: ModelDescription | None = None,
-    **more,
-) -> conversion.Outcome:
-    request = Request(
-        str(source), str(destination), description or ModelDescription(), check=check, **more
-    )
-    return conversion.convert(planning.prepare(request))
+def prepare(source: Path | str, destination: Path | str, **more: Any) -> planning.Prepared:
+    return planning.prepare(Request(str(source), str(destination), **{"check": False, **more}))
+
+
+def convert(source: Path | str, destination: Path | str, **more: Any) -> conversion.Outcome:
+    """Convert without a check, unless it is asked for."""
+    return conversion.convert(prepare(source, destination, **more))
 
 
 def small(folder: Path) -> tuple[TransformerConfig, Path, Path]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import os
@@ -56,6 +57,16 @@ def write_text(folder: Path) -> list[str]:
             path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
             flags += [f"--data.{split}-{side}", str(path)]
     return flags
+
+
+def install(folder: Path, group: str, **points: str) -> None:
+    """Make ``folder`` a place of installed packages, one of which has these entry points."""
+    metadata = folder / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    importlib.invalidate_caches()
 
 
 def fields_of(flags: list[str]) -> dict[str, tuple[str, ...]]:

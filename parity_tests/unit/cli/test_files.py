@@ -117,42 +117,27 @@ def test_nothing_is_overwritten(console, run, weights, tmp_path):
 
 
 def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
-    to_folder, new = ["convert", weights, tmp_path / "new"], tmp_path / "new"
-    console.refused(2, ["--config", "--preset"], *to_folder)
-    console.refused(
-        2, ["--config", "--preset"], *to_folder, *SMALL, "--config", run / "config.json"
-    )
-    console.refused(2, ["smal", "did you mean 'small'?"], *to_folder, "--preset", "smal")
-    console.refused(
-        2, ["d_model", "name=value"], *to_folder, "--preset", "small", "--set", "d_model"
-    )
-    console.refused(
-        2,
-        ["dmodel", "did you mean 'd_model'?"],
-        *to_folder,
-        *"--preset small --set dmodel=16".split(),
-    )
-    console.refused(
-        2, ["d_model", "'wide'"], *to_folder, "--preset", "small", "--set", "d_model=wide"
-    )
-    console.refused(2, ["tying", "'some'"], *to_folder, "--preset", "small", "--set", "tying=some")
-    console.refused(2, ["--dtype", "int8"], *to_folder, *SMALL, "--dtype", "int8")
-    console.refused(
-        2, ["its own config.json"], "convert", run, tmp_path / "new.safetensors", *SMALL
-    )
+    new, none, config = tmp_path / "new", tmp_path / "none", run / "config.json"
+    for words, arguments in (
+        (["--config", "--preset"], []),
+        (["--config", "--preset"], [*SMALL, "--config", config]),
+        (["smal", "did you mean 'small'?"], ["--preset", "smal"]),
+        (["d_model", "name=value"], ["--preset", "small", "--set", "d_model"]),
+        (["dmodel", "did you mean 'd_model'?"], ["--preset", "small", "--set", "dmodel=16"]),
+        (["d_model", "'wide'"], ["--preset", "small", "--set", "d_model=wide"]),
+        (["tying", "'some'"], ["--preset", "small", "--set", "tying=some"]),
+        (["--dtype", "int8"], [*SMALL, "--dtype", "int8"]),
+        (["--weights"], [*SMALL, "--weights", "best"]),
+        (["--key"], [*SMALL, "--key", "model"]),
+    ):
+        console.refused(2, words, "convert", weights, new, *arguments)
+    to_file = ("convert", run, tmp_path / "new.safetensors")
+    console.refused(2, ["its own config.json"], *to_file, *SMALL)
     console.refused(2, [".npz", ".safetensors"], "convert", run, tmp_path / "new.npz")
-    console.refused(2, ["--weights"], *to_folder, *SMALL, "--weights", "best")
-    console.refused(2, ["--key"], *to_folder, *SMALL, "--key", "model")
-    console.refused(
-        3,
-        [tmp_path / "none" / "runs"],
-        "convert",
-        weights,
-        tmp_path / "none" / "runs" / "new",
-        *SMALL,
-    )  # one is made
-    console.refused(3, [tmp_path / "none"], "convert", tmp_path / "none", new, *SMALL)
-    console.refused(3, [tmp_path / "none.json"], *to_folder, "--config", tmp_path / "none.json")
+    # one folder is made
+    console.refused(3, [none / "runs"], "convert", weights, none / "runs" / "new", *SMALL)
+    console.refused(3, [none], "convert", none, new, *SMALL)
+    console.refused(3, [f"{none}.json"], "convert", weights, new, "--config", f"{none}.json")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,8 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.formats import model_card
 from jax_transformer.storage import run_files
 from jax_transformer.training.options import ModelOptions, TrainOptions
-from parity_tests.unit.formats.test_huggingface import T5, convert, theirs  # noqa: F401
+from parity_tests.unit.conversions import convert
+from parity_tests.unit.formats.test_huggingface import T5, theirs  # noqa: F401
 
 
 def run(theirs: Path, path: Path, options: TrainOptions) -> Path:
@@ -33,7 +34,6 @@ def exported(path: Path, out: Path) -> str:
 
 def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
     """The card has the run's options, counts and validation, and no local path."""
-    convert(theirs, tmp_path / "run")
     data = DataOptions(
         train_source=("/home/me/train.en",),
         train_target=("/home/me/train.de",),
@@ -41,13 +41,12 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
         valid_target=("w",),
     )
     options = TrainOptions(init="marian", data=data, model=ModelOptions(dropout=0.2))
-    (tmp_path / "run/train_config.json").write_text(codec.to_json(options))
-    (tmp_path / "run/data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
-    (tmp_path / "run/metrics.jsonl").write_text(
+    path = run(theirs, tmp_path / "run", options)
+    (path / "data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
+    (path / "metrics.jsonl").write_text(
         json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n"
     )
-    convert(tmp_path / "run", tmp_path / "out", to="hf")
-    text = (tmp_path / "out/README.md").read_text()
+    text = exported(path, tmp_path / "out")
     front, body = text.removeprefix("---\n").split("---\n", 1)
     assert body.startswith(
         "\n# A model\n\n## Fine-tuning\n\n"

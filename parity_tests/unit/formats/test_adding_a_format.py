@@ -25,17 +25,6 @@ def block(language: str) -> str:
     return text
 
 
-def installed(folder: Path) -> None:
-    """Make ``folder`` a place of installed packages, one of which is the page's."""
-    (groups,) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
-    group, points = groups
-    metadata = folder / "raw_arrays-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: raw-arrays\nVersion: 1.0\n")
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
-
-
 @pytest.fixture
 def nothing_added(tmp_path, monkeypatch):
     """A folder on ``sys.path``; the registry and the modules are as before at the end."""
@@ -50,8 +39,8 @@ def nothing_added(tmp_path, monkeypatch):
 def folder(request, nothing_added) -> Path:
     """A folder with the format of the page, which the registry knows."""
     if request.param == "entry point":
-        installed(nothing_added)
-        importlib.invalidate_caches()
+        ((group, points),) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
+        runs.install(nothing_added, group, **points)
     else:
         registry.register(importlib.import_module("raw_arrays").FORMAT)
     return nothing_added

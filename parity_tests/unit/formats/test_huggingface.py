@@ -12,9 +12,7 @@ import pytest
 
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.architectures.registry import model_weights
-from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.formats import registry
 from jax_transformer.storage import (
@@ -26,6 +24,7 @@ from jax_transformer.storage import (
 )
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
+from parity_tests.unit.conversions import convert, prepare
 
 T5 = {
     "model_type": "t5",
@@ -72,14 +71,6 @@ def theirs(tmp_path_factory) -> Path:
     return path
 
 
-def prepare(source: Path | str, destination: Path | str, **more) -> planning.Prepared:
-    return planning.prepare(Request(str(source), str(destination), **{"check": False, **more}))
-
-
-def convert(source: Path | str, destination: Path | str, **more) -> conversion.Outcome:
-    return conversion.convert(prepare(source, destination, **more))
-
-
 def copied(theirs: Path, path: Path, **changes: bytes | None) -> Path:
     """A copy without some files (None), or with others."""
     shutil.copytree(theirs, path)
@@ -94,12 +85,6 @@ def copied(theirs: Path, path: Path, **changes: bytes | None) -> Path:
 def files(path: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
-    }
-
-
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert {name: (a.dtype, a.shape, a.tobytes()) for name, a in one.items()} == {
-        n: (a.dtype, a.shape, a.tobytes()) for n, a in other.items()
     }
 
 
@@ -198,7 +183,7 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
             convert(theirs, where)
         target = tmp_path / f"from-{where.name}"
         convert(tmp_path / f"model.{suffix}", target, to="hf", description=description)
-        assert_same(safetensors.read(target / "model.safetensors"), weights())
+        assert runs.differing(safetensors.read(target / "model.safetensors"), weights()) == []
         assert huggingface_config.from_config(
             json.loads((target / "config.json").read_text())
         ) == huggingface_config.from_config(T5)
@@ -220,7 +205,10 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
-    assert_same(safetensors.read(tmp_path / "out/model.safetensors.index.json"), tensors)
+    assert (
+        runs.differing(safetensors.read(tmp_path / "out/model.safetensors.index.json"), tensors)
+        == []
+    )
     (tmp_path / "out" / shards[1]).unlink()
     with pytest.raises(InputError, match=f"names '{shards[1]}', which is missing"):
         convert(tmp_path / "out", tmp_path / "run")

@@ -16,7 +16,6 @@ from jax_transformer.storage import checkpoint, huggingface_folder, run_files, r
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source, resume
 from jax_transformer.training.options import ModelOptions, read_options
-from parity_tests.unit import runs
 
 SMALL = {
     "config.json": "{}",
@@ -292,12 +291,6 @@ def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):
 
 
 # The commands
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> runs.Trained:
-    with runs.as_a_user():
-        yield runs.trained(tmp_path_factory.getbasetemp())
 
 
 def test_commands_refuse_a_run_with_a_damaged_file(trained, console, tmp_path):

@@ -34,22 +34,15 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory) -> runs.Trained:
-    """The run that others start from."""
-    with runs.as_a_user():
-        yield runs.trained(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list[str]:
     return runs.write_text(tmp_path_factory.mktemp("more"))
 
 
 @pytest.fixture(scope="module")
-def tuned(before, text, tmp_path_factory) -> tuple[Path, list[str]]:
+def tuned(trained, text, tmp_path_factory) -> tuple[Path, list[str]]:
     """A run from a copy of that run, and its arguments."""
     folder = tmp_path_factory.mktemp("tuned")
-    shutil.copytree(before.path, folder / "before")
+    shutil.copytree(trained.path, folder / "before")
     arguments = ["--init", str(folder / "before"), *text, *OPTIONS]
     result = runs.train("--run", folder / "run", *arguments)
     assert result.code == 0, result.err
@@ -60,24 +53,24 @@ def options(init: Path, **more) -> TrainOptions:
     return TrainOptions(init=str(init), **more)
 
 
-def test_init_copies_weights_configuration_and_tokenizer(before, tmp_path):
+def test_init_copies_weights_configuration_and_tokenizer(trained, tmp_path):
     source = init_source.find(
-        options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
+        options(trained.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
     )
-    model = registry.open(before.path).model()
+    model = registry.open(trained.path).model()
     expected = {name: np.asarray(x) for name, x in transformer.flatten(model).items()}
     assert runs.differing(source.arrays(), expected) == []
     assert source.config == model.config.with_sizes(dropout=0.25) and source.config != model.config
-    assert source.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
+    assert source.tokenizer.hash == Tokenizer.load(trained.path / "tokenizer.json").hash
     assert not list(source.lines())
 
 
-def test_the_first_loss_equals_that_of_the_initial_model(before, tuned):
+def test_the_first_loss_equals_that_of_the_initial_model(trained, tuned):
     run, _ = tuned
-    fresh, first = (runs.metrics(path)[0]["loss"] for path in (before.path, run))
+    fresh, first = (runs.metrics(path)[0]["loss"] for path in (trained.path, run))
     assert first < fresh / 2
     assert json.loads((run / "config.json").read_text())["dropout"] == 0.3
-    assert (run / "tokenizer.json").read_bytes() == (before.path / "tokenizer.json").read_bytes()
+    assert (run / "tokenizer.json").read_bytes() == (trained.path / "tokenizer.json").read_bytes()
 
 
 def test_it_resumes_bit_for_bit_without_the_init_folder(tuned, tmp_path):
@@ -99,16 +92,16 @@ def test_it_resumes_bit_for_bit_without_the_init_folder(tuned, tmp_path):
     assert runs.metrics(run) == runs.metrics(again)
 
 
-def test_another_init_is_refused_on_resume(tuned, before, tmp_path):
+def test_another_init_is_refused_on_resume(tuned, trained, tmp_path):
     run, arguments = tuned
-    result = runs.train("--run", run, *runs.with_option(arguments, "--init", before.path))
+    result = runs.train("--run", run, *runs.with_option(arguments, "--init", trained.path))
     assert result.code == 2 and "is a run of other options: init (" in result.err
 
 
-def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
+def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, trained, tmp_path):
     run, arguments = tuned
     again = shutil.copytree(run, tmp_path / "run")
-    other = shutil.copytree(before.path, tmp_path / "before")
+    other = shutil.copytree(trained.path, tmp_path / "before")
     shutil.rmtree(again / "checkpoints")
     shutil.rmtree(other / "checkpoints" / "200")
     told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
@@ -201,34 +194,34 @@ def test_languages_without_init_are_refused():
         TrainOptions(data=DataOptions(target_lang="fr"))
 
 
-def test_languages_unknown_to_the_tokenizer_are_refused(before, tmp_path):
+def test_languages_unknown_to_the_tokenizer_are_refused(trained, tmp_path):
     message = r"data\.source_lang: the tokenizer of .* knows no languages"
     with pytest.raises(ConfigError, match=message):
         init_source.find(
-            options(before.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path)
+            options(trained.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path)
         )
 
 
-def test_a_second_tokenizer_is_refused(before, tmp_path):
-    data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
+def test_a_second_tokenizer_is_refused(trained, tmp_path):
+    data = DataOptions(tokenizer=str(trained.path / "tokenizer.json"))
     message = "has the tokenizer that its model was trained with; leave this out"
     with pytest.raises(ConfigError, match=message):
-        init_source.find(options(before.path, data=data), RunFolder(tmp_path))
+        init_source.find(options(trained.path, data=data), RunFolder(tmp_path))
 
 
-def test_converted_weights_need_a_tokenizer(before, tmp_path):
+def test_converted_weights_need_a_tokenizer(trained, tmp_path):
     bare = tmp_path / "bare"
-    convert.save(registry.open(before.path).model(), bare)
+    convert.save(registry.open(trained.path).model(), bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
         init_source.find(options(bare), RunFolder(tmp_path))
-    data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
+    data = DataOptions(tokenizer=str(trained.path / "tokenizer.json"))
     source = init_source.find(options(bare, data=data), RunFolder(tmp_path))
-    assert source.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
+    assert source.tokenizer.hash == Tokenizer.load(trained.path / "tokenizer.json").hash
 
 
-def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
+def test_a_tokenizer_of_another_model_is_refused(trained, tmp_path):
     bare, lines = tmp_path / "bare", ["der Hund"]
-    convert.save(registry.open(before.path).model(), bare)
+    convert.save(registry.open(trained.path).model(), bare)
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
     train_options = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
     message = "the tokenizer does not belong to this model: source_pad_id is 5, the model's"
@@ -236,7 +229,7 @@ def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
         init_source.find(train_options, RunFolder(tmp_path))
 
 
-def test_an_init_file_must_be_converted_first(before, tmp_path):
+def test_an_init_file_must_be_converted_first(trained, tmp_path):
     message = "is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder"
     with pytest.raises(ConfigError, match=message):
-        init_source.find(options(before.path / "checkpoints" / "200"), RunFolder(tmp_path))
+        init_source.find(options(trained.path / "checkpoints" / "200"), RunFolder(tmp_path))

@@ -27,26 +27,20 @@ QUICK = ["--data.buckets", "1", *(word for name in RATES for word in (f"--model.
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
-@pytest.fixture(scope="module")
-def finished(as_a_user, tmp_path_factory) -> runs.Trained:
-    """An uninterrupted run."""
-    return runs.trained(tmp_path_factory.getbasetemp())
-
-
 @pytest.fixture
-def own(finished, tmp_path) -> runs.Trained:
+def own(trained, tmp_path) -> runs.Trained:
     """A copy of the uninterrupted run and its text: one process at a time may continue it."""
-    folder = shutil.copytree(finished.path.parent, tmp_path / "own")
-    shared = str(finished.path.parent)
-    arguments = [argument.replace(shared, str(folder)) for argument in finished.arguments]
-    return dataclasses.replace(finished, path=folder / "run", arguments=arguments)
+    folder = shutil.copytree(trained.path.parent, tmp_path / "own")
+    shared = str(trained.path.parent)
+    arguments = [argument.replace(shared, str(folder)) for argument in trained.arguments]
+    return dataclasses.replace(trained, path=folder / "run", arguments=arguments)
 
 
 # Files and output of a run
 
 
-def test_a_run_prints_only_its_path_on_stdout(finished):
-    run, result = finished.path, finished.result
+def test_a_run_prints_only_its_path_on_stdout(trained):
+    run, result = trained.path, trained.result
     assert result.code == 0
     assert result.out == f"{run}\n"
     files = set(
@@ -59,10 +53,8 @@ def test_a_run_prints_only_its_path_on_stdout(finished):
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
 
-def test_metrics_have_the_documented_keys(finished):
-    lines = [
-        json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()
-    ]
+def test_metrics_have_the_documented_keys(trained):
+    lines = [json.loads(line) for line in (trained.path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     validations = [line for line in lines if "valid_loss" in line]
     assert [line["step"] for line in steps] == list(range(1, runs.STEPS + 1))
@@ -86,18 +78,18 @@ def test_metrics_have_the_documented_keys(finished):
     assert all(line["tokens_per_second"] > 0 and line["gradient_norm"] > 0 for line in steps)
 
 
-def test_the_loss_falls(finished):
-    losses = [line["loss"] for line in runs.metrics(finished.path) if "loss" in line]
+def test_the_loss_falls(trained):
+    losses = [line["loss"] for line in runs.metrics(trained.path) if "loss" in line]
     assert abs(losses[0] - np.log(300)) < 1.5
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 1.5
     first, last = [
-        line["valid_loss"] for line in runs.metrics(finished.path) if "valid_loss" in line
+        line["valid_loss"] for line in runs.metrics(trained.path) if "valid_loss" in line
     ]
     assert last < first
 
 
-def test_progress_and_translated_samples_are_on_stderr(finished):
-    result = finished.result
+def test_progress_and_translated_samples_are_on_stderr(trained):
+    result = trained.result
     assert f"step {runs.STEPS}/{runs.STEPS}  loss " in result.err
     assert result.err.count("validation loss") == len(runs.CHECKPOINTS)
     assert result.err.count("      -> ") == 3 * len(runs.CHECKPOINTS)
@@ -106,21 +98,21 @@ def test_progress_and_translated_samples_are_on_stderr(finished):
     assert "learning_rate 0.01, schedule cosine, warmup_steps 20 (" in result.err
 
 
-def test_one_program_is_compiled_for_each_bucket(finished):
-    widths = json.loads((finished.path / "data.json").read_text())["widths"]
+def test_one_program_is_compiled_for_each_bucket(trained):
+    widths = json.loads((trained.path / "data.json").read_text())["widths"]
     assert len(widths) == 2
-    assert finished.result.programs == [len(widths)]
+    assert trained.result.programs == [len(widths)]
 
 
-def test_the_manifest_records_the_inputs_of_a_run(finished):
-    manifest = checkpoint.read_manifest(finished.path / "checkpoints", runs.STEPS)
+def test_the_manifest_records_the_inputs_of_a_run(trained):
+    manifest = checkpoint.read_manifest(trained.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
     assert manifest["machine"]["device"] == jax.devices()[0].device_kind
     assert manifest["machine"]["cores"] >= 1
     (line,) = [
         line
-        for line in runs.metrics(finished.path)
+        for line in runs.metrics(trained.path)
         if line["step"] == runs.STEPS and "valid_loss" in line
     ]
     assert manifest["figures"] == {name: value for name, value in line.items() if name != "step"}
@@ -182,7 +174,7 @@ def test_changed_text_is_refused(own, flag, named):
 # Best, averaged, early
 
 
-def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_path, monkeypatch):
+def test_patience_averaging_and_the_best_checkpoint_work_together(trained, tmp_path, monkeypatch):
     """Losses are set here: it stops after two without a new best, and averages two."""
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
     validate = evaluation.Validation.__call__
@@ -192,7 +184,7 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_
         return dataclasses.replace(report, figures=report.figures | {"valid_loss": next(losses)})
 
     monkeypatch.setattr(evaluation.Validation, "__call__", told_loss)
-    options = [*runs.with_option(finished.arguments, "--eval-every", 20), *QUICK]
+    options = [*runs.with_option(trained.arguments, "--eval-every", 20), *QUICK]
     options += "--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split()
     result = runs.train("--run", run, *options)
     assert result.code == 0, result.err
@@ -239,8 +231,8 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_
 # Losses that are not finite
 
 
-def test_a_huge_learning_rate_ends_the_run(finished, tmp_path):
-    options = [*runs.with_option(finished.arguments, "--optimizer.learning-rate", 1e30), *QUICK]
+def test_a_huge_learning_rate_ends_the_run(trained, tmp_path):
+    options = [*runs.with_option(trained.arguments, "--optimizer.learning-rate", 1e30), *QUICK]
     result = runs.train("--run", tmp_path / "run", *options)
     assert (result.code, result.out) == (6, "")
     assert "the loss of step 2 is" in result.err.splitlines()[-1]
@@ -257,7 +249,7 @@ def test_a_huge_learning_rate_ends_the_run(finished, tmp_path):
     ],
 )
 def test_arrays_that_are_not_finite_are_never_saved(
-    finished, tmp_path, monkeypatch, log_every, spoiled, saved_steps
+    trained, tmp_path, monkeypatch, log_every, spoiled, saved_steps
 ):
     """A step makes parameters NaN, which the next loss shows; checkpoints are at 100 and 200."""
     make_step = step.make_step
@@ -276,7 +268,7 @@ def test_arrays_that_are_not_finite_are_never_saved(
 
     monkeypatch.setattr(step, "make_step", poisoned)
     options = [
-        *runs.with_option(finished.arguments, "--log-every", log_every),
+        *runs.with_option(trained.arguments, "--log-every", log_every),
         *"--keep 1 --keep-best 0".split(),
     ]
     result = runs.train("--run", tmp_path / "run", *options)
@@ -298,10 +290,10 @@ def test_arrays_that_are_not_finite_are_never_saved(
 
 
 def test_lesson10_trains_translates_and_keeps_its_position_table(
-    finished, tmp_path, monkeypatch, capsys
+    trained, tmp_path, monkeypatch, capsys
 ):
     run = tmp_path / "run"
-    result = runs.train("--run", run, *finished.arguments, *QUICK, "--model.preset", "lesson10")
+    result = runs.train("--run", run, *trained.arguments, *QUICK, "--model.preset", "lesson10")
     assert (result.code, result.out) == (0, f"{run}\n")
     arrays = runs.arrays(run)
     frozen = {name: array for name, array in arrays.items() if name.startswith("frozen/")}
