@@ -242,47 +242,52 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
         yield folder, result, arguments
 
 
+@pytest.fixture(scope="module")
+def exported(tuned) -> Path:
+    """The folder that the run becomes."""
+    folder, _, _ = tuned
+    assert runs.main("convert", folder / "run", folder / "new", "--to", "hf") == 0
+    return folder / "new"
+
+
 @pytest.mark.proves("fine-tuning", "marian")
-def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, tmp_path):
+def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, exported):
     folder, result, _ = tuned
     actual = f"{folder / 'model'}: its weights are bfloat16, and train as float32"
     assert actual in result.err.splitlines()
-    assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     before, after = (
         folders.mean_loss("marian", place, folder / "valid")
-        for place in (folder / "model", tmp_path / "new")
+        for place in (folder / "model", exported)
     )
     assert after < 0.6 * before
     recorded = [line["valid_loss"] for line in runs.metrics(folder / "run") if "valid_loss" in line]
     assert after == pytest.approx(min(recorded), rel=1e-4)
 
 
-def test_an_export_has_the_run_s_weights_and_the_folder_s_files(tuned, tmp_path):
+def test_an_export_has_the_run_s_weights_and_the_folder_s_files(tuned, exported):
     folder, _, _ = tuned
-    assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
-    loaded = transformers.MarianMTModel.from_pretrained(tmp_path / "new").state_dict()
+    loaded = transformers.MarianMTModel.from_pretrained(exported).state_dict()
     ours = jt.convert.to_torch(jt.load(folder / "run")[0])
     assert [
         name for name, value in loaded.items() if not np.array_equal(value.numpy(), ours[name])
     ] == []
     for name in ("vocab.json", "source.spm", "target.spm", "LICENSE"):
-        assert (tmp_path / "new" / name).read_bytes() == (folder / "model" / name).read_bytes(), (
-            name
-        )
+        assert (exported / name).read_bytes() == (folder / "model" / name).read_bytes(), name
     before, after = (
         json.loads((place / "generation_config.json").read_text())
-        for place in (folder / "model", tmp_path / "new")
+        for place in (folder / "model", exported)
     )
     assert after == before | {"max_length": 65}  # which the folder does not set
 
 
-def test_evaluate_scores_the_run_and_its_export_as_transformers_does(tuned, tmp_path, capsys):
+def test_evaluate_scores_the_run_and_its_export_as_transformers_does(
+    tuned, exported, tmp_path, capsys
+):
     folder, _, _ = tuned
-    assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     capsys.readouterr()
     lines = folder / "valid"
-    expected = folders.generated("marian", tmp_path / "new", folders.read(lines, "source"))
-    for place in (folder / "run", tmp_path / "new"):
+    expected = folders.generated("marian", exported, folders.read(lines, "source"))
+    for place in (folder / "run", exported):
         command = [
             *"evaluate --run".split(),
             place,
@@ -294,7 +299,7 @@ def test_evaluate_scores_the_run_and_its_export_as_transformers_does(tuned, tmp_
         ]
         assert runs.main(*command, "--hypotheses", tmp_path / "hypotheses") == 0
         assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(
-            folders.mean_loss("marian", tmp_path / "new", lines), rel=1e-4
+            folders.mean_loss("marian", exported, lines), rel=1e-4
         )
         assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected
     assert all(expected)

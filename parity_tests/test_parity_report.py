@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from parity_tests import huggingface
 from parity_tests.cases import SQUARE, config_of
 from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
+from parity_tests.unit import runs
 
 # Square, so that a transposed kernel has the right shape; one layer, which compiles fastest
 CONFIG = jt.preset(
@@ -251,12 +253,13 @@ def run(both, tmp_path_factory):
     return folder
 
 
+def parity(folder: Path, *arguments: str | Path) -> int:
+    return runs.main("parity", folder / "run", *arguments)
+
+
 def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     page = run / "report.html"
-    actual = cli.main(
-        ["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]
-    )
-    assert actual == 1
+    assert parity(run, run / "bad.pt", "--no-gradients", "--html", page) == 1
     output = capsys.readouterr()
     # On this batch ReLU stops the difference, so the results are equal; the weight is wrong anyway
     line = (
@@ -270,14 +273,11 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
 
 
 def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
-    actual = cli.main(
-        ["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]
-    )
-    assert actual == 0
+    assert parity(run, "twin", "--no-gradients", "--lengths", "20", "--json") == 0
     reports = json.loads(capsys.readouterr().out)
     assert [report["about"]["batch"] for report in reports] == [[[3, 20], [3, 20]]]
     assert all(report["agrees"] for report in reports)
-    assert cli.main(["parity", str(run / "run"), "twin", "--lengths", "21"]) == 2
+    assert parity(run, "twin", "--lengths", "21") == 2
     assert "--lengths 21: this model takes 1 to 20" in capsys.readouterr().err
 
 
@@ -288,15 +288,7 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     torch.save(
         {name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt"
     )
-    actual = cli.main(
-        [
-            "parity",
-            str(run / "run"),
-            str(run / "queries.pt"),
-            *"--no-gradients --lengths 1,2,7".split(),
-        ]
-    )
-    assert actual == 1
+    assert parity(run, run / "queries.pt", "--no-gradients", "--lengths", "1,2,7") == 1
     output = capsys.readouterr()
     fault = (
         "decoder.blocks.0.self_attention | decoder.layers.0.self_attn:"
@@ -312,7 +304,7 @@ def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys)
     golden.create(
         run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"}
     )
-    assert cli.main(["parity", str(run / "run"), str(run / "other.safetensors")]) == 2
+    assert parity(run, run / "other.safetensors") == 2
     assert "its batch is float64 (2, 3), but " in capsys.readouterr().err
 
 
@@ -322,11 +314,11 @@ def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
     assert cli.main(["golden", "check", path]) == 0
     assert "0 within rounding, 0 differ" in capsys.readouterr().out
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["parity", str(run / "run"), path, "--no-gradients"]) == 0
+    assert parity(run, path, "--no-gradients") == 0
     assert "the models agree" in capsys.readouterr().out
-    assert cli.main(["parity", str(run / "run"), path, "--seed", "3"]) == 2
+    assert parity(run, path, "--seed", "3") == 2
     assert "is a golden, whose batch and gradients belong to seed 0" in capsys.readouterr().err
-    assert cli.main(["parity", str(run / "run"), "twin"]) == 2
+    assert parity(run, "twin") == 2
     assert "pip install 'jax-seq2seq[torch]'" in capsys.readouterr().err
     assert (
         golden.load(path).versions["torch"] == torch.__version__.partition("+")[0]

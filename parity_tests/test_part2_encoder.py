@@ -58,9 +58,10 @@ def embeddings(config: jt.TransformerConfig, length: int, rows: int = 3) -> np.n
 
 @BOTH
 @pytest.mark.parametrize(
-    ("sizes", "lengths"), [(SIZES, range(1, 8)), (SQUARE, [6])], ids=["odd", "square"]
+    ("sizes", "lengths"), [(SIZES, (1, 2, 3, 7)), (SQUARE, [6])], ids=["odd", "square"]
 )
-def test_the_documents_encoder_at_every_length(preset: str, sizes: dict, lengths: Iterable[int]):
+def test_the_documents_encoder_at_any_length(preset: str, sizes: dict, lengths: Iterable[int]):
+    """Fewer tokens than heads, as many and more, which a raw merge mixes in other ways."""
     config = jt.preset(preset, **sizes)
     theirs = document(config)
     ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder")

@@ -278,10 +278,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
         body = begin + b"N" * 10 + end + b"q\x00"
         for level in range(1, 30):
             body += begin + (b"h" + bytes([level - 1])) * 10 + end + b"q" + bytes([level])
-        yield (
-            f"10**30 values by {kind}",
-            file(body + b"\x87" if kind == "sets" else b"(" + body + b"t"),
-        )
+        yield f"10**30 values by {kind}", file(b"(" + body + b"t")
     body = b"}" + text("a") + b"Nsq\x00"
     for level in range(1, 40):
         body += (

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats import registry
 from jax_transformer.generate import transformers_config
 from parity_tests import published
 
@@ -30,15 +28,6 @@ STACKS = ("encoder", "decoder")
 # From the hub, with attributes that older versions of transformers wrote
 OPUS = published.read("opus_mt")
 FLAN = published.read("flan_t5")
-
-
-@pytest.mark.parametrize(
-    ("config", "format"),
-    [(OPUS, "hf"), ({"model_type": "bert"}, "hf"), ({"layout": "marian", "d_model": 512}, "run")],
-)
-def test_a_config_json_of_transformers_is_recognised(config, format, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert registry.of(tmp_path).name == format
 
 
 def test_an_opus_mt_model():
