@@ -118,13 +118,7 @@ def test_the_parent_passes_signals_on_and_its_death_ends_the_child():
     print("ready", flush=True)
     time.sleep(60)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISED.format(work=work.strip())],
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    with runs.start(program=("-c", SUPERVISED.format(work=work.strip()))) as process:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
         assert process.stdout.readline() == "stopped\n"

@@ -4,8 +4,6 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -53,12 +51,7 @@ with run_folder.lock(Path(sys.argv[1])):
 
 
 def test_a_dead_holder_s_lock_is_taken_over(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOCK, str(tmp_path)],
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = runs.start(program=("-c", LOCK, str(tmp_path)))
     assert process.stdout.readline() == "held\n"
     with pytest.raises(LockedError, match=f"process {process.pid} "), run_folder.lock(tmp_path):
         pass
