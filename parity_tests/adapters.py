@@ -40,7 +40,7 @@ def visible(padding: Mask, future: Mask = None) -> Mask:
 
 
 class BatchFirst:
-    """What most twins have in common."""
+    """The calls that most twins have in common."""
 
     def sequence_first(self, module: str) -> bool:
         return False

@@ -489,7 +489,7 @@ def greedy(module: torch.nn.Module, source: list[int], begin: int, end: int, ste
 
 
 @pytest.mark.parametrize(
-    ("toolkit", "name", "said"),
+    ("toolkit", "name", "note"),
     [
         ("JoeyNMT", "pre-norm", "not converted: optimizer_state"),
         ("JoeyNMT", "post-norm, tied output", "not converted: optimizer_state"),
@@ -499,14 +499,14 @@ def greedy(module: torch.nn.Module, source: list[int], begin: int, end: int, ste
     ],
 )
 def test_a_checkpoint_is_recognised_translates_and_comes_back(
-    toolkit, name, said, tmp_path, capsys
+    toolkit, name, note, tmp_path, capsys
 ):
     path, module = write(toolkit, name, tmp_path)
     assert cli.main(["inspect", str(path)]) == 0
     assert f"a checkpoint of {toolkit}" in capsys.readouterr().out
     run = str(tmp_path / "run")
     assert cli.main(["convert", str(path), run, "--no-check"]) == 0
-    assert said in capsys.readouterr().out
+    assert note in capsys.readouterr().out
     words, begin, suffix, silent = TEXT[toolkit]
     translator = jt.Translator.load(run)
     tokenizer = translator.tokenizer
@@ -517,8 +517,8 @@ def test_a_checkpoint_is_recognised_translates_and_comes_back(
     lines, expected = ["a b c", "g"], []
     for line in lines:
         ids = [words.index(word) for word in line.split()]
-        found = greedy(module, [*ids, *suffix], begin, words.index("</s>"), 5)
-        expected.append(" ".join(words[word] for word in found if word not in silent))
+        tokens = greedy(module, [*ids, *suffix], begin, words.index("</s>"), 5)
+        expected.append(" ".join(words[word] for word in tokens if word not in silent))
     assert translator(lines, beam_size=1, max_length=5) == expected
     assert any(expected)
     assert cli.main(["convert", run, str(tmp_path / "a.pt"), "--no-check"]) == 0
