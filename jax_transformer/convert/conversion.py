@@ -93,14 +93,14 @@ class Outcome:
         yield f"sha256 {self.sha256}"
 
     def to_data(self) -> dict[str, Any]:
-        loss = vars(self.loss) if self.loss is not None else None
-        extra = {
-            "cast": loss,
+        return {
+            "plan": self.plan.to_data(),
+            "kept": dict(self.preset_sizes),
+            "cast": None if self.loss is None else vars(self.loss),
             "check": {"how": self.checked.method, "errors": self.checked.errors},
             "sha256": self.sha256,
             "files": list(self.files),
         }
-        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)} | extra
 
 
 def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:

@@ -50,8 +50,7 @@ class Plan:
     inferred: Mapping[str, Any] = field(default_factory=dict)
     """Sizes read from the shapes."""
     stripped_prefix: str = ""
-    """A prefix that stood before most of the source's names, and was removed without being asked.
-    """
+    """A prefix that stood before most of the source's names, and was removed unasked."""
 
     @property
     def nbytes(self) -> int:
@@ -319,11 +318,10 @@ def _map_tensors(source: Pretrained, to: Destination, model: ModelWeights | None
         theirs = [layout.names.get(name, name) for name in new]
         moves.append(Move(tuple(ours), tuple(theirs), operation, tuple(before), tuple(after)))
     others = "other folders" if any(map(to.format.takes, source.extra_files)) else "folders"
-    dropped += [
-        Note(name, f"goes with {others}, and {to.path} is a {to.format.title}")
-        for name in source.extra_files
-        if not to.format.takes(name)
-    ]
+    for name in source.extra_files:
+        if not to.format.takes(name):
+            reason = f"goes with {others}, and {to.path} is a {to.format.title}"
+            dropped.append(Note(name, reason))
     dropped += [*source.notes_for(to), *layout.notes]
     return Plan(
         source.title, str(to.path), tuple(moves), tuple(derived), tuple(dropped), tuple(ties)

@@ -230,12 +230,13 @@ class Pretrained:
 
         Raises InputError, naming the file, for settings that are not supported.
         """
+        from jax_transformer.generate import transformers_config
         from jax_transformer.generate.generation_config import GenerationConfig
 
         file = self.extra_files.get("config.json")
         if file is None or self.config is None:
             return GenerationConfig()
-        return generation_config(file.parent, self.config, tokenizer)
+        return transformers_config.of_folder(file.parent, self.config, tokenizer)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -270,29 +271,6 @@ class Pretrained:
     def notes_for(self, to: "Destination") -> tuple[Note, ...]:
         """Return notes on what the destination does not have."""
         return ()
-
-
-def generation_config(
-    folder: Path, config: TransformerConfig, tokenizer: Any = None
-) -> "GenerationConfig":
-    """Return the settings of transformers' ``generate`` in the files of ``folder``, with the target
-    language of ``tokenizer``.
-
-    Raises InputError, naming the file, for settings that are not supported.
-    """
-    from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-    from jax_transformer.generate import transformers_config
-
-    data, file = transformers_config.read(folder)
-    generation = transformers_config.from_generation_config(data, config, where=str(file))
-    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.target_lang is None:
-        return generation
-    forced = tokenizer.forced_bos_id()
-    return replace(
-        generation,
-        decoder_start_token_id=tokenizer.bos_id,
-        forced_bos_token_id=generation.forced_bos_token_id if forced is None else forced,
-    )
 
 
 @dataclass(frozen=True)

@@ -229,16 +229,12 @@ def _own_tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, b
     own = tokenizer.Tokenizer.load(path)
     if (own.pad_id, own.eos_id) != (config.source_pad_id, config.eos_id):
         raise InputError(f"{path}: its special ids do not belong to {source.path / CONFIG}")
-    end = [{"SpecialToken": {"id": tokenizer.EOS, "type_id": 0}}]
+    end = {"SpecialToken": {"id": tokenizer.EOS, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     ends_line = {
         "type": "TemplateProcessing",
-        "single": [{"Sequence": {"id": "A", "type_id": 0}}, *end],
-        "pair": [
-            {"Sequence": {"id": "A", "type_id": 0}},
-            *end,
-            {"Sequence": {"id": "B", "type_id": 0}},
-            *end,
-        ],
+        "single": [first, end],
+        "pair": [first, end, second, end],
         "special_tokens": {
             tokenizer.EOS: {"id": tokenizer.EOS, "ids": [own.eos_id], "tokens": [tokenizer.EOS]}
         },

@@ -264,10 +264,8 @@ def _languages(data: DataOptions) -> tuple[str, ...]:
     if data.builtin:
         return ("en", "de", "fr", "es")
     languages = []
-    for option, files in (
-        (data.source_lang, data.train_source),
-        (data.target_lang, data.train_target),
-    ):
+    pairs = ((data.source_lang, data.train_source), (data.target_lang, data.train_target))
+    for option, files in pairs:
         suffixes = {Path(name.removesuffix(".gz")).suffix[1:] for name in files}
         is_code = len(suffixes) == 1 and suffixes <= published_codes()
         code = option or (suffixes.pop() if is_code else None)

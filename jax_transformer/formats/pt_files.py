@@ -47,7 +47,12 @@ class PtFile(Format):
 
     def scan(self, path: Path) -> LazyState:
         files = untrusted.shards(path) if untrusted.is_index(path) else [path]
-        parts = {file: _plain(file, pt.scan(file)) for file in files}
+        parts = {file: pt.scan(file) for file in files}
+        for file, state in parts.items():
+            if not isinstance(state, dict) or not all(
+                isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
+            ):
+                raise InputError(f"{file}: is not a plain state_dict, from names to tensors")
         if files != [path]:
             untrusted.check_shards(path, parts)
         return {name: tensor for part in parts.values() for name, tensor in part.items()}
@@ -75,14 +80,6 @@ class PtFile(Format):
             sha256 = writer.save(temporary, dict(state), target=to.path)
             check(pt.scan(temporary))
         return Written(sha256)
-
-
-def _plain(path: Path, state: Any) -> LazyState:
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
-    ):
-        raise InputError(f"{path}: is not a plain state_dict, from names to tensors")
-    return state
 
 
 def _checkpoint_format(content: Any) -> Format | None:

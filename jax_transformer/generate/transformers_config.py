@@ -5,6 +5,7 @@ Old config.json files have the same keys. Facts from ``generation/configuration_
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,6 +187,26 @@ def read(path: Path) -> tuple[dict[str, Any], Path]:
     if not isinstance(data, dict):
         raise InputError(f"{file}: is not a JSON object")
     return data, file
+
+
+def of_folder(folder: Path, config: TransformerConfig, tokenizer: Any = None) -> GenerationConfig:
+    """Return the settings of transformers' ``generate`` in the files of ``folder``, with the target
+    language of ``tokenizer``.
+
+    Raises InputError, naming the file, for settings that are not supported.
+    """
+    from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+    data, file = read(folder)
+    generation = from_generation_config(data, config, where=str(file))
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.target_lang is None:
+        return generation
+    forced = tokenizer.forced_bos_id()
+    return replace(
+        generation,
+        decoder_start_token_id=tokenizer.bos_id,
+        forced_bos_token_id=generation.forced_bos_token_id if forced is None else forced,
+    )
 
 
 def has_length(data: Mapping[str, Any]) -> bool:

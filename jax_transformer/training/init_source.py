@@ -21,7 +21,6 @@ from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.run_tokenizer import load_tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats import base as formats_base
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import transformers_config
@@ -263,7 +262,7 @@ def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> Gen
     """
     if not (path / folders.CONFIG).is_file():
         return GenerationConfig()
-    settings = formats_base.generation_config(path, config, tokenizer)
+    settings = transformers_config.of_folder(path, config, tokenizer)
     return GenerationConfig(
         constraints=settings.constraints,
         forced_bos_token_id=settings.forced_bos_token_id,

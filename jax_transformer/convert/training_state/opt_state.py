@@ -113,20 +113,18 @@ def position(state: optax.OptState) -> int:
 
 
 def _adam(fresh: optax.ScaleByAdamState, moments: Moments) -> optax.ScaleByAdamState:
-    counts = set(moments.counts.values())
-    if len(counts) > 1:
-        by_count = {
-            count: next(name for name, each in moments.counts.items() if each == count)
-            for count in sorted(counts)
-        }
-        several = ", ".join(f"{name} {count}" for count, name in by_count.items())
+    by_count: dict[int, str] = {}
+    for name, count in moments.counts.items():
+        by_count.setdefault(count, name)
+    if len(by_count) > 1:
+        several = ", ".join(f"{by_count[count]} {count}" for count in sorted(by_count))
         raise InputError(
             f"the arrays had different numbers of updates ({several}), "
             "and Optax has one count for all"
         )
-    count = jnp.asarray(counts.pop() if counts else 0, fresh.count.dtype)
+    updates = jnp.asarray(next(iter(by_count), 0), fresh.count.dtype)
     return optax.ScaleByAdamState(
-        count, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second)
+        updates, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second)
     )
 
 
@@ -160,10 +158,7 @@ def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> d
             f"{', '.join(sorted(fresh.keys() ^ arrays.keys()))}"
         )
     for name, array in arrays.items():
-        if (array.shape, str(array.dtype)) != (fresh[name].shape, str(fresh[name].dtype)):
-            ours = f"{fresh[name].dtype} {fresh[name].shape}"
-            raise InputError(
-                f"the moments of {name} are {array.dtype} {array.shape}, "
-                f"and the parameter is {ours}"
-            )
+        theirs, ours = (f"{each.dtype} {each.shape}" for each in (array, fresh[name]))
+        if theirs != ours:
+            raise InputError(f"the moments of {name} are {theirs}, and the parameter is {ours}")
     return {name: jnp.array(arrays[name], copy=True) for name in fresh}

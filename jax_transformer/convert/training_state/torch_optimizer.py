@@ -354,12 +354,15 @@ def _read_states(
 ) -> tuple[dict[str, int], Arrays, Arrays]:
     """Return counts, first and second moments by Flax name."""
     keys, expected = _SGD_STATE if kind == SGD else _ADAM_STATE, rules.torch_shapes(trained, shapes)
+    own = {  # without entries of None, which SGD without momentum writes
+        name: {key: value for key, value in states.get(name, {}).items() if value is not None}
+        for name in [*expected, *names]
+    }
     problems = [
         f"{name} has a state, but is not trained here"
         for name in names
-        if name not in expected and _nonempty(states.get(name))
+        if name not in expected and own[name]
     ]
-    own = {name: _nonempty(states.get(name)) for name in expected}
     stepped = [name for name in expected if own[name]]
     if kind != SGD and stepped:
         problems += [
@@ -393,11 +396,6 @@ def _read_states(
     return counts, moments[0], moments[1]
 
 
-def _nonempty(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Remove entries of None, which SGD without momentum writes, from a parameter's state."""
-    return {key: value for key, value in (state or {}).items() if value is not None}
-
-
 def _check_state(
     name: str, state: Mapping[str, Any], keys: Sequence[str], shape: Shape
 ) -> Iterator[str]:
@@ -423,23 +421,20 @@ def _count(value: Any) -> int:
 
 def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]:
     """Return the state of each parameter by PyTorch's name."""
-    if not moments.first:
-        return {}
-    first = rules.to_torch(trained, moments.first)
+    first, second = (
+        rules.to_torch(trained, part) if part else {} for part in (moments.first, moments.second)
+    )
     if moments.kind == SGD:
         return {name: {"momentum_buffer": array} for name, array in first.items()}
-    second = rules.to_torch(trained, moments.second)
-    counts = {
-        rule.torch: moments.counts[rule.flax[0]] for rule in trained if isinstance(rule, Rule)
-    }
     # torch stores the count in float32, whatever the dtype of its parameters
     return {
-        name: {
-            "step": np.array(counts[name], np.float32),
-            "exp_avg": first[name],
-            "exp_avg_sq": second[name],
+        rule.torch: {
+            "step": np.array(moments.counts[rule.flax[0]], np.float32),
+            "exp_avg": first[rule.torch],
+            "exp_avg_sq": second[rule.torch],
         }
-        for name in first
+        for rule in trained
+        if isinstance(rule, Rule) and first
     }
 
 
