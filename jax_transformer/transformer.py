@@ -71,20 +71,11 @@ class Transformer(nnx.Module):
         self.config = config
         shared = config.tying.one_embedding
         self.stem = input_layer(config).layer(config, rngs=rngs) if config.input_layer else None
-        self.source_embedding = (
-            None
-            if shared or config.input_layer
-            else Embedding(
-                config,
-                config.source_vocab_size,
-                config.source_pad_id,
-                config.encoder.init,
-                rngs=rngs,
-            )
-        )
-        self.target_embedding = Embedding(
-            config, config.target_vocab_size, config.target_pad_id, config.decoder.init, rngs=rngs
-        )
+        source = config.source_vocab_size, config.source_pad_id, config.encoder.init
+        target = config.target_vocab_size, config.target_pad_id, config.decoder.init
+        none = shared or config.input_layer
+        self.source_embedding = None if none else Embedding(config, *source, rngs=rngs)
+        self.target_embedding = Embedding(config, *target, rngs=rngs)
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         # The output layer is not part of the stacks: TORCH_TRANSFORMER draws it as torch.nn.Linear
@@ -333,11 +324,11 @@ def shapes(
     of: type[nnx.Variable] = nnx.Variable,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array of one kind by its path in :func:`flatten`."""
-    return {
-        name: tuple(variable.shape)
-        for name, (_, variable) in _skeleton(config, kind)[1].items()
-        if isinstance(variable, of)
-    }
+    named = {}
+    for name, (_, variable) in _skeleton(config, kind)[1].items():
+        if isinstance(variable, of):
+            named[name] = tuple(variable.shape)
+    return named
 
 
 def head_names(config: TransformerConfig) -> list[str]:

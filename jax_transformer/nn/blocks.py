@@ -54,20 +54,13 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.activation, self.rate = stack.activation, config.activation_dropout
-        init = stack.init or config.init
-        self.positions = (
-            PositionTable(config, stack, rngs=rngs)
-            if stack.positions_at is PositionsAt.FEED_FORWARD
-            else None
-        )
-        d_ff = stack.d_ff or config.d_ff
-        self.up = linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs)
-        self.gate = (
-            linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs)
-            if stack.gated
-            else None
-        )
-        self.down = linear(config, init, d_ff, config.d_model, bias=config.bias, rngs=rngs)
+        here = stack.positions_at is PositionsAt.FEED_FORWARD
+        self.positions = PositionTable(config, stack, rngs=rngs) if here else None
+        d, d_ff = config.d_model, stack.d_ff or config.d_ff
+        new = partial(linear, config, stack.init or config.init, bias=config.bias, rngs=rngs)
+        self.up = new(d, d_ff)
+        self.gate = new(d, d_ff) if stack.gated else None
+        self.down = new(d_ff, d)
 
     def __call__(
         self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout
@@ -176,11 +169,8 @@ class Block(nnx.Module):
         for part in stack.parts:
             setattr(self, part.value, _part(config, stack, part, rngs=rngs))
         self.residuals = nnx.List(map(partial(ResidualBranch, config), stack.branches))
-        self.relative = (
-            RelativeBias(config, stack, rngs=rngs)
-            if stack.positions is Positions.RELATIVE_PER_BLOCK
-            else None
-        )
+        relative = stack.positions is Positions.RELATIVE_PER_BLOCK
+        self.relative = RelativeBias(config, stack, rngs=rngs) if relative else None
         if stack.unused:
             self.unused = nnx.List(
                 [UnusedBranch(config, stack, branch, rngs=rngs) for branch in stack.unused]

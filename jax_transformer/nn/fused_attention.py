@@ -47,7 +47,8 @@ def cudnn_attend(
     lengths = _key_lengths(mask, q.shape[0], k.shape[1])
     try:
         mixed = jax.nn.dot_product_attention(
-            *(_even(x) for x in (q, k, v)),
+            # JAX's check demands an even number of tokens of every gradient: the last one is zeros
+            *(jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v)),
             scale=scale,
             is_causal=causal,
             key_value_seq_lengths=lengths,
@@ -89,13 +90,6 @@ def _key_lengths(mask: Bool[Array, "#b 1 #q k"] | None, rows: int, keys: int) ->
         return jnp.full((rows,), keys, jnp.int32)
     seen = mask.any(axis=(1, 2)).sum(axis=-1, dtype=jnp.int32)
     return jnp.broadcast_to(jnp.maximum(seen, 1), (rows,))
-
-
-def _even(x: Float[Array, "b n h e"]) -> Float[Array, "b m h e"]:
-    """Return an even number of tokens, as JAX's check demands of every gradient: the last one is
-    zeros.
-    """
-    return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
 
 
 def _zero_without_keys(

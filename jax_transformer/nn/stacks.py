@@ -53,21 +53,12 @@ class Stack(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         stack: StackConfig = getattr(config, self.side)
         self.config = config
-        self.positions = (
-            PositionTable(config, stack, rngs=rngs)
-            if stack.positions_at is PositionsAt.EMBEDDING
-            else None
-        )
-        self.relative = (
-            RelativeBias(config, stack, rngs=rngs)
-            if stack.positions is Positions.RELATIVE
-            else None
-        )
-        self.global_relative = (
-            RelativeBias(config, stack, rngs=rngs)
-            if stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
-            else None
-        )
+        here = stack.positions_at is PositionsAt.EMBEDDING
+        self.positions = PositionTable(config, stack, rngs=rngs) if here else None
+        relative = stack.positions is Positions.RELATIVE
+        self.relative = RelativeBias(config, stack, rngs=rngs) if relative else None
+        has_sums = stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+        self.global_relative = RelativeBias(config, stack, rngs=rngs) if has_sums else None
         self.stack = stack
         self.embedding_norm = Normalization(config) if stack.embedding_norm else None
         self.embedding_norm_of = stack.embedding_norm_of

@@ -1,8 +1,7 @@
 """Run a Flax model and a PyTorch model on one batch, and compare them module by module."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -119,13 +118,21 @@ def compare_recorded(
     batch = arguments(batch)
     runs: dict[str, tuple[Recording, Any]] = {}
     for kind in dict.fromkeys(("float64", "float32", native_dtype)):
-        with _precision(kind):
+        wide = kind == "float64" or bool(jax.config.read("jax_enable_x64"))
+        with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
             ours = recording.record(function, batch, dtype=kind, seed=gradient_seed)
             runs[kind] = ours, recorder(kind, gradient_seed, batch)
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
     getters = pairs.gradient_getters(table, function, paired)
+    notes = [_GUESSED] if guessed else []
+    arrays = runs["float64"][0].arrays
+    if narrow := sorted(name for name, array in arrays.items() if array.dtype != np.float64):
+        notes.append(
+            f"{narrow[0]} and {len(narrow) - 1} more are computed below float64 whatever their"
+            " inputs are: their rounding is not known"
+        )
     return Report(
         entries=tuple(compared.entries(paired, getters)),
         result=compared.result(),
@@ -137,7 +144,7 @@ def compare_recorded(
             "pairs": len(paired),
             "guessed": guessed,
         },
-        notes=(*([_GUESSED] if guessed else []), *_notes(runs["float64"][0])),
+        notes=tuple(notes),
     )
 
 
@@ -157,16 +164,6 @@ def arguments(batch: Any) -> list[np.ndarray]:
         if array.dtype == object:
             raise ConfigError(f"argument {i} of the batch is not an array of numbers")
     return arrays
-
-
-def _notes(wide: Recording) -> tuple[str, ...]:
-    narrow = sorted(name for name, array in wide.arrays.items() if array.dtype != np.float64)
-    if not narrow:
-        return ()
-    return (
-        f"{narrow[0]} and {len(narrow) - 1} more are computed below float64 whatever their inputs"
-        " are: their rounding is not known",
-    )
 
 
 def _function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
@@ -211,15 +208,6 @@ def _native_dtype(function: ModelFunction) -> str:
         key=lambda name: np.dtype(jax.numpy.dtype(name)).itemsize,
         default="float32",
     )
-
-
-@contextlib.contextmanager
-def _precision(dtype: str) -> Iterator[None]:
-    with (
-        jax.enable_x64(dtype == "float64" or bool(jax.config.read("jax_enable_x64"))),
-        jax.default_matmul_precision("highest"),
-    ):
-        yield
 
 
 def _weight_table(model: Any, architecture: Architecture | str | None) -> Table | None:

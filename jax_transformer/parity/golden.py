@@ -104,7 +104,12 @@ def create(
         "seed": seed,
         "source": dict(source),
         "order": {dtype: recording.order for dtype, recording in recordings.items()},
-        "versions": getattr(recorder, "versions", None) or _versions(),
+        "versions": getattr(recorder, "versions", None)
+        or {
+            "torch": metadata.version("torch"),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         "sha256": _hashes(arrays),
     }
     safetensors.write(path, arrays, {"golden": json.dumps(description)})
@@ -232,14 +237,6 @@ def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
         digest = digests.setdefault(name.partition("/")[0], hashlib.sha256())
         digest.update(f"{name}\n{array.dtype}\n{array.shape}\n".encode() + array.tobytes())
     return {group: digest.hexdigest() for group, digest in digests.items()}
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "torch": metadata.version("torch"),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 # Another Python environment
