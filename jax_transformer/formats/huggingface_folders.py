@@ -72,7 +72,7 @@ class HuggingFaceFolder(Format):
             lambda: huggingface_state.complete(scanned, config),
             config,
             weights=opened.weights.name,
-            files=tuple(opened.files),
+            files=opened.files,
             extra_files={name: path / name for name in opened.extra_names},
             dropped=(*dropped, *itertools.starmap(Note, opened.others)),
             derived=completed_notes(complete, stored, config),

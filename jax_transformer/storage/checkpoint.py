@@ -161,11 +161,6 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
     return Checkpoint(path, step, about, tensors, identity, stored)
 
 
-def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
-    """Return ``open(folder, step).load(like, partial=partial)``."""
-    return open(folder, step).load(like, partial=partial)
-
-
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, ascending."""
     existing = []
@@ -291,7 +286,9 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged (its SHA-256 is not the one that it ends with)")
     if content.get("step") != step:
         raise CheckpointError(f"{path}: is of step {content.get('step')}, not {step}")
-    if run_files.is_foreign(folder / str(step), content):
+    here = run_files.about_run(path.parent) if "run" in content else {}
+    recorded = {"run": content.get("run"), "folder": content.get("folder", here.get("folder"))}
+    if here and recorded != here:  # also an average in the place of a checkpoint
         raise CheckpointError(
             f"{path}: is of another run (its {run_files.DATA} is not the one in "
             f"{run_files.SHA256SUMS}) or of another folder"
@@ -319,7 +316,8 @@ def problems(folder: Path, step: int) -> list[str]:
     """
     path = folder / str(step)
     try:
-        named = [*_damage(path, _files(path), read_manifest(folder, step)["sha256"])]
+        expected = read_manifest(folder, step)["sha256"]
+        named = [*_damage(path, _files(path), expected)]
     except CheckpointError as error:
         named = [str(error)]
     return named if step in steps(folder) else []

@@ -62,20 +62,15 @@ class Folder:
     """config.json."""
     weights: Path
     """The file of weights, or the index of several."""
+    files: tuple[Path, ...]
+    """The index, if there is one, and the files that hold the weights."""
     extra_names: tuple[str, ...]
     """Names of the files that are copied with the weights, unchanged."""
     others: tuple[tuple[str, str], ...]
     """The other files and folders, and why each is left out of a conversion."""
 
     @property
-    def files(self) -> list[Path]:
-        """The index, if there is one, and the files that hold the weights."""
-        if not self.weights.name.endswith(INDEX):
-            return [self.weights]
-        return [self.weights, *untrusted.shards(self.weights)]
-
-    @property
-    def shards(self) -> list[Path]:
+    def shards(self) -> tuple[Path, ...]:
         """The files that hold the weights."""
         return self.files[1:] or self.files
 
@@ -102,16 +97,15 @@ def find(path: str | Path) -> Folder:
         hint = f"; {', '.join(others)} cannot be read: get the PyTorch weights of this model"
         reason = f"there is none of {', '.join(WEIGHTS)}{hint if others else ''}"
         raise InputError(f"{path}: holds no weights: {reason}")
-    used, extra_names, left_out = {weights.name}, [], []
-    for shard in untrusted.shards(weights) if weights.name.endswith(INDEX) else ():
-        used.add(shard.name)
+    shards = untrusted.shards(weights) if weights.name.endswith(INDEX) else []
+    files, extra_names, left_out = (weights, *shards), [], []
     for name in EXTRA_FILES:
         if (path / name).is_file():
             extra_names.append(name)
     for entry in sorted(path.iterdir()):
-        if entry.name not in used and entry.name not in extra_names:
+        if entry not in files and entry.name not in extra_names:
             left_out.append((entry.name, _why(entry, weights.name)))
-    return Folder(path, data, weights, tuple(extra_names), tuple(left_out))
+    return Folder(path, data, weights, files, tuple(extra_names), tuple(left_out))
 
 
 def _why(path: Path, chosen: str) -> str:

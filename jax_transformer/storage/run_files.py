@@ -133,14 +133,3 @@ def about(path: Path) -> dict[str, Any]:
     content = metrics.read_bytes() if metrics.exists() else b""
     covered = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {**about_run(path), "metrics": covered}
-
-
-def is_foreign(path: Path, about: Mapping[str, Any]) -> bool:
-    """Return True if the checkpoint ``path`` with this manifest was saved in another run, or is an
-    average in the place of a checkpoint.
-    """
-    if "run" not in about:
-        return False
-    here = about_run(path)
-    recorded = {"run": about["run"], "folder": about.get("folder", here.get("folder"))}
-    return bool(here) and recorded != here

@@ -89,7 +89,7 @@ def largest(path: Path, pattern: str) -> Path:
 
 def refusal(folder: Path, target=None, **options) -> str:
     with pytest.raises(errors.CheckpointError) as caught:
-        checkpoint.load(folder, 7, like(state()) if target is None else target, **options)
+        checkpoint.open(folder, 7).load(like(state()) if target is None else target, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -120,7 +120,7 @@ def test_a_tree_that_orbax_did_not_write_is_refused(tmp_path):
 
 
 def test_every_dtype_round_trips_bit_for_bit(saved):
-    loaded = checkpoint.load(saved, 7, like(state()))
+    loaded = checkpoint.open(saved, 7).load(like(state()))
     assert bits(loaded) == bits(state())
     assert bits(loaded) != bits(state(seed=1))
     assert isinstance(loaded, State)
@@ -132,7 +132,7 @@ def test_every_dtype_round_trips_bit_for_bit(saved):
 def test_relative_folders_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("runs/here"), 7)
-    assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
+    assert bits(checkpoint.open(Path("runs/here"), 7).load(like(state()))) == bits(state())
     actual = checkpoint.open(Path("runs/here"), 7).tensors
     assert actual == checkpoint.open(tmp_path / "runs/here", 7).tensors
 
@@ -143,13 +143,13 @@ def test_prune_removes_only_the_other_steps(tmp_path):
     saving.prune(tmp_path, [20, 100, 300])
     assert checkpoint.steps(tmp_path) == [20, 100]
     assert sorted(os.listdir(tmp_path)) == ["100", "20"]
-    assert bits(checkpoint.load(tmp_path, 20, like(state()))) == bits(state(seed=20))
+    assert bits(checkpoint.open(tmp_path, 20).load(like(state()))) == bits(state(seed=20))
 
 
 def test_a_step_saved_again_is_replaced(tmp_path):
     save(tmp_path, 7)
     save(tmp_path, 7, state(seed=1))
-    assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state(seed=1))
+    assert bits(checkpoint.open(tmp_path, 7).load(like(state()))) == bits(state(seed=1))
     assert os.listdir(tmp_path) == ["7"]
 
 
@@ -168,7 +168,7 @@ def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path):
     os.rename(tmp_path / "7", tmp_path / ".writing-7.replaced")
     saving.remove_unfinished(tmp_path)
     assert os.listdir(tmp_path) == ["7"]
-    assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
+    assert bits(checkpoint.open(tmp_path, 7).load(like(state()))) == bits(state())
 
 
 @pytest.mark.parametrize("where", ["sha256", "sync", "orbax"])
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_only_the_earlier_checkpoint(tmp_path, monkeypatch, w
         save(tmp_path, 8)
     assert str(tmp_path / "8") in str(caught.value) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["7"]
-    assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
+    assert bits(checkpoint.open(tmp_path, 7).load(like(state()))) == bits(state())
 
 
 FAILING = """
@@ -389,12 +389,12 @@ def test_an_extra_or_missing_array_is_refused_by_name(saved):
 
 
 def test_a_group_of_arrays_can_be_loaded(saved):
-    loaded = checkpoint.load(
-        saved, 7, {"params": {"scale": like(state()).params["scale"]}}, partial=True
+    loaded = checkpoint.open(saved, 7).load(
+        {"params": {"scale": like(state()).params["scale"]}}, partial=True
     )
     assert bits(loaded) == bits({"params": {"scale": state().params["scale"]}})
     with pytest.raises(errors.CheckpointError):
-        checkpoint.load(saved, 7, {"params": {"scale": like(state()).params["scale"]}})
+        checkpoint.open(saved, 7).load({"params": {"scale": like(state()).params["scale"]}})
 
 
 def test_a_missing_group_is_refused_by_name(saved):

@@ -51,7 +51,7 @@ class Loop:
         began = self.folder.last_step() or 0
         state = TrainState(jnp.int32(0), {"weight": jnp.zeros(1, jnp.float32)}, {}, (), {})
         if began:
-            state = checkpoint.load(self.folder.checkpoints, began, state)
+            state = checkpoint.open(self.folder.checkpoints, began).load(state)
         run = training_run.Run(
             TrainOptions(**options), self.corpus, self.folder, Devices.take(1), self.stop, began
         )
