@@ -13,7 +13,7 @@ from typing import Any
 
 from jax_transformer.config import Branch, Mask, Part, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError
-from jax_transformer.weights.rules import Table
+from jax_transformer.weights.rules import Alias, Rule, Table, linear
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a twin's class."""
@@ -99,6 +99,14 @@ def decoder(
     )
 
 
+def output(torch: str, tied: str, config: TransformerConfig) -> Table:
+    """Return the rules of an output layer; its weight may be that of the tensor ``tied``."""
+    if not config.tying.tied_output:
+        return linear(torch, "output", bias=config.output_bias)
+    bias: Table = [Rule(f"{torch}.bias", ("output_bias",))] if config.output_bias else []
+    return [Alias(f"{torch}.weight", tied), *bias]
+
+
 # The arguments of a twin are derived from the configuration, so that the two cannot drift. Each of
 # these checks raises ConfigError that names every field to which the twin cannot be set.
 
@@ -169,11 +177,11 @@ def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[
         d_model=config.d_model, num_heads=config.num_heads, dropout=config.dropout
     )
     ours, theirs = _leaves(config), _leaves(same_sizes)
-    return [
-        f"{name}={ours[name]}: {twin_of(config)} has only {theirs[name]}"
-        for name in ours
-        if name not in _TAKEN_BY_ALL | set(free) and ours[name] != theirs[name]
-    ]
+    differences = []
+    for name in ours:
+        if name not in _TAKEN_BY_ALL | set(free) and ours[name] != theirs[name]:
+            differences.append(f"{name}={ours[name]}: {twin_of(config)} has only {theirs[name]}")
+    return differences
 
 
 def _leaves(config: TransformerConfig) -> dict[str, Any]:

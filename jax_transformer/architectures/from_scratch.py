@@ -80,13 +80,6 @@ def _positions(name: str, stack: StackConfig) -> Table:
     )
 
 
-def _output(config: TransformerConfig) -> Table:
-    if config.tying is Tying.NONE:
-        return linear("decoder.fc_out", "output", bias=config.output_bias)
-    bias: Table = [Rule("decoder.fc_out.bias", ("output_bias",))] if config.output_bias else []
-    return [Alias("decoder.fc_out.weight", "decoder.word_embedding.weight"), *bias]
-
-
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``."""
     tied: Table = [Alias("encoder.word_embedding.weight", "decoder.word_embedding.weight")]
@@ -108,7 +101,7 @@ def weight_table(config: TransformerConfig) -> Table:
             config.decoder.layers,
             _decoder_block("decoder.layers.{i}", "decoder.blocks.{i}", config),
         ),
-        *_output(config),
+        *base.output("decoder.fc_out", "decoder.word_embedding.weight", config),
     ]
 
 

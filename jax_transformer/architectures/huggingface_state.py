@@ -84,8 +84,8 @@ def why_completed(name: str, config: TransformerConfig) -> str:
         return "is computed: sines and cosines"
     for copies in _tied_names(config):
         if name in copies:
-            others = " or ".join(other for other in copies if other != name)
-            return f"repeats {others}, with which the model ties it"
+            copies.remove(name)
+            return f"repeats {' or '.join(copies)}, with which the model ties it"
     bare = name.removeprefix(huggingface.family_of(config).prefix)
     return f"is {bare} in the file, which holds the model without its output layer"
 

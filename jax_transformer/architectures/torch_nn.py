@@ -56,7 +56,11 @@ def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
     return [*repeat(stack.layers, layer), *final]
 
 
-def _positions(config: TransformerConfig) -> Table:
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for a model of ``config``."""
+    source = embedding("src_emb", "source_embedding")
+    if config.tying is Tying.ALL:
+        source = [Alias("src_emb.weight", "tgt_emb.weight")]
     stored: list[str] = []
     learned: Table = []
     for name, own in (("encoder", "src_pos"), ("decoder", "tgt_pos")):
@@ -66,26 +70,14 @@ def _positions(config: TransformerConfig) -> Table:
         elif kind is Positions.LEARNED:
             learned.append(Rule(f"{own}.weight", (table,)))
     shared: Table = [Rule("pos_enc.pe", tuple(stored), Each.SQUEEZE_1, Several.COPY)]
-    return [*(shared if stored else []), *learned]
-
-
-def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for a model of ``config``."""
-    source = embedding("src_emb", "source_embedding")
-    if config.tying is Tying.ALL:
-        source = [Alias("src_emb.weight", "tgt_emb.weight")]
-    if config.tying is Tying.NONE:
-        output = linear("linear", "output", bias=config.output_bias)
-    else:
-        output = [Alias("linear.weight", "tgt_emb.weight")]
-        output += [Rule("linear.bias", ("output_bias",))] if config.output_bias else []
     return [
         *embedding("tgt_emb", "target_embedding"),
         *source,
-        *_positions(config),
+        *(shared if stored else []),
+        *learned,
         *_stack("encoder", config.encoder, bias=config.bias),
         *_stack("decoder", config.decoder, bias=config.bias),
-        *output,
+        *base.output("linear", "tgt_emb.weight", config),
     ]
 
 

@@ -41,10 +41,11 @@ def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
     Tied parameters stay tied, and the module takes the arrays' dtypes. Raises InputError that names
     everything missing, unexpected and mis-shaped.
     """
-    tensors = {name: to_tensor(array) for name, array in state.items()}
-    for name, parameter in module.state_dict(keep_vars=True).items():
-        if name in tensors:
-            parameter.data = parameter.data.to(tensors[name].dtype)
+    tensors, parameters = {}, module.state_dict(keep_vars=True)
+    for name, array in state.items():
+        tensors[name] = to_tensor(array)
+        if name in parameters:
+            parameters[name].data = parameters[name].data.to(tensors[name].dtype)
     try:
         module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
@@ -79,7 +80,7 @@ def outputs(
     Returns:
         ``logits``, the result of the call, and the output of each of ``parts``.
     """
-    fill(module, {name: array.astype(np.float64) for name, array in state.items()}).double().eval()
+    fill(module, state).double().eval()
     results: dict[str, np.ndarray] = {}
     for key, name in parts.items():
 
