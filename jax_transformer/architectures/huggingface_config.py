@@ -166,13 +166,11 @@ def to_config(
     if family.tensors_decide_tie(False):
         before = replace(before, tying=config.tying)  # not the attribute, but the tensors decide
     old, new = _attributes(family, before), _attributes(family, config)
-    changed = {name for name in new if new[name] != old.get(name)}
-    names = {name: family.aliases.get(name, name) for name in original}
-    unchanged = {
-        name: new[names[name]] if names[name] in changed else value
-        for name, value in original.items()
-    }
-    return unchanged | {name: new[name] for name in sorted(changed)}
+    changed = {name: new[name] for name in sorted(new) if new[name] != old.get(name)}
+    attributes = dict(original)
+    for name in original:
+        attributes[name] = changed.get(family.aliases.get(name, name), original[name])
+    return attributes | changed
 
 
 def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[str, Any]:

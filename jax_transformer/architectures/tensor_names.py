@@ -42,38 +42,36 @@ class NameChanges:
         Raises ConfigError for a pattern or an old name that no name fits, InputError for names that
         do not begin with the prefix, or that become equal.
         """
-        forms = {name: (name.removeprefix(self.strip_prefix), name) for name in names}
-        ignored = {
-            pattern: {
-                name
-                for name, both in forms.items()
-                if any(fnmatchcase(form, pattern) for form in both)
-            }
-            for pattern in self.ignore
-        }
-        left = [name for name in names if not any(name in matched for matched in ignored.values())]
-        uses = {
-            name: next(
-                ((old, form) for old in self.rename for form in forms[name] if _begins(form, old)),
-                None,
-            )
-            for name in left
-        }
-        unused = [f"--ignore {pattern}" for pattern, matched in ignored.items() if not matched]
-        unused += [
-            f"--rename {old}={new}"
-            for old, new in self.rename.items()
-            if not any(use and use[0] == old for use in uses.values())
-        ]
+        changed: dict[str, str] = {}
+        fitting: set[str] = set()
+        unchanged = []
+        for name in names:
+            forms = (name.removeprefix(self.strip_prefix), name)
+            ignoring = [p for p in self.ignore if any(fnmatchcase(form, p) for form in forms)]
+            fitting.update(f"--ignore {pattern}" for pattern in ignoring)
+            if ignoring:
+                continue
+            uses = ((old, form) for old in self.rename for form in forms if _begins(form, old))
+            use = next(uses, None)
+            if use is None:
+                changed[name] = forms[0]
+                unchanged.append(name)
+            else:
+                old, form = use
+                changed[name] = self.rename[old] + form[len(old) :]
+                fitting.add(f"--rename {old}={self.rename[old]}")
+        unused = [f"--ignore {pattern}" for pattern in self.ignore]
+        unused += [f"--rename {old}={new}" for old, new in self.rename.items()]
+        unused = [flag for flag in unused if flag not in fitting]
         if unused:
             close = nearest(unused[0].split(" ", 1)[1].partition("=")[0], list(names))
             raise ConfigError(f"{', '.join(unused)}: no name of the file fits{close}")
-        if self.prefix_required:
-            self._check_prefix([name for name in left if uses[name] is None], len(names))
-        changed = {
-            name: self.rename[use[0]] + use[1][len(use[0]) :] if use else forms[name][0]
-            for name, use in uses.items()
-        }
+        others = [name for name in unchanged if not name.startswith(self.strip_prefix)]
+        if others and self.prefix_required:
+            raise InputError(
+                f"--strip-prefix {self.strip_prefix}: {len(others)} of {len(names)} names do not"
+                f" begin with it, first {others[0]}"
+            )
         _check_distinct(changed)
         return changed
 
@@ -84,14 +82,6 @@ class NameChanges:
             pattern for pattern in self.ignore if any(fnmatchcase(form, pattern) for form in forms)
         )
         return f"fits --ignore {pattern}"
-
-    def _check_prefix(self, names: Collection[str], count: int) -> None:
-        others = [name for name in names if not name.startswith(self.strip_prefix)]
-        if others:
-            raise InputError(
-                f"--strip-prefix {self.strip_prefix}: {len(others)} of {count} names do not begin "
-                f"with it, first {others[0]}"
-            )
 
 
 def common_prefix(names: Iterable[str], expected: Collection[str]) -> str:

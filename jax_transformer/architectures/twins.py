@@ -182,7 +182,18 @@ def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig)
             f"the PyTorch twin of architecture {family.name!r} is transformers' own:"
             " pip install transformers"
         )
-    _check_rates(family, config)
+    wrong = []
+    for name in family.shared_rates():
+        if getattr(config, name) != config.dropout:
+            wrong.append(f"{name}={getattr(config, name)}")
+    for name in ("encoder", "decoder"):
+        if getattr(config, name).attention_dropout is not None:
+            wrong.append(f"{name}.attention_dropout")
+    if wrong:
+        raise ConfigError(
+            f"{', '.join(wrong)}: the PyTorch twin of architecture {config.architecture!r} has one"
+            f" rate, dropout={config.dropout}"
+        )
     attributes = huggingface_config.to_config(config)
     del attributes["architectures"]
     frozen, counted = [], {}
@@ -204,21 +215,6 @@ def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig)
         "frozen_positions": frozen,
         "counted_positions": counted,
     }
-
-
-def _check_rates(family: HuggingFaceFamily, config: TransformerConfig) -> None:
-    wrong = []
-    for name in family.shared_rates():
-        if getattr(config, name) != config.dropout:
-            wrong.append(f"{name}={getattr(config, name)}")
-    for name in ("encoder", "decoder"):
-        if getattr(config, name).attention_dropout is not None:
-            wrong.append(f"{name}.attention_dropout")
-    if wrong:
-        raise ConfigError(
-            f"{', '.join(wrong)}: the PyTorch twin of architecture {config.architecture!r} has one"
-            f" rate, dropout={config.dropout}"
-        )
 
 
 # Weights as functions over ``{name: array}``

@@ -262,25 +262,24 @@ def within(table: Table, prefix: str) -> Table:
 
     Raises ConfigError if a rule has the prefix on one side only.
     """
-    names = {
-        rule: (rule.torch, *(rule.flax if isinstance(rule, Rule) else (rule.of,))) for rule in table
-    }
-    crossing = [
-        rule.torch for rule in table if len({name.startswith(prefix) for name in names[rule]}) > 1
-    ]
+    cut, crossing = len(prefix), []
+    inner: Table = []
+    for rule in table:
+        ours = rule.flax if isinstance(rule, Rule) else (rule.of,)
+        inside = {name.startswith(prefix) for name in (rule.torch, *ours)}
+        if len(inside) > 1:
+            crossing.append(rule.torch)
+        elif True in inside and isinstance(rule, Rule):
+            flax = tuple(name[cut:] for name in ours)
+            inner.append(replace(rule, torch=rule.torch[cut:], flax=flax))
+        elif True in inside:
+            inner.append(Alias(rule.torch[cut:], ours[0][cut:]))
     if crossing:
         raise ConfigError(
             f"{prefix.rstrip('.')} does not stand by itself in this architecture:"
             f" {', '.join(crossing)}"
         )
-    cut = len(prefix)
-    return [
-        replace(rule, torch=rule.torch[cut:], flax=tuple(name[cut:] for name in rule.flax))
-        if isinstance(rule, Rule)
-        else Alias(rule.torch[cut:], rule.of[cut:])
-        for rule in table
-        if rule.torch.startswith(prefix)
-    ]
+    return inner
 
 
 def torch_shapes(table: Table, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -52,12 +52,11 @@ class _Named:
     storage: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Function:
-    """The function that is called for a name, with the file's tuple of arguments."""
+    """A function that a file may call, by its name."""
 
     name: str
-    build: "Callable[[Unpickler, str, tuple[Any, ...]], Any]"
 
 
 class _Attributes(dict):
@@ -251,7 +250,8 @@ class Unpickler:
             raise self._refused("a call of something that is not a function")
         if type(arguments) is not tuple:
             raise self._refused(f"a call of {function.name} without a tuple of arguments")
-        self._stack.append(function.build(self, function.name, arguments))
+        build = self._tensor if function.name in _TENSORS else self._plain_value
+        self._stack.append(build(function.name, arguments))
 
     def _new_object(self) -> None:
         kind, arguments = self._pop(2)
@@ -296,21 +296,18 @@ class Unpickler:
 
     def _tensor(self, name: str, arguments: tuple[Any, ...]) -> TensorView:
         """Rebuild from (storage, offset, shape, stride, requires_grad, hooks, metadata), the last
-        three of which may be left out.
+        three of which may be left out. In version 3 a dtype follows the hooks.
         """
-        storage, *place = arguments or (None,)
-        if not isinstance(storage, Storage) or storage.untyped:
-            raise self._refused("a tensor without a storage of its own dtype")
-        return self._view(storage, storage.dtype, place)
-
-    def _tensor_of_dtype(self, name: str, arguments: tuple[Any, ...]) -> TensorView:
-        """Rebuild from (storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the
-        last of which may be left out.
-        """
+        has_dtype = name == _TENSORS[-1]
         match arguments:
-            case (Storage(untyped=True), _, _, _, _, _, _Named(storage=False) as named, *_):
+            case (Storage(untyped=False) as storage, *place) if not has_dtype:
+                return self._view(storage, storage.dtype, place)
+            case (Storage(untyped=True), _, _, _, _, _, _Named(storage=False) as named, *_) if (
+                has_dtype
+            ):
                 return self._view(arguments[0], named.dtype, [*arguments[1:6], *arguments[7:]])
-        raise self._refused("a tensor without an untyped storage and a dtype")
+        kind = "an untyped storage and a dtype" if has_dtype else "a storage of its own dtype"
+        raise self._refused(f"a tensor without {kind}")
 
     def _view(self, storage: Storage, dtype: np.dtype, arguments: list[Any]) -> TensorView:
         if len(arguments) < 3:
@@ -439,18 +436,13 @@ _PLAIN_CALLS = {
     "builtins.complex": "a complex number of other parts",
 }
 """The names that are called for plain values, and why a call is refused."""
-_FUNCTIONS = {
-    "torch._utils._rebuild_tensor": Unpickler._tensor,
-    "torch._utils._rebuild_tensor_v2": Unpickler._tensor,
-    "torch._utils._rebuild_tensor_v3": Unpickler._tensor_of_dtype,
-    **dict.fromkeys(_PLAIN_CALLS, Unpickler._plain_value),
-}
+_TENSORS = [f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3")]
 _NAMES: dict[str, Any] = {
     "argparse.Namespace": _NAMESPACE,
     UNTYPED: _Named(UNTYPED, tensors.DTYPES["uint8"], storage=True),
     **{f"torch.{name}": _Named(f"torch.{name}", dtype) for name, dtype in tensors.DTYPES.items()},
     **{f"torch.{name}": _Named(f"torch.{name}", of, storage=True) for name, of in STORAGES.items()},
-    **{name: _Function(name, build) for name, build in _FUNCTIONS.items()},
+    **{name: _Function(name) for name in (*_TENSORS, *_PLAIN_CALLS)},
 }
 """The names that a file may use: values, and functions."""
 
