@@ -151,6 +151,7 @@ CASES = {
         "fsmt",
         _FSMT | {"tgt_vocab_size": 41, "tie_word_embeddings": True, "scale_embedding": False},
     ),
+    "mvp": Case("mvp", _SIZES | {"scale_embedding": True}),
     "whisper": Case("whisper", _SOUND),
     "whisper square": Case("whisper", _SOUND | _SQUARE_SOUND),
     "t5": Case("t5", _T5_SIZES),
@@ -178,7 +179,7 @@ CASES = {
 }
 
 
-REPEATED = ("plbart", "fsmt tied", "longt5", "longt5 square", "whisper square")
+REPEATED = ("plbart", "mvp", "fsmt tied", "longt5", "longt5 square", "whisper square")
 """Cases made of the same parts as others; their tests are slow."""
 PARAMETERS = [quick_if(name not in REPEATED, name) for name in CASES]
 

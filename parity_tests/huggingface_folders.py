@@ -55,6 +55,7 @@ class FolderCase:
 FOLDERS = {
     "marian": FolderCase("marian", tokenizer_models.marian),
     "bart": FolderCase("bart", tokenizer_models.bart),
+    "mvp": FolderCase("mvp", tokenizer_models.bart),
     "blenderbot": FolderCase("blenderbot", tokenizer_models.blenderbot),
     "blenderbot-small": FolderCase("blenderbot-small", tokenizer_models.blenderbot_small),
     "t5": FolderCase("t5", tokenizer_models.t5),

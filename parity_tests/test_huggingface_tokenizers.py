@@ -202,6 +202,7 @@ CASES = {
     "pegasus": (models.pegasus, "Pegasus", ()),
     "bart": (models.bart, "Bart", ()),
     "bart, a space before": (_published_bart, "Bart", ()),
+    "mvp": (models.bart, "Mvp", ()),
     "blenderbot": (models.blenderbot, "Blenderbot", ()),
     "blenderbot, two files": (models.blenderbot_files, "Blenderbot", ()),
     "blenderbot-small": (models.blenderbot_small, "BlenderbotSmall", ()),
