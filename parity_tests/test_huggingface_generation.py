@@ -26,7 +26,7 @@ from transformers.generation import utils as their_loops
 
 import jax_transformer as jt
 from jax_transformer.config import TransformerConfig
-from jax_transformer.generate import logits, scorers
+from jax_transformer.generate import beam_search, logits
 from jax_transformer.generate import transformers_config as generation
 from jax_transformer.generate.generation_config import EarlyStopping, GenerationConfig
 from jax_transformer.generate.prepare import Inputs, StaticArgs
@@ -398,9 +398,9 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
 def test_another_count_of_the_length_is_detected(loops, monkeypatch):
     """The easiest fault: the start token counted in the length that divides a score."""
     both = lively("bart")
-    divisor = scorers.AverageScorer.divisor
+    divisor = beam_search.AverageScorer.divisor
     monkeypatch.setattr(
-        scorers.AverageScorer, "divisor", lambda self, length: divisor(self, length + 1)
+        beam_search.AverageScorer, "divisor", lambda self, length: divisor(self, length + 1)
     )
     pairs = []
     for penalty, source in itertools.product((1.0, 3.0, -3.0), sources(both.config, 2)):

@@ -12,9 +12,9 @@ import transformers
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from jax_transformer.architectures import huggingface, m2m_100, mbart, plbart
-from jax_transformer.data import huggingface_tokenizer, word_bpe
+from jax_transformer.data import huggingface_tokenizer, piece_vocabulary
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from jax_transformer.data.word_bpe import WordBpe
+from jax_transformer.data.piece_vocabulary import WordBpe
 from parity_tests import tokenizer_models as models
 
 LINES = {
@@ -408,5 +408,5 @@ def test_pieces_and_text_are_those_of_transformers(tmp_path):
 
 def test_white_space_is_that_of_the_regex_library():
     every = "x".join(chr(code) * 2 for code in range(0x110000))
-    ours, theirs = word_bpe._SPACES.findall(every), regex.findall(r"\s{2,}", every)
+    ours, theirs = piece_vocabulary._SPACES.findall(every), regex.findall(r"\s{2,}", every)
     assert ours == theirs and len(theirs) > 20

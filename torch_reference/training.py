@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding, parallel_text
+from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.options import TooLong
-from jax_transformer.data.run_tokenizer import load_tokenizer
 from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus

@@ -9,7 +9,7 @@ from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import Precision, SearchOptions
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
-from jax_transformer.data import pair_files
+from jax_transformer.data import parallel_text
 from jax_transformer.errors import ConfigError
 from jax_transformer.inference.engines import Engine
 
@@ -68,8 +68,8 @@ class EvaluateOptions:
         lines = (self.source is not None, self.target is not None)
         if any(lines) if self.pairs is not None else not all(lines):
             raise ConfigError("evaluate needs either --source and --target, or --pairs")
-        if self.pairs is not None and pair_files.suffix(self.pairs) is None:
-            known = ", ".join(pair_files.SUFFIXES)
+        if self.pairs is not None and parallel_text.suffix(self.pairs) is None:
+            known = ", ".join(parallel_text.SUFFIXES)
             raise ConfigError(
                 f"--pairs {self.pairs}: must end with one of {known}, or with .gz after"
             )

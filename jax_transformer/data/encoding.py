@@ -1,4 +1,5 @@
-"""Text to ids: a corpus encoded once; pairs that are too long are dropped or cut, and counted.
+"""Text to ids: the tokenizer that options name or a run folder holds; a corpus encoded once; pairs
+that are too long are dropped or cut, and counted.
 
 Axes: n all pairs. The length of a side counts the special tokens around it, of which our own
 tokenizers have one, the end.
@@ -7,6 +8,7 @@ tokenizers have one, the end.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +19,18 @@ from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.storage.huggingface_folder import IN_RUN
+from jax_transformer.storage.run_files import SHARED_FILE, SIDE_FILES
 
 Vocabulary = Tokenizer | TokenizerPair
 # Pairs encoded at a time: bounds the memory of ids as Python integers.
 CHUNK = 10_000
+_VOCABULARIES = [
+    f"{IN_RUN}/{name}"
+    for name in "tokenizer.json source.spm spiece.model sentencepiece.bpe.model vocab.json "
+    "vocab-src.json".split()
+]
+"""The files of a Hugging Face tokenizer in a run folder, of which it has at least one."""
 
 
 class SpecialIds(NamedTuple):
@@ -86,6 +96,52 @@ def named_tokenizer(options: DataOptions) -> Vocabulary | None:
         if options.target_tokenizer is None
         else TokenizerPair(first, Tokenizer.load(options.target_tokenizer))
     )
+
+
+def has_tokenizer(path: str | Path) -> bool:
+    """Return True if a run folder holds a tokenizer, or at least one of two."""
+    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES, *_VOCABULARIES))
+
+
+def load_tokenizer(path: str | Path) -> Vocabulary:
+    """Return the tokenizer that a run folder holds, or its two.
+
+    Raises InputError that names a missing file.
+    """
+    folder = Path(path)
+    sides = [name for name in SIDE_FILES if (folder / name).exists()]
+    if (folder / SHARED_FILE).exists():
+        if sides:
+            raise errors.InputError(
+                f"{folder}: holds {SHARED_FILE} and {sides[0]}; both sides share a vocabulary or"
+                " each has its own"
+            )
+        return Tokenizer.load(folder / SHARED_FILE)
+    if sides:
+        return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
+    if has_tokenizer(folder):
+        from jax_transformer.data import huggingface_tokenizer
+
+        return huggingface_tokenizer.load_from_run(folder)
+    raise errors.InputError(
+        f"{folder / SHARED_FILE}: missing (a run converted from bare weights has none until its"
+        " tokenizer is copied there)"
+    )
+
+
+def save_tokenizer(tokenizer: Vocabulary, path: str | Path) -> None:
+    """Write the files that :func:`load_tokenizer` reads."""
+    folder = Path(path)
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder / SHARED_FILE)
+    elif type(tokenizer) is TokenizerPair:
+        for side, name in zip((tokenizer.source, tokenizer.target), SIDE_FILES, strict=True):
+            side.save(folder / name)
+    else:
+        from jax_transformer.data import huggingface_tokenizer
+
+        assert isinstance(tokenizer, huggingface_tokenizer.HuggingFaceTokenizer)
+        huggingface_tokenizer.save_in_run(tokenizer, folder)
 
 
 def limits(options: DataOptions, config: TransformerConfig) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
-from jax_transformer.data import pair_files
+from jax_transformer.data import parallel_text
 from jax_transformer.errors import ConfigError, counted
 
 
@@ -204,13 +204,13 @@ class DataOptions:
             if not 0 < weight < math.inf:
                 raise ConfigError(f"data.train_weights: {weight} must be above 0")
         for path in (*self.train, *self.valid):
-            if pair_files.suffix(path) is None:
+            if parallel_text.suffix(path) is None:
                 raise ConfigError(
                     f"{path}: a file of pairs ends in .tsv or .jsonl, or in one of them and .gz"
                 )
 
     def _check_all_used(self) -> None:
-        suffixes = set(map(pair_files.suffix, (*self.train, *self.valid)))
+        suffixes = set(map(parallel_text.suffix, (*self.train, *self.valid)))
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if value == field.default or self.kind is DataSource.DATASET:

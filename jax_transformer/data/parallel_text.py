@@ -1,12 +1,14 @@
-"""Parallel text: sentences with their translations, as two files where line n of one translates
-line n of the other.
+"""Parallel text: sentences with their translations.
 
-The rules for all text are here too: line ends, pairs that are dropped, and refusals.
+They are two files where line n of one translates line n of the other, files of pairs (``.tsv``:
+source, tab, target; ``.jsonl``: an object per line), or a Hugging Face data set, of the hub or in a
+local folder. The rules for all text are here too: line ends, pairs that are dropped, and refusals.
 """
 
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import zlib
@@ -17,6 +19,8 @@ from typing import Any
 
 from jax_transformer import errors
 
+SUFFIXES = (".tsv", ".jsonl")
+"""Of files of pairs, with or without ``.gz``."""
 GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20  # bytes to read at a time, if there are as many
@@ -128,6 +132,130 @@ def paired(
             "line n of one must translate line n of the other"
         )
     return checked(list(zip(sources, targets, strict=True)), f"{source_path} and {target_path}")
+
+
+def suffix(path: str) -> str | None:
+    """Return the suffix of a path among SUFFIXES, with or without ``.gz``; None if it has
+    another.
+    """
+    name = path.lower().removesuffix(".gz")
+    return next((known for known in SUFFIXES if name.endswith(known)), None)
+
+
+def read_pair_file(path: str, source_field: str, target_field: str) -> Pairs:
+    """Return the pairs of a file without those with an empty side, see
+    :func:`read_pair_lines`."""
+    return checked(read_pair_lines(path, source_field, target_field), path)
+
+
+def read_pair_lines(path: str, source_field: str, target_field: str) -> list[tuple[str, str]]:
+    """Return a pair for each line of a file; the fields are a ``.jsonl`` object's.
+
+    A blank line is a pair with two empty sides.
+
+    Raises InputError that names file and line.
+    """
+    is_table = suffix(path) == ".tsv"
+    pairs = []
+    for number, line in enumerate(read_lines(path), 1):
+        where = f"{path}: line {number}"
+        if not line.strip(" "):
+            pairs.append(("", ""))
+        elif is_table:
+            columns = line.split("\t")
+            if len(columns) != 2:
+                raise errors.InputError(
+                    f"{where} has {len(columns) - 1} tabs; one must stand between source and target"
+                )
+            pairs.append((columns[0], columns[1]))
+        else:
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise errors.InputError(f"{where} is not JSON: {error}") from None
+            pairs.append((field(value, source_field, where), field(value, target_field, where)))
+    return pairs
+
+
+def field(value: Any, name: str, where: str) -> str:
+    """Return the text of a dotted field in nested objects.
+
+    Raises InputError that begins with ``where`` if there is no text.
+    """
+    inside = value
+    for depth, key in enumerate(name.split("."), 1):
+        so_far = ".".join(name.split(".")[:depth])
+        if not isinstance(inside, dict):
+            raise errors.InputError(
+                f"{where} has no {so_far!r}: expected an object, not {_kind(inside)}"
+            )
+        if key not in inside:
+            known = list(map(str, inside))
+            raise errors.InputError(
+                f"{where} has no {so_far!r}{errors.nearest(key, known)}; known: {', '.join(known)}"
+            )
+        inside = inside[key]
+    if not isinstance(inside, str):
+        raise errors.InputError(f"{where}: {name!r} is {_kind(inside)}, not text")
+    try:
+        inside.encode()
+    except UnicodeEncodeError:  # JSON can write it, as "\\ud83d"
+        raise errors.InputError(
+            f"{where}: {name!r} has half of a surrogate pair, which is not a character"
+        ) from None
+    return inside
+
+
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+}
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def read_dataset(
+    name: str, config: str | None, split: str, source_field: str, target_field: str
+) -> Pairs:
+    """Return the pairs of a split of a Hugging Face data set.
+
+    Raises ConfigError without the library, InputError that names the data set and the row.
+    """
+    where = f"data set {name}, split {split}"
+    try:
+        import datasets
+    except ImportError:
+        raise errors.ConfigError(
+            "data.dataset needs Hugging Face datasets: pip install 'jax-seq2seq[hub]'"
+        ) from None
+    try:
+        rows: Any = datasets.load_dataset(name, config, split=split)
+    # The library's own classes, network errors, and what its readers raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise errors.InputError(f"{where}: {reason}") from error
+    columns = list(dict.fromkeys(field.partition(".")[0] for field in (source_field, target_field)))
+    for column in columns:
+        if column not in rows.column_names:
+            known = list(rows.column_names)
+            raise errors.InputError(
+                f"{where}: no column {column!r}{errors.nearest(column, known)}; "
+                f"known: {', '.join(known)}"
+            )
+    pairs = []
+    for number, row in enumerate(rows.select_columns(columns), 1):
+        at = f"{where}: row {number}"
+        pairs.append((field(row, source_field, at), field(row, target_field, at)))
+    if not pairs:
+        raise errors.InputError(f"{where}: the split is empty")
+    return checked(pairs, where)
 
 
 def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:

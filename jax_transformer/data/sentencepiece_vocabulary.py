@@ -1,26 +1,117 @@
-"""SentencePiece models: read by their own library, taken apart, and rebuilt for ``tokenizers``.
+"""Vocabularies of SentencePiece models, which are read by their own library; some are taken apart
+and rebuilt for ``tokenizers``.
 
 What is rebuilt is as transformers 5.23 builds it (``convert_from_spm`` of
 ``convert_slow_tokenizer.py`` and the families' classes), so that ids are the same.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jax_transformer.architectures.tokenizer_recipe import RebuiltPieces
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, Languages, RebuiltPieces
+from jax_transformer.data import vocabulary
+from jax_transformer.data.piece_vocabulary import PieceVocabulary
 from jax_transformer.data.tokenizer import guarded
-from jax_transformer.data.tokenizer_settings import TokenizerSettings
-from jax_transformer.data.vocabulary import FastVocabulary
+from jax_transformer.data.vocabulary import FastVocabulary, TokenizerSettings, Vocabulary
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.untrusted import shown
 
 UNIGRAM, BPE = 1, 2
 """Algorithms of a model, by the numbers of its file."""
 _CONTROL, _USER_DEFINED = 3, 4
+
+
+def vocabularies(
+    contents: Mapping[str, bytes], settings: TokenizerSettings
+) -> tuple[Vocabulary, Vocabulary]:
+    """Return the source's and the target's, which are one object if they are one vocabulary."""
+    folder, recipe = settings.folder, settings.recipe
+    sampling = settings.values.get("sp_model_kwargs")
+    if sampling:
+        raise InputError(
+            f"{folder / vocabulary.FILE}: sp_model_kwargs is {shown(sampling)}; remove it"
+        )
+    names = [name for name in recipe.files if name.endswith((".spm", ".model"))]
+    models = [load(folder / name, contents[name]) for name in names]
+    if recipe.algorithm not in (Algorithm.ARRANGED_PIECES, Algorithm.REBUILT_PIECES):
+        return _with_ids(models, contents, settings)
+    path = folder / names[0]
+    pieces = take_apart(path, models[0])
+    both: Vocabulary
+    if recipe.algorithm is Algorithm.REBUILT_PIECES:
+        both = from_pieces(path, pieces, settings)
+    else:
+        both = _arranged(path, models[0], pieces.scored, settings)
+    return both, both
+
+
+def _arranged(
+    path: Path, model: Any, scored: list[tuple[str, float]], settings: TokenizerSettings
+) -> Vocabulary:
+    """Return the vocabulary whose ids are the family's order of the model's pieces and its
+    languages.
+    """
+    layout, languages = settings.recipe.pieces, settings.recipe.languages
+    assert layout is not None and languages is not None, "of every recipe with ARRANGED_PIECES"
+    codes = [languages.token.format(code) for code in _language_set(languages, settings)]
+    texts = {role: token.content for role, token in settings.special_tokens.items()}
+    arranged = layout.arrange(scored, texts, codes)
+    ids = {text: i for i, (text, _) in enumerate(arranged)}
+    # A special token that has no place is unknown, but still never cut
+    ids = dict.fromkeys(texts.values(), ids[texts["unk_token"]]) | ids
+    own = [AddedToken(code, special=True, normalized=False) for code in codes]
+    settings = replace(settings, extra_tokens=[*own, *settings.extra_tokens])
+    return _cut_by(path, ids, settings, model, model)
+
+
+def _with_ids(
+    models: list[Any], contents: Mapping[str, bytes], settings: TokenizerSettings
+) -> tuple[Vocabulary, Vocabulary]:
+    """Return vocabularies whose ids are in ``vocab.json``, with one model for both sides or one for
+    each.
+    """
+    path = settings.folder / "vocab.json"
+    ids = vocabulary.read_ids(path, contents["vocab.json"])
+    languages = settings.recipe.languages
+    if languages is not None and languages.sets:
+        codes = _language_set(languages, settings)
+        ids = {languages.token.format(code): len(ids) + i for i, code in enumerate(codes)} | ids
+    reads = models[0]
+    source = _cut_by(path, ids, settings, reads, reads)
+    if len(models) == 1:
+        return source, source
+    writes = models[1]
+    if not settings.flag("separate_vocabs"):
+        # transformers then joins the pieces of a target by the source's model
+        return source, _cut_by(path, ids, settings, writes, reads)
+    path = settings.folder / "target_vocab.json"
+    target_ids = vocabulary.read_ids(path, contents[path.name])
+    return source, _cut_by(path, target_ids, settings, writes, writes)
+
+
+def _cut_by(
+    path: Path, ids: dict[str, int], settings: TokenizerSettings, cuts: Any, joins: Any
+) -> Vocabulary:
+    """Return the vocabulary of pieces that one SentencePiece model cuts and another joins."""
+    cut = partial(cuts.encode, out_type=str)
+    return PieceVocabulary(path, ids, settings, cut, joins.decode_pieces)
+
+
+def _language_set(languages: Languages, settings: TokenizerSettings) -> list[str]:
+    """Return the codes that follow the vocabulary, of the set that the folder names."""
+    name = settings.text("language_codes") or next(iter(languages.sets))
+    if name not in languages.sets:
+        raise InputError(
+            f"{settings.folder / vocabulary.FILE}: language_codes is {shown(name)}, not"
+            f" {' or '.join(languages.sets)}"
+        )
+    return list(languages.sets[name])
 
 
 def load(path: Path, content: bytes) -> Any:

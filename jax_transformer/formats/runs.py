@@ -53,17 +53,17 @@ class CheckpointWeights(Pretrained):
 
     @property
     def has_tokenizer(self) -> bool:
-        from jax_transformer.data import run_tokenizer
+        from jax_transformer.data import encoding
 
-        return self.run is not None and run_tokenizer.has_tokenizer(self.run.path)
+        return self.run is not None and encoding.has_tokenizer(self.run.path)
 
     def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
-        from jax_transformer.data import run_tokenizer
+        from jax_transformer.data import encoding
         from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
         if self.run is None:
             return super().tokenizer()
-        loaded = run_tokenizer.load_tokenizer(self.run.path)
+        loaded = encoding.load_tokenizer(self.run.path)
         if source_lang is None and target_lang is None:
             return loaded
         if not isinstance(loaded, HuggingFaceTokenizer):

@@ -10,20 +10,23 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import beam_search, logits, loops
+from jax_transformer.generate import beam_search, logits
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.generate.loops import Rows
 from jax_transformer.generate.prepare import (
     Inputs,
     Models,
     ModelStructure,
+    Rows,
     SplitModel,
     StaticArgs,
+    batch_sizes,
+    in_halves,
     keyword_config,
     prepare,
     primed_cache,
     split,
     start_tokens,
+    while_loop,
 )
 from jax_transformer.shapes import AnyArray, Source
 
@@ -44,7 +47,7 @@ def generate(
     """
     model = split(model)
     decode = partial(_hypotheses, model, config)
-    tokens, *scores = loops.in_halves(decode, Rows(source, row_ids, prompt), model.arrays)
+    tokens, *scores = in_halves(decode, Rows(source, row_ids, prompt), model.arrays)
     if scores:
         return tokens, scores[0]
     return tokens[:, None], np.full((len(tokens), 1), np.nan)
@@ -258,6 +261,4 @@ def _decode(
         inputs=inputs,
         rows=jnp.arange(batch, dtype=jnp.int32),
     )
-    return loops.while_loop(
-        attrgetter("open"), step, start, attrgetter("tokens"), loops.batch_sizes(batch)
-    )
+    return while_loop(attrgetter("open"), step, start, attrgetter("tokens"), batch_sizes(batch))

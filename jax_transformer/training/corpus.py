@@ -15,7 +15,6 @@ from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs, Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
-from jax_transformer.data.run_tokenizer import has_tokenizer, load_tokenizer, save_tokenizer
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.runtime import distributed
@@ -139,17 +138,13 @@ def read_split(options: DataOptions, split: str) -> Pairs:
         return Pairs(phrases.load()[split], 0)
     fields = (options.source_field, options.target_field)
     if options.kind is DataSource.DATASET:
-        from jax_transformer.data import hub
-
         assert options.dataset is not None
-        return hub.read_pairs(
+        return parallel_text.read_dataset(
             options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields
         )
     if options.kind is DataSource.PAIRS:
-        from jax_transformer.data import pair_files
-
         return parallel_text.joined(
-            [pair_files.read_pairs(path, *fields) for path in getattr(options, split)]
+            [parallel_text.read_pair_file(path, *fields) for path in getattr(options, split)]
         )
     files = zip(
         getattr(options, f"{split}_source"), getattr(options, f"{split}_target"), strict=True
@@ -179,9 +174,9 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
     data = options.data
     if (named := encoding.named_tokenizer(data)) is not None:
         return named
-    if not (folder / "data.json").exists() or not has_tokenizer(folder):
+    if not (folder / "data.json").exists() or not encoding.has_tokenizer(folder):
         return None
-    loaded = load_tokenizer(folder)
+    loaded = encoding.load_tokenizer(folder)
     if isinstance(loaded, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
         raise InputError(
             f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
@@ -343,7 +338,7 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     """
     if folder.data.exists():
         return
-    save_tokenizer(corpus.tokenizer, folder.path)
+    encoding.save_tokenizer(corpus.tokenizer, folder.path)
     source = corpus.init_source
     # After the tokenizer, whose files include the generation config as it was
     if source is not None and source.files:

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jax_transformer import transformer
-from jax_transformer.data import batches, encoding, pair_files, parallel_text
+from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import ConfigError, InputError, counted
@@ -365,7 +365,7 @@ def _read(
 ) -> TestSet:
     """Return the text of two files or of one file of pairs, with files of more references."""
     if pairs is not None:
-        name, lines = pairs, pair_files.read_all(pairs, *fields)
+        name, lines = pairs, parallel_text.read_pair_lines(pairs, *fields)
     else:
         name, lines = source or "", _read_lines(source or "", target or "")
     complete = parallel_text.checked(lines, name)

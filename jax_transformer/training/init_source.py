@@ -16,10 +16,9 @@ import numpy as np
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.data import encoding
-from jax_transformer.data.encoding import Vocabulary
+from jax_transformer.data.encoding import Vocabulary, load_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
-from jax_transformer.data.run_tokenizer import load_tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained

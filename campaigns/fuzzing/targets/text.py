@@ -10,7 +10,7 @@ from pathlib import Path
 
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import Target, file_reader
-from jax_transformer.data import pair_files, parallel_text
+from jax_transformer.data import parallel_text
 from jax_transformer.extras.speech import sound
 from jax_transformer.storage import untrusted
 
@@ -44,7 +44,7 @@ def _jsonl_seeds() -> Iterator[bytes]:
 
 
 def _read_jsonl(path: Path) -> None:
-    pair_files.read_pairs(str(path), "translation.de", "translation.en")
+    parallel_text.read_pair_file(str(path), "translation.de", "translation.en")
 
 
 def _wav_seeds() -> Iterator[bytes]:
@@ -75,7 +75,7 @@ TARGETS = {
         mutators.sometimes(0.5, mutators.gzipped), ratio=2500,
     ),
     "tsv": Target(
-        file_reader("pairs.tsv", lambda path: pair_files.read_pairs(str(path), "a", "b")),
+        file_reader("pairs.tsv", lambda path: parallel_text.read_pair_file(str(path), "a", "b")),
         _tsv_seeds, 30_000, 2, mutators.sometimes(0.5, mutators.gzipped), ratio=2500,
     ),
     "jsonl": Target(

@@ -10,8 +10,8 @@ from typing import Any
 
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import InputFile, Read, Target, file_reader
-from jax_transformer.data import sentencepiece_vocabulary, tokenizer_files
-from jax_transformer.data.run_tokenizer import load_tokenizer
+from jax_transformer.data import huggingface_tokenizer, sentencepiece_vocabulary
+from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import huggingface_folder, run_files
@@ -86,7 +86,7 @@ def _folder_reader(files: Callable[[], dict[str, Any]], name: str) -> Callable[[
 
         def read(content: bytes) -> None:
             file.put(content)
-            tokenizer = tokenizer_files.read(folder)
+            tokenizer = huggingface_tokenizer.read_files(folder)
             tokenizer.target.decode(tokenizer.source.encode(_LINE))
 
         return read

@@ -13,8 +13,8 @@ import pytest
 
 from jax_transformer.config import Tying
 from jax_transformer.data import parallel_text
+from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
-from jax_transformer.data.run_tokenizer import load_tokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder

@@ -12,7 +12,7 @@ import pytest
 from jax_transformer import errors
 from jax_transformer.architectures import m2m_100 as m2m_100_family
 from jax_transformer.architectures import mbart as mbart_family
-from jax_transformer.data import batches, encoding, huggingface_tokenizer, run_tokenizer, tokenizer
+from jax_transformer.data import batches, encoding, huggingface_tokenizer, tokenizer
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.storage import huggingface_folder as folders
 from parity_tests import tokenizer_models
@@ -131,12 +131,12 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     )
     run = tmp_path / "run"
     run.mkdir()
-    assert not run_tokenizer.has_tokenizer(run)
-    run_tokenizer.save_tokenizer(loaded, run)
+    assert not encoding.has_tokenizer(run)
+    encoding.save_tokenizer(loaded, run)
     files_of_run = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
     assert files_of_run == {path.name: path.read_bytes() for path in (tmp_path / "given").iterdir()}
-    assert run_tokenizer.has_tokenizer(run)
-    again = run_tokenizer.load_tokenizer(run)
+    assert encoding.has_tokenizer(run)
+    again = encoding.load_tokenizer(run)
     assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)
     assert again.hash == loaded.hash
     assert again.source.prefix == loaded.source.prefix
@@ -144,17 +144,17 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     (run / "languages.json").write_text('{"source": "de"}')
     message = r"languages\.json: .* is not an object of source_lang and"
     with pytest.raises(errors.InputError, match=message):
-        run_tokenizer.load_tokenizer(run)
+        encoding.load_tokenizer(run)
     (run / "tokenizer.json").write_text("{}")  # a run with its own tokenizer reads that
     with pytest.raises(errors.InputError, match=r"run/tokenizer\.json"):
-        run_tokenizer.load_tokenizer(run)
+        encoding.load_tokenizer(run)
 
 
 def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
     tokenizer_models.write(
         tmp_path / folders.IN_RUN, {"config.json": {}, "generation_config.json": {}}
     )
-    assert not run_tokenizer.has_tokenizer(tmp_path)
+    assert not encoding.has_tokenizer(tmp_path)
 
 
 def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):

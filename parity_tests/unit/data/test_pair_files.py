@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer import errors
-from jax_transformer.data import hub, pair_files
+from jax_transformer.data import parallel_text
 from jax_transformer.data.parallel_text import Pairs
 
 
@@ -20,7 +20,7 @@ def written(path: Path, content: bytes | str) -> str:
 
 def refusal(path: str, *fields: str) -> str:
     with pytest.raises(errors.InputError) as caught:
-        pair_files.read_pairs(path, *(fields or ("source", "target")))
+        parallel_text.read_pair_file(path, *(fields or ("source", "target")))
     message = str(caught.value)
     assert "\n" not in message and message.startswith(path)
     return message.removeprefix(path)
@@ -36,7 +36,7 @@ def lines(*values) -> str:
     + [(path, None) for path in ("a.txt", "a.json", "tsv", "a.tsv.xz", "a.gz", "a.tsv.gz.gz")],
 )
 def test_the_suffix_decides_the_format(path, expected):
-    assert pair_files.suffix(path) == expected
+    assert parallel_text.suffix(path) == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
         for i, (s, t) in enumerate(pairs)
     )
     content = pack((tables if "tsv" in name else objects).encode() + b"\n")  # and a blank line
-    loaded = pair_files.read_pairs(written(tmp_path / name, content), "source", "target")
+    loaded = parallel_text.read_pair_file(written(tmp_path / name, content), "source", "target")
     assert loaded == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
 
 
@@ -81,7 +81,7 @@ def test_a_dotted_key_selects_a_nested_field(tmp_path):
             {"translation": {"de": "Haus", "en": "house"}}, {"translation": {"en": "a", "de": "b"}}
         ),
     )
-    assert pair_files.read_pairs(path, "translation.de", "translation.en").pairs == [
+    assert parallel_text.read_pair_file(path, "translation.de", "translation.en").pairs == [
         ("Haus", "house"),
         ("b", "a"),
     ]
@@ -121,7 +121,7 @@ def test_an_invalid_pair_is_named_with_its_line(tmp_path, line, message):
 
 def test_characters_outside_the_basic_plane_may_be_escaped(tmp_path):
     path = written(tmp_path / "pairs.jsonl", '{"source": "\\ud83d\\ude00", "target": "x"}\n')
-    assert pair_files.read_pairs(path, "source", "target").pairs == [("😀", "x")]
+    assert parallel_text.read_pair_file(path, "source", "target").pairs == [("😀", "x")]
 
 
 def test_text_rules_apply_to_pair_files(tmp_path):
@@ -175,7 +175,7 @@ def from_hub(
     source="translation.de",
     target="translation.en",
 ) -> Pairs:
-    return hub.read_pairs(name, config, split, source, target)
+    return parallel_text.read_dataset(name, config, split, source, target)
 
 
 def test_a_data_set_gives_pairs(library):

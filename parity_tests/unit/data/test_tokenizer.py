@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import run_tokenizer, tokenizer
+from jax_transformer.data import encoding, tokenizer
 from jax_transformer.storage import run_files
 from parity_tests.unit import runs
 
@@ -241,23 +241,23 @@ def test_a_pair_reads_sources_and_writes_targets():
 
 
 def test_a_folder_has_one_or_two_tokenizers(tmp_path):
-    assert not run_tokenizer.has_tokenizer(tmp_path)
+    assert not encoding.has_tokenizer(tmp_path)
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: missing \(a run converted"):
-        run_tokenizer.load_tokenizer(tmp_path)
-    run_tokenizer.save_tokenizer(SOURCE, tmp_path)
+        encoding.load_tokenizer(tmp_path)
+    encoding.save_tokenizer(SOURCE, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
-    assert run_tokenizer.has_tokenizer(tmp_path)
-    loaded = run_tokenizer.load_tokenizer(tmp_path)
+    assert encoding.has_tokenizer(tmp_path)
+    loaded = encoding.load_tokenizer(tmp_path)
     assert isinstance(loaded, tokenizer.Tokenizer) and loaded.hash == SOURCE.hash
     two = tmp_path / "two"
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
-    run_tokenizer.save_tokenizer(pair, two)
+    encoding.save_tokenizer(pair, two)
     assert sorted(file.name for file in two.iterdir()) == [
         "tokenizer.source.json",
         "tokenizer.target.json",
-    ] and run_tokenizer.has_tokenizer(two)
-    loaded = run_tokenizer.load_tokenizer(two)
+    ] and encoding.has_tokenizer(two)
+    loaded = encoding.load_tokenizer(two)
     assert isinstance(loaded, tokenizer.TokenizerPair)
     assert loaded.hash == pair.hash
     assert loaded.source.hash == SOURCE.hash
@@ -266,15 +266,15 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
 
 @pytest.mark.parametrize("missing", run_files.SIDE_FILES)
 def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
-    run_tokenizer.save_tokenizer(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
+    encoding.save_tokenizer(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
     (tmp_path / missing).unlink()
-    assert run_tokenizer.has_tokenizer(tmp_path)
+    assert encoding.has_tokenizer(tmp_path)
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
-        run_tokenizer.load_tokenizer(tmp_path)
-    run_tokenizer.save_tokenizer(SOURCE, tmp_path)
+        encoding.load_tokenizer(tmp_path)
+    encoding.save_tokenizer(SOURCE, tmp_path)
     message = r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
     with pytest.raises(errors.InputError, match=message):
-        run_tokenizer.load_tokenizer(tmp_path)
+        encoding.load_tokenizer(tmp_path)
 
 
 @NO_DEADLINE

@@ -18,7 +18,7 @@ from jax_transformer.generate import (
     GenerationConfig,
     decoding,
     logits,
-    loops,
+    prepare,
 )
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import ragged, tiny
@@ -51,14 +51,14 @@ def parts(monkeypatch):
         seen.append((len(batch.source), threading.current_thread() is threading.main_thread()))
         return one_part(split, config, batch)
 
-    monkeypatch.setattr(loops.distributed, "cores", lambda: 2)
+    monkeypatch.setattr(prepare.distributed, "cores", lambda: 2)
     monkeypatch.setattr(decoding, "_hypotheses", noted)
     return seen
 
 
 def undivided(monkeypatch, *arguments, **options):
     with monkeypatch.context() as patch:
-        patch.setattr(loops.distributed, "cores", lambda: 1)
+        patch.setattr(prepare.distributed, "cores", lambda: 1)
         return generate.generate(*arguments, **options)
 
 
@@ -91,19 +91,19 @@ SETTINGS = {
 
 
 def test_both_halves_have_the_settings_of_the_caller(monkeypatch):
-    assert SETTINGS.keys() == loops.THREAD_SETTINGS.keys()
+    assert SETTINGS.keys() == prepare.THREAD_SETTINGS.keys()
     seen = []
 
     def noted(split, config, batch):
         seen.append({name: getattr(jax.config, name) for name in SETTINGS})
         return (jax.numpy.asarray(batch.source),)
 
-    monkeypatch.setattr(loops.distributed, "cores", lambda: 2)
+    monkeypatch.setattr(prepare.distributed, "cores", lambda: 2)
     monkeypatch.setattr(decoding, "_hypotheses", noted)
     with contextlib.ExitStack() as stack:
         for name, value in SETTINGS.items():
             assert getattr(jax.config, name) != value
-            stack.enter_context(loops.THREAD_SETTINGS[name](value))
+            stack.enter_context(prepare.THREAD_SETTINGS[name](value))
         generate.generate(model(), sources(), GenerationConfig(max_new_tokens=9))
     assert seen == [SETTINGS, SETTINGS]
 
@@ -131,7 +131,7 @@ def test_few_rows_and_one_core_are_not_divided(parts, monkeypatch):
     split, config = generate.split(model()), GenerationConfig(max_new_tokens=9)
     generate.generate(split, sources()[:15], config)
     with monkeypatch.context() as patch:
-        patch.setattr(loops.distributed, "cores", lambda: 1)
+        patch.setattr(prepare.distributed, "cores", lambda: 1)
         generate.generate(split, sources(), config)
     assert parts == [(15, True), (ROWS, True)]
 
@@ -150,7 +150,7 @@ MANY = 64
 
 
 def test_a_loop_has_a_few_sizes():
-    assert [loops.batch_sizes(rows) for rows in (1, 16, 33, 64, 200)] == [
+    assert [prepare.batch_sizes(rows) for rows in (1, 16, 33, 64, 200)] == [
         (1,),
         (16, 8),
         (33, 16, 8),
@@ -173,8 +173,8 @@ def test_rows_leave_the_loop_and_keep_their_order(ends):
     @jax.jit
     def run(limits):
         start = (jnp.zeros((), jnp.int32), jnp.zeros(MANY, jnp.int32), limits)
-        return loops.while_loop(
-            lambda c: c[1] < c[2], step, start, lambda c: c[1], loops.batch_sizes(MANY)
+        return prepare.while_loop(
+            lambda c: c[1] < c[2], step, start, lambda c: c[1], prepare.batch_sizes(MANY)
         )
 
     assert run(ends).tolist() == ends.tolist()

@@ -1,27 +1,42 @@
-"""The vocabularies of a Hugging Face folder that has no ``tokenizer.json``, from its own files.
+"""Vocabularies of pieces that Python cuts, and the byte-pair encoding of words for two families.
 
-They encode and decode as transformers 5.23 does (``tokenization_python.py`` and the classes of the
-families).
+:class:`PieceVocabulary` encodes and decodes as transformers 5.23 does (``tokenization_python.py``).
+:class:`WordBpe` cuts lower-cased words, as ParlAI and transformers' BlenderbotSmall do it:
+the pieces of a word but the last are written with ``@@`` (Sennrich et al. 2016).
+:class:`MosesBpe` cuts Moses' tokens, as transformers' FSMT does it: sacremoses, a port of
+Moses' scripts (Koehn et al. 2007), normalises and tokenises text, and a word's last piece ends with
+``</w>``. Facts from ``tokenization_blenderbot_small.py``, whose regular expressions know Unicode's
+white space and not Python's, and ``tokenization_fsmt.py`` of transformers 5.23, and from Moses'
+``replace-unicode-punctuation.perl``.
 """
 
+import itertools
+import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, SupportsInt
 
 import tokenizers
-from tokenizers import AddedToken
 
-from jax_transformer.architectures.tokenizer_recipe import Algorithm, Languages
-from jax_transformer.data import tokenizer_settings, vocabulary
-from jax_transformer.data.tokenizer_settings import TokenizerSettings
-from jax_transformer.data.vocabulary import Vocabulary, cleaned_up
-from jax_transformer.errors import InputError
+from jax_transformer.data import vocabulary
+from jax_transformer.data.vocabulary import TokenizerSettings, Vocabulary, cleaned_up
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.untrusted import shown
 
-Vocabularies = tuple[Vocabulary, Vocabulary]
+_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_WORDS = re.compile(rf"[^{_SPACE}]+\n?")
+_SPACES = re.compile(rf"[{_SPACE}]{{2,}}")
+_PUNCTUATION = re.compile(r"([.,!?()])")
+_END, _CONTINUED = "</w>", "@@"
+_REMEMBERED = 100_000  # words
+_PLAIN_PUNCTUATION = str.maketrans(
+    dict(zip("，、”“∶：？《》）！（；」「～’━〈〉【】％", ',,""::?"")!(;""~\'-<>[]%', strict=True))
+    | dict(zip("０１２３４５６７８９", "0123456789", strict=True))
+    | {"…": "..."}
+)
+_FULL_STOPS = re.compile(r"[。．]\s*")
 
 
 class PieceVocabulary(Vocabulary):
@@ -130,27 +145,8 @@ class PieceVocabulary(Vocabulary):
         return [text[:end], *self._cut(text[end:])]
 
 
-# What cuts and joins pieces is imported where a folder needs it
-
-
-def vocabularies(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabularies:
-    """Return the source's and the target's, which are one object if they are one vocabulary."""
-    algorithm = settings.recipe.algorithm
-    if algorithm is Algorithm.BYTE_BPE:
-        path = settings.folder / "vocab.json"
-        merges = contents["merges.txt"]
-        fast = vocabulary.from_merges(path, contents[path.name], merges, settings)
-        return fast, fast
-    if algorithm is Algorithm.MOSES_BPE:
-        return _moses(contents, settings)
-    if algorithm is Algorithm.WORD_BPE:
-        return _words(contents, settings)
-    return _sentencepiece(contents, settings)
-
-
-def _words(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabularies:
-    from jax_transformer.data.word_bpe import WordBpe
-
+def of_words(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabulary:
+    """Return the vocabulary of ``vocab.json`` whose pieces :class:`WordBpe` cuts."""
     path, merges = settings.folder / "merges.txt", contents["merges.txt"]
     # transformers skips the first line, and what follows the last line's end
     if not merges.startswith(b"#version") or not merges.endswith(b"\n"):
@@ -158,13 +154,13 @@ def _words(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabu
     model = WordBpe(vocabulary.read_merges(path, merges))
     path = settings.folder / "vocab.json"
     ids = vocabulary.read_ids(path, contents[path.name])
-    both = PieceVocabulary(path, ids, settings, model.cut, model.join)
-    return both, both
+    return PieceVocabulary(path, ids, settings, model.cut, model.join)
 
 
-def _moses(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabularies:
-    from jax_transformer.data import word_bpe
-
+def of_moses(
+    contents: Mapping[str, bytes], settings: TokenizerSettings
+) -> tuple[Vocabulary, Vocabulary]:
+    """Return the source's and the target's vocabulary, whose pieces :class:`MosesBpe` cuts."""
     folder = settings.folder
     langs = settings.values.get("langs")
     if (
@@ -173,7 +169,7 @@ def _moses(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabu
         or not all(isinstance(lang, str) and lang.isalpha() and lang.isascii() for lang in langs)
     ):
         raise InputError(
-            f"{folder / tokenizer_settings.FILE}: langs is {shown(langs)}, not the codes of a"
+            f"{folder / vocabulary.FILE}: langs is {shown(langs)}, not the codes of a"
             " source's and a target's language"
         )
     path = folder / "merges.txt"
@@ -182,8 +178,8 @@ def _moses(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabu
     merges = vocabulary.read_merges(path, contents[path.name], counted=True)
     names = ("vocab-src.json", "vocab-tgt.json")
     ids = [vocabulary.read_ids(folder / name, contents[name]) for name in names]
-    moses, lowers = word_bpe.load_sacremoses(path), settings.flag("do_lower_case")
-    models = [word_bpe.MosesBpe(moses, merges, lang, lowers=lowers) for lang in langs]
+    moses, lowers = load_sacremoses(path), settings.flag("do_lower_case")
+    models = [MosesBpe(moses, merges, lang, lowers=lowers) for lang in langs]
     source, target = (
         PieceVocabulary(folder / name, own, settings, model.cut, model.join)
         for name, own, model in zip(names, ids, models, strict=True)
@@ -191,87 +187,114 @@ def _moses(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabu
     return source, target
 
 
-def _sentencepiece(contents: Mapping[str, bytes], settings: TokenizerSettings) -> Vocabularies:
-    from jax_transformer.data import sentencepiece_vocabulary
+class Merges:
+    """A word to its symbols, by merges in the order in which they are tried."""
 
-    folder, recipe = settings.folder, settings.recipe
-    sampling = settings.values.get("sp_model_kwargs")
-    if sampling:
-        raise InputError(
-            f"{folder / tokenizer_settings.FILE}: sp_model_kwargs is {shown(sampling)}; remove it"
-        )
-    names = [name for name in recipe.files if name.endswith((".spm", ".model"))]
-    models = [sentencepiece_vocabulary.load(folder / name, contents[name]) for name in names]
-    if recipe.algorithm not in (Algorithm.ARRANGED_PIECES, Algorithm.REBUILT_PIECES):
-        return _with_ids(models, contents, settings)
-    path = folder / names[0]
-    pieces = sentencepiece_vocabulary.take_apart(path, models[0])
-    both: Vocabulary
-    if recipe.algorithm is Algorithm.REBUILT_PIECES:
-        both = sentencepiece_vocabulary.from_pieces(path, pieces, settings)
-    else:
-        both = _arranged(path, models[0], pieces.scored, settings)
-    return both, both
+    def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._cut: dict[str, list[str]] = {}
+
+    def __call__(self, word: str) -> list[str]:
+        """Return the symbols of a word, the last one with ``</w>``."""
+        if word not in self._cut:
+            if len(self._cut) >= _REMEMBERED:
+                self._cut.clear()
+            self._cut[word] = self._merged([*word[:-1], word[-1] + _END])
+        return self._cut[word]
+
+    def _merged(self, symbols: list[str]) -> list[str]:
+        """Merge the pair of the lowest rank wherever it occurs, until no pair has a rank."""
+        while len(symbols) > 1:
+            pairs = set(itertools.pairwise(symbols))
+            best = min(pairs, key=lambda pair: self._ranks.get(pair, math.inf))
+            if best not in self._ranks:
+                break
+            symbols = _merge(symbols, best)
+        return symbols
 
 
-def _arranged(
-    path: Path, model: Any, scored: list[tuple[str, float]], settings: TokenizerSettings
-) -> Vocabulary:
-    """Return the vocabulary whose ids are the family's order of the model's pieces and its
-    languages.
+class WordBpe:
+    """Text to pieces and back."""
+
+    def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
+        """``merges`` in the order in which they are tried."""
+        self._merges = Merges(merges)
+
+    def cut(self, text: str) -> list[str]:
+        """Return the pieces of a text."""
+        return [
+            piece
+            for word in _WORDS.findall(text)
+            for part in _parts(word)
+            for piece in self._pieces(part.lower())
+        ]
+
+    def join(self, pieces: Sequence[str]) -> str:
+        """Return the text of pieces."""
+        return " ".join(pieces).replace(f"{_CONTINUED} ", "")
+
+    def _pieces(self, word: str) -> list[str]:
+        *rest, last = self._merges(word)
+        return [*(symbol + _CONTINUED for symbol in rest), last.removesuffix(_END)]
+
+
+def _parts(word: str) -> list[str]:
+    """Cut punctuation off a word, and write a line's end as a word."""
+    word = _PUNCTUATION.sub(r" \1", word).replace("'", " ' ")
+    word = _SPACES.sub(" ", word).replace("\n", " __newln__")
+    return [part for part in word.split(" ") if part]
+
+
+def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    i = 0
+    while i < len(symbols):
+        if tuple(symbols[i : i + 2]) == pair:
+            merged.append("".join(pair))
+            i += 2
+        else:
+            merged.append(symbols[i])
+            i += 1
+    return merged
+
+
+class MosesBpe:
+    """Text of a language to pieces and back."""
+
+    def __init__(
+        self, moses: Any, merges: Sequence[tuple[str, str]], lang: str, *, lowers: bool
+    ) -> None:
+        """``moses`` is the module sacremoses; ``lowers`` writes text in lower case first."""
+        self._normalizer = moses.MosesPunctNormalizer(lang=lang)
+        self._tokenizer = moses.MosesTokenizer(lang=lang)
+        self._detokenizer = moses.MosesDetokenizer(lang=lang)
+        self._lowers = lowers
+        self._bpe = Merges(merges)
+
+    def cut(self, text: str) -> list[str]:
+        """Return the pieces of a text."""
+        text = text.lower() if self._lowers else text
+        text = _FULL_STOPS.sub(". ", text).translate(_PLAIN_PUNCTUATION)
+        text = self._normalizer.normalize(text)
+        text = "".join(char for char in text if not unicodedata.category(char).startswith("C"))
+        words = self._tokenizer.tokenize(text, aggressive_dash_splits=True, escape=True)
+        return [piece for word in words if word for piece in self._bpe(word)]
+
+    def join(self, pieces: Sequence[str]) -> str:
+        """Return the text of pieces."""
+        text = "".join(piece.replace(" ", "").replace(_END, " ") for piece in pieces)
+        return self._detokenizer.detokenize(text.split())
+
+
+def load_sacremoses(path: Path) -> Any:
+    """Return the module sacremoses.
+
+    Raises ConfigError, which names the file that needs it, if it is not installed.
     """
-    layout, languages = settings.recipe.pieces, settings.recipe.languages
-    assert layout is not None and languages is not None, "of every recipe with ARRANGED_PIECES"
-    codes = [languages.token.format(code) for code in _language_set(languages, settings)]
-    texts = {role: token.content for role, token in settings.special_tokens.items()}
-    arranged = layout.arrange(scored, texts, codes)
-    ids = {text: i for i, (text, _) in enumerate(arranged)}
-    # A special token that has no place is unknown, but still never cut
-    ids = dict.fromkeys(texts.values(), ids[texts["unk_token"]]) | ids
-    own = [AddedToken(code, special=True, normalized=False) for code in codes]
-    settings = replace(settings, extra_tokens=[*own, *settings.extra_tokens])
-    return _cut_by(path, ids, settings, model, model)
-
-
-def _with_ids(
-    models: list[Any], contents: Mapping[str, bytes], settings: TokenizerSettings
-) -> Vocabularies:
-    """Return vocabularies whose ids are in ``vocab.json``, with one model for both sides or one for
-    each.
-    """
-    path = settings.folder / "vocab.json"
-    ids = vocabulary.read_ids(path, contents["vocab.json"])
-    languages = settings.recipe.languages
-    if languages is not None and languages.sets:
-        codes = _language_set(languages, settings)
-        ids = {languages.token.format(code): len(ids) + i for i, code in enumerate(codes)} | ids
-    reads = models[0]
-    source = _cut_by(path, ids, settings, reads, reads)
-    if len(models) == 1:
-        return source, source
-    writes = models[1]
-    if not settings.flag("separate_vocabs"):
-        # transformers then joins the pieces of a target by the source's model
-        return source, _cut_by(path, ids, settings, writes, reads)
-    path = settings.folder / "target_vocab.json"
-    target_ids = vocabulary.read_ids(path, contents[path.name])
-    return source, _cut_by(path, target_ids, settings, writes, writes)
-
-
-def _cut_by(
-    path: Path, ids: dict[str, int], settings: TokenizerSettings, cuts: Any, joins: Any
-) -> Vocabulary:
-    """Return the vocabulary of pieces that one SentencePiece model cuts and another joins."""
-    cut = partial(cuts.encode, out_type=str)
-    return PieceVocabulary(path, ids, settings, cut, joins.decode_pieces)
-
-
-def _language_set(languages: Languages, settings: TokenizerSettings) -> list[str]:
-    """Return the codes that follow the vocabulary, of the set that the folder names."""
-    name = settings.text("language_codes") or next(iter(languages.sets))
-    if name not in languages.sets:
-        raise InputError(
-            f"{settings.folder / tokenizer_settings.FILE}: language_codes is {shown(name)}, not"
-            f" {' or '.join(languages.sets)}"
-        )
-    return list(languages.sets[name])
+    try:
+        import sacremoses
+    except ImportError:
+        raise ConfigError(
+            f"{path}: needs sacremoses: pip install 'jax-seq2seq[sacremoses]'"
+        ) from None
+    return sacremoses
