@@ -20,7 +20,7 @@ from typing import Any
 from jax_transformer import errors
 
 SUFFIXES = (".tsv", ".jsonl")
-"""Of files of pairs, with or without ``.gz``."""
+"""Endings of the names of files of pairs, perhaps followed by ``.gz``."""
 GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20  # bytes to read at a time, if there are as many

@@ -1,4 +1,4 @@
-"""What all generation loops share: checked arguments, and the computation of a batch.
+"""Parts of all generation loops: their arguments, checked, and the computation of a batch.
 
 Rows that are done leave a batch, and a CPU decodes two halves at once: XLA divides every operation
 of a program over the cores and waits for all of them, and the operations of a decoding step are so
