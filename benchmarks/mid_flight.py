@@ -37,7 +37,7 @@ from jax_transformer.training import (
     optimizer,
     step,
 )
-from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.transformer import Transformer
 from torch_reference import training

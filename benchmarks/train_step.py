@@ -129,7 +129,7 @@ class Jax:
         import jax_transformer as jt
         from jax_transformer.data.batches import Batch
         from jax_transformer.training import optimizer, step
-        from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
+        from jax_transformer.training.optimizer import OptimizerOptions, Schedule
 
         adam = dict(
             learning_rate=LEARNING_RATE,

@@ -26,12 +26,9 @@ class Refusal(Exception):
         text = super().__str__()
         if len(text) > LONGEST_MESSAGE:
             text = f"{text[: LONGEST_MESSAGE - 3]}..."
-        return text if text.isprintable() else "".join(map(_printable, text))[:LONGEST_MESSAGE]
-
-
-def _printable(character: str) -> str:
-    """Return a character, escaped if it cannot be printed on one line."""
-    return character if character.isprintable() else ascii(character)[1:-1]
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)[:LONGEST_MESSAGE]
 
 
 class DifferentError(Refusal):

@@ -14,7 +14,7 @@ from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
-from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
+from jax_transformer.training.optimizer import OptimizerOptions, Schedule
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS, ODD, config_of
 from parity_tests.levels import assert_close

@@ -22,7 +22,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.inference import translation
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, devices, evaluation, optimizer, step
-from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
+from jax_transformer.training.optimizer import OptimizerOptions, Schedule
 from jax_transformer.training.options import TrainOptions
 from parity_tests import huggingface
 from parity_tests import huggingface_folders as folders

@@ -34,7 +34,7 @@ from jax_transformer.training import (
     step,
 )
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions, Schedule
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import torch_bridge

@@ -9,7 +9,7 @@ import torch
 from jax_transformer.convert.training_state import opt_state
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer
-from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions, Schedule
 from parity_tests.unit.training.test_optimizers import steps
 from torch_reference import training
 

@@ -27,7 +27,7 @@ from jax_transformer.data.options import TooLong
 from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
-from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions, Schedule
 from jax_transformer.training.options import TrainOptions, read_options
 
 

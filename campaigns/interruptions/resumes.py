@@ -55,8 +55,8 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
     request to stop comes. Returns the digest of the state after every step that was made.
     """
     from jax_transformer.errors import Preempted
+    from jax_transformer.runtime.process import Stop
     from jax_transformer.training import curves, recipe, run
-    from jax_transformer.training.stop import Stop
 
     stop, digests = Stop(), {}
 

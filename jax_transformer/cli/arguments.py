@@ -1,4 +1,4 @@
-"""A command's options dataclass from its command line: a field is a flag.
+"""A command: its options dataclass from its command line, a field for a flag, and its report.
 
 :class:`~jax_transformer.config.option.Option` says what a field's type cannot.
 """
@@ -19,7 +19,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from types import NoneType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError, nearest
@@ -41,6 +41,21 @@ class Command:
     """Arguments of example calls."""
     synonyms: str = ""
     """Names in other projects, for which this command is suggested."""
+
+
+@runtime_checkable
+class Printable(Protocol):
+    """A result that prints itself as lines, or as one JSON value."""
+
+    def lines(self) -> Iterable[str]: ...
+
+    def to_data(self) -> Any: ...
+
+
+def show(report: Printable, *, as_json: bool) -> None:
+    """Print a report."""
+    for line in [json.dumps(report.to_data())] if as_json else report.lines():
+        print(line)
 
 
 @dataclass(frozen=True)

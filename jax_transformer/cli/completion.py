@@ -5,7 +5,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.cli import arguments, commands, help_text
+from jax_transformer.cli import COMMANDS, arguments, help_text
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config.option import Positional
 from jax_transformer.errors import ConfigError, nearest
@@ -41,7 +41,7 @@ def _parser(file: Any) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser("jax-transformer")
     root.add_argument("--version", action="store_true", help="Print the version")
     parsers = root.add_subparsers()
-    for name, command in commands.COMMANDS.loadable():
+    for name, command in COMMANDS.loadable():
         summary = help_text.summary(command)
         parser = parsers.add_parser(name, help=summary, description=summary)
         for argument in arguments.listed(command.kind):
@@ -58,7 +58,7 @@ def _parser(file: Any) -> argparse.ArgumentParser:
             if help_text.metavar(argument) == "PATH" or argument.option.positional:
                 action.complete = file  # type: ignore[attr-defined]
     text = "List the commands, or the options of one."
-    parsers.add_parser("help", help=text).add_argument("command", choices=[*commands.COMMANDS])
+    parsers.add_parser("help", help=text).add_argument("command", choices=[*COMMANDS])
     return root
 
 

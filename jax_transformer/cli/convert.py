@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from jax_transformer.cli import arguments, streams
+from jax_transformer.cli import arguments
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
@@ -88,14 +88,15 @@ def run(options: ConvertOptions) -> int:
             raise ConfigError("--dry-run and --training exclude each other: it only plans weights")
         from jax_transformer.convert.training_state import training_states
 
-        streams.show(training_states.convert(request), as_json=options.json)
-        return 0
-    prepared = planning.prepare(request)
-    if options.dry_run:
-        prepared.refuse()
-        streams.show(conversion.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
+        report: arguments.Printable = training_states.convert(request)
     else:
-        streams.show(conversion.convert(prepared), as_json=options.json)
+        prepared = planning.prepare(request)
+        if options.dry_run:
+            prepared.refuse()
+            report = conversion.Planned(prepared.plan, prepared.preset_sizes)
+        else:
+            report = conversion.convert(prepared)
+    arguments.show(report, as_json=options.json)
     return 0
 
 

@@ -4,14 +4,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from jax_transformer.cli import streams, translate
+from jax_transformer.cli import translate
 from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import Precision, SearchOptions
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.data import parallel_text
 from jax_transformer.errors import ConfigError
-from jax_transformer.inference.engines import Engine
+from jax_transformer.inference import Engine
+from jax_transformer.storage import atomic
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def run(options: EvaluateOptions) -> int:
     from jax_transformer.training import evaluation
 
     process.use_program_cache()
-    streams.check_output(options.hypotheses)
+    atomic.check_output(options.hypotheses)
     names = "pairs comet weights bootstrap ensemble precision engine quantization tokens_per_batch"
     report, hypotheses = evaluation.evaluate(
         options.run,
@@ -95,8 +96,8 @@ def run(options: EvaluateOptions) -> int:
         **{name: getattr(options, name) for name in names.split()},
     )
     if options.hypotheses is not None:
-        with streams.output(options.hypotheses) as file:
-            streams.write(file, hypotheses)
+        with translate.output(options.hypotheses) as file:
+            translate.write(file, hypotheses)
     if options.json:
         print(json.dumps(report))
         return 0

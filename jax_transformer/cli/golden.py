@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 
-from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.errors import ConfigError, DifferentError, counted, nearest
@@ -48,7 +47,7 @@ def run(options: GoldenOptions) -> int:
     from jax_transformer.parity import from_files
 
     if options.action == "make":
-        streams.check_output(options.file)
+        atomic.check_output(options.file)
         golden = from_files.create_golden(
             options.file,
             options.model or "",

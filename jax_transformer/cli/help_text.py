@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING
 from fnmatch import fnmatchcase
-from typing import Any
 
 from jax_transformer.cli import arguments
 from jax_transformer.cli.arguments import Argument, Command
@@ -98,17 +97,11 @@ def _invocation(argument: Argument) -> str:
 
 def _text(argument: Argument) -> str:
     """Return the meaning of an option with its default."""
-    text, default = argument.text.removesuffix("."), _shown(argument.default)
-    if default is None or "default: " in text:
+    text, default = argument.text.removesuffix("."), argument.default
+    if isinstance(default, tuple):
+        default = " ".join(map(str, default))
+    says_nothing = default is MISSING or default is None or isinstance(default, bool)
+    if says_nothing or not str(default) or "default: " in text:
         return text
     note = f"default: {default})"
     return f"{text[:-1]}; {note}" if text.endswith(")") else f"{text} ({note}"
-
-
-def _shown(default: Any) -> str | None:
-    """Return a default as it would be typed, or None for one that says nothing."""
-    if default is MISSING or default is None or isinstance(default, bool):
-        return None
-    if isinstance(default, tuple):
-        return " ".join(map(str, default)) or None
-    return str(default) or None

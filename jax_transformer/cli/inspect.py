@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jax_transformer.cli import streams
+from jax_transformer.cli import arguments
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config.option import Positional
 
@@ -22,7 +22,7 @@ def run(options: InspectOptions) -> int:
     """Print the content and return the exit code."""
     from jax_transformer.formats import registry
 
-    streams.show(registry.inspect(options.path), as_json=options.json)
+    arguments.show(registry.inspect(options.path), as_json=options.json)
     return 0
 
 

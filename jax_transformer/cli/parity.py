@@ -4,11 +4,12 @@ import json
 from dataclasses import dataclass
 from typing import Annotated
 
-from jax_transformer.cli import arguments, streams
+from jax_transformer.cli import arguments
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.storage import atomic
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,9 @@ class ParityOptions:
 def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
-    streams.check_output(options.html)
+    atomic.check_output(options.html)
     from jax_transformer.convert.models import ModelDescription
     from jax_transformer.parity import from_files
-    from jax_transformer.storage import atomic
 
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)

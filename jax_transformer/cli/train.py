@@ -34,10 +34,8 @@ class TrainCommand:
 
 def run(command: TrainCommand) -> int:
     """Train, print the run folder, and return the exit code."""
-    from jax_transformer.training.stop import stop_requests
-
     process.keep_freed_memory()
-    with stop_requests() as stop:  # from here on: importing JAX takes a second or two
+    with process.stop_requests() as stop:  # from here on: importing JAX takes a second or two
         with stop.at_once("stopped before anything was begun"):
             from jax_transformer.training import recipe
         with distributed.joined(command.distributed):

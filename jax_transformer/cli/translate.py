@@ -1,27 +1,37 @@
-"""``jax-transformer translate``: lines in, translations out."""
+"""``jax-transformer translate``: lines in as they come, translations out."""
 
+import contextlib
 import enum
+import io
+import queue
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
+from jax_transformer.data import parallel_text
 from jax_transformer.data.options import LongLine
 from jax_transformer.errors import ConfigError, Refusal, counted
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
-from jax_transformer.inference import engines
-from jax_transformer.inference.engines import Engine
+from jax_transformer.inference import Engine
+from jax_transformer.runtime import process
 from jax_transformer.storage import atomic
 
 if TYPE_CHECKING:
     from jax_transformer.inference.translation import Line, Translator
+
+WAIT = 0.1
+"""Seconds to wait for more lines after the first of a window."""
 
 
 class Precision(enum.StrEnum):
@@ -141,13 +151,12 @@ def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
     from jax_transformer.formats import registry
     from jax_transformer.inference import translation
-    from jax_transformer.runtime import process
 
     process.use_program_cache()
     overrides = vars(options.search) | vars(options.sampling)
     overrides["n_best"] = options.num_return_sequences
-    streams.check_output(options.output)
-    streams.check_output(options.attention)
+    atomic.check_output(options.output)
+    atomic.check_output(options.attention)
     if options.attention is not None and options.ensemble:
         raise ConfigError("--attention shows the weights of one model: leave out --ensemble")
     if options.attention is not None and options.engine is not Engine.JAX:
@@ -155,7 +164,7 @@ def run(options: TranslateOptions) -> int:
     if options.buffer < 1:
         raise ConfigError(f"buffer={options.buffer} must be at least 1")
     opened = registry.open(options.run, options.weights)
-    translator = engines.load(
+    translator = translation.load(
         opened,
         *(registry.open(other, options.weights) for other in options.ensemble),
         engine=options.engine,
@@ -199,15 +208,15 @@ def _translated(
     path = None if options.input == "-" else options.input
     if path is None and sys.stdin.isatty():
         print("reading lines from the terminal; Ctrl-D ends", file=sys.stderr)
-    windows = streams.windows(path, options.buffer)
     count, too_long = 0, []
     try:
-        with streams.output(options.output) as file, streams.interruptible() as asked:
+        with output(options.output) as file, interruptible() as asked:
+            windows = windows_of(path, options.buffer)
             for lines in translator.stream(windows, options.buffer, too_long=options.too_long):
                 texts = [
                     n_best_lines(line) if as_list else [line.hypotheses[0].text] for line in lines
                 ]
-                streams.write(file, chain.from_iterable(texts))
+                write(file, chain.from_iterable(texts))
                 count += len(lines)
                 too_long += [str(line.number + 1) for line in lines if line.too_long]
                 yield from lines
@@ -232,6 +241,107 @@ def _translated(
                 f"{', ...' if len(too_long) > 10 else ''}",
                 file=sys.stderr,
             )
+
+
+# Lines out and in
+
+
+@contextlib.contextmanager
+def output(path: str | None) -> Iterator[io.TextIOBase]:
+    """Standard output or a file for :func:`write`, in UTF-8 whatever the locale.
+
+    Standard output is None or ``-``. Until all lines are written, those of a file are in
+    FILE.partial, which stays after an error.
+    """
+    if path is None or path == atomic.STDOUT:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        stdout: Any = sys.stdout
+        yield stdout
+    else:
+        with atomic.growing_file(Path(path)) as file:
+            yield file
+
+
+def write(file: io.TextIOBase, lines: Iterable[str]) -> None:
+    """Write lines at once. A line feed within one becomes a space."""
+    file.write("".join(line.replace("\n", " ") + "\n" for line in lines))
+    file.flush()
+
+
+def windows_of(path: str | None, size: int) -> Iterator[list[str]]:
+    """Yield the lines of a file or of standard input as they come, at most ``size`` at a time.
+
+    A window ends when it is full, or a short wait after its first line. A thread reads ahead.
+    Raises InputError if a file cannot be read or is empty; standard input may be empty.
+    """
+    chunks: queue.Queue[list[str] | Exception | None] = queue.Queue(16)
+    threading.Thread(target=_read, args=(path, chunks), daemon=True).start()
+    lines: list[str] = []
+    while True:
+        until = None
+        while len(lines) < size:
+            if lines and until is None:
+                until = time.monotonic() + WAIT
+            try:
+                chunk = chunks.get(timeout=until and max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if isinstance(chunk, Exception):
+                raise chunk
+            if chunk is None:
+                yield lines
+                return
+            lines += chunk
+        yield lines[:size]
+        lines = lines[size:]
+
+
+def _read(path: str | None, chunks: "queue.Queue[list[str] | Exception | None]") -> None:
+    """Put the lines of a file into a queue as they come, then None or the error that ended it."""
+    try:
+        for lines in _standard_input() if path is None else parallel_text.read_chunks(path):
+            chunks.put(lines)
+        chunks.put(None)
+    except Exception as error:
+        chunks.put(error)
+
+
+def _standard_input() -> Iterator[list[str]]:
+    """Yield the lines of standard input as they come.
+
+    Python's own buffer is not used: at exit, Python aborts if a thread still waits in that.
+    """
+    buffer: Any = sys.stdin.buffer
+    reader = io.BufferedReader(getattr(buffer, "raw", buffer))
+    try:
+        yield from parallel_text.split_chunks(reader, "standard input")
+    finally:
+        reader.detach()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt, and set an event.
+
+    The event is to be looked at now and then: Python drops an exception that a signal raises in a
+    callback of the garbage collector.
+    """
+    asked = threading.Event()
+
+    def interrupt() -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    # A shell starts what runs in the background with SIGINT ignored, and so it stays
+    heeded = [n for n in process.STOPPING if signal.getsignal(n) is not signal.SIG_IGN]
+    with process.on_signals(interrupt, raising=KeyboardInterrupt, numbers=heeded):
+        try:
+            yield asked
+        except ValueError as error:  # jaxlib makes it of an exception while it compares arguments
+            if asked.is_set() and not isinstance(error, Refusal):
+                raise KeyboardInterrupt from error
+            raise
 
 
 COMMAND = Command(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from jaxtyping import Int
 
-from jax_transformer import transformer
+from jax_transformer import inference, transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.options import LongLine
@@ -20,7 +20,9 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.inference import Engine
 from jax_transformer.nn import sharding
+from jax_transformer.runtime import process
 from jax_transformer.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -200,9 +202,8 @@ class Translator:
         :class:`Hypothesis` of each line instead, as :meth:`hypotheses` does.
         """
         several = self.hypotheses(lines, **options)
-        if any(
-            options.get(name) is not None for name in ("num_return_sequences", "num_hypotheses")
-        ):
+        asked = (options.get("num_return_sequences"), options.get("num_hypotheses"))
+        if asked != (None, None):
             return several
         return [best[0].text for best in several]
 
@@ -326,6 +327,30 @@ class Translator:
         ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
         ids = ids[: ends[0] + 1] if len(ends) else ids
         return Hypothesis(self.tokenizer.decode(ids), ids, None if np.isnan(score) else score)
+
+
+def load(
+    opened: "Pretrained",
+    *others: "Pretrained",
+    engine: Engine = Engine.JAX,
+    quantization: str | None = None,
+    precision: str | None = None,
+    **settings: Any,
+) -> Translator:
+    """Return the translator of what :func:`jax_transformer.formats.registry.open` has opened.
+
+    Arguments are those of :meth:`Translator.from_opened`, and the engine. Raises ConfigError for
+    options that it does not have.
+    """
+    if engine is not Engine.JAX:
+        load_engine = process.load_entry_point(process.entry_points(inference.ENTRY_POINTS)[engine])
+        options = {"quantization": quantization, "precision": precision, **settings}
+        translator: Translator = load_engine(opened, *others, **options)
+        return translator
+    if quantization is not None:
+        engines = " or ".join([*Engine][1:]) or "another engine"
+        raise ConfigError(f"--quantization {quantization} is for --engine {engines}")
+    return Translator.from_opened(opened, *others, precision=precision, **settings)
 
 
 def empty_hypothesis(config: GenerationConfig) -> Hypothesis:

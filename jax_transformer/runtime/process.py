@@ -1,5 +1,7 @@
-"""A whole process: its memory, its cache of compiled programs, its signals, and the entry points of
-the packages that are installed for it.
+"""A whole process: its memory, its cache of compiled programs, its signals, requests to stop, and
+the entry points of the packages that are installed for it.
+
+Nothing here imports JAX before it is needed: a request may come while JAX is being imported.
 """
 
 import contextlib
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, Preempted
 
 # Of malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
@@ -140,6 +142,62 @@ def on_signals(
         if sys.unraisablehook is dropped:  # a failed save keeps a hook that silences its threads
             sys.unraisablehook = report
         restore()
+
+
+class Stop:
+    """A request to stop, which a run looks for after every step."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._at_once: str | None = None
+
+    def request(self) -> None:
+        """Ask the run to stop. Raises Preempted inside :meth:`at_once`."""
+        self.asked = True
+        if self._at_once is not None:
+            raise Preempted(self._at_once)
+
+    @contextlib.contextmanager
+    def at_once(self, message: str) -> Iterator[None]:
+        """Let a request end the work immediately, with this message: there is nothing to save."""
+        self._at_once = message
+        try:
+            if self.asked:
+                raise Preempted(message)
+            yield
+            if self.asked:  # the exception was lost, for example in a finalizer
+                raise Preempted(message)
+        except Exception as error:
+            # A library may have made another of it: jaxlib a ValueError, if it was comparing
+            # static arguments
+            if self.asked and not isinstance(error, Preempted):
+                raise Preempted(message) from error
+            raise
+        finally:
+            self._at_once = None
+
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Inside :meth:`at_once`: let a request end the work after this block and not within it.
+
+        It is for what several processes do together, and wait for each other in.
+        """
+        message, self._at_once = self._at_once, None
+        try:
+            yield
+        finally:
+            self._at_once = message
+        if message is not None and self.asked:
+            raise Preempted(message)
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Stop]:
+    """Yield a Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
+    stop = Stop()
+    # `at_once` raises it again
+    with on_signals(stop.request, raising=Preempted, once=True):
+        yield stop
 
 
 def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:

@@ -31,11 +31,11 @@ WINDOWS = os.name == "nt"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
-def check_output(path: str | Path) -> None:
-    """Raise ConfigError if no file can be written to ``path``: it is a folder, or its folder does
-    not exist.
+def check_output(path: str | Path | None) -> None:
+    """Raise ConfigError, before hours of work, if no file can be written to ``path``: it is a
+    folder, or its folder does not exist. None is no file.
     """
-    if is_stream(path):
+    if path is None or is_stream(path):
         return
     target = Path(os.path.realpath(path))
     if target.is_dir():

@@ -20,7 +20,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, huggingface_folder, run_files
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training.options import MeshOptions, TrainOptions
+from jax_transformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
     from jax_transformer.data.bpe_dropout import DroppedPairs
@@ -82,12 +82,8 @@ def prepare(
         )
         lengths = dropped.lengths(config.longest)
     widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
-    rows_multiple = devices()
-    rows = _recorded_rows(folder, widths, rows_multiple, options.mesh) or batches.rows_per_batch(
-        widths, data.tokens_per_batch, rows_multiple
-    )
+    rows = _rows(options, folder, widths, devices(), len(lengths))
     plan = BatchPlan(lengths, widths, rows, options.seed, weights(data, train, encoded))
-    _check_one_batch(plan, rows_multiple)
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -242,18 +238,27 @@ def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Transf
 # Batches
 
 
-def _recorded_rows(
-    folder: RunFolder, widths: tuple[int, ...], rows_multiple: int, mesh: MeshOptions
-) -> tuple[int, ...] | None:
-    """Return the rows per batch in data.json, or None without: batches stay the same.
+def _rows(
+    options: TrainOptions,
+    folder: RunFolder,
+    widths: tuple[int, ...],
+    rows_multiple: int,
+    pairs: int,
+) -> tuple[int, ...]:
+    """Return the rows per batch of each width: those in data.json, so that batches stay the same,
+    or as the options say.
 
-    Raises ConfigError if today's devices cannot share them.
+    Raises ConfigError if today's devices cannot share the recorded ones, InputError if no batch is
+    full: the widest bucket has the fewest rows, and gets the pairs left over in the others.
     """
+    mesh = options.mesh
     rows = _read_about(folder).get("rows") if folder.data.exists() else None
-    if not isinstance(rows, list) or len(rows) != len(widths):
-        return None
-    if not all(isinstance(n, int) and n > 0 for n in rows):
-        return None
+    if (
+        not isinstance(rows, list)
+        or len(rows) != len(widths)
+        or not all(isinstance(n, int) and n > 0 for n in rows)
+    ):
+        rows = batches.rows_per_batch(widths, options.data.tokens_per_batch, rows_multiple)
     common = math.gcd(*rows)
     if common % rows_multiple:
         usable = [n for n in range(mesh.fsdp, rows_multiple, mesh.fsdp) if common % n == 0]
@@ -262,25 +267,17 @@ def _recorded_rows(
             f"{folder.path}: {rows_multiple * mesh.tensor} devices cannot share this run's batches "
             f"of {', '.join(map(str, rows))} rows: continue with {remedy}, or give another --run"
         )
-    return tuple(rows)
-
-
-def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
-    """Raise InputError if no batch is full.
-
-    The widest bucket has the fewest rows, and gets the pairs that are left over in the others.
-    """
-    pairs, rows, width = len(plan.lengths), plan.rows[-1], plan.widths[-1]
-    if pairs < rows:
+    if pairs < rows[-1]:
         remedy = (
-            f"data.tokens_per_batch to {pairs * width}"
+            f"data.tokens_per_batch to {pairs * widths[-1]}"
             if pairs >= rows_multiple
             else f"devices, {rows_multiple} now,"
         )
         raise InputError(
-            f"{pairs} training pairs are less than one batch of {rows} rows of {width} tokens; "
-            f"lower {remedy} or give more text"
+            f"{pairs} training pairs are less than one batch of {rows[-1]} rows of {widths[-1]} "
+            f"tokens; lower {remedy} or give more text"
         )
+    return tuple(rows)
 
 
 # data.json

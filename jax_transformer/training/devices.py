@@ -61,12 +61,13 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
     rule = _rule(name)
     if len(rule) != len(shape):  # a step, a scale, or a factored moment
         return PartitionSpec()
-    dimensions: list[tuple[str, ...]] = [() for _ in shape]
+    dimensions: list[tuple[str, ...]] = [()] * len(shape)
     for axis in (TENSOR, FSDP):
         if axis not in rule:
             continue
-        own = rule.index(axis)
-        for i in (own, *(i for i in range(len(shape)) if i != own)):
+        others = list(range(len(shape)))
+        own = others.pop(rule.index(axis))
+        for i in (own, *others):
             axes = (*dimensions[i], axis)
             if shape[i] % math.prod(map(sizes.__getitem__, axes)) == 0:
                 dimensions[i] = axes

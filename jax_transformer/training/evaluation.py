@@ -21,8 +21,7 @@ from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import ConfigError, InputError, counted
 from jax_transformer.formats import registry
 from jax_transformer.generate.prepare import ModelStructure
-from jax_transformer.inference import engines, translation
-from jax_transformer.inference.engines import Engine
+from jax_transformer.inference import Engine, translation
 from jax_transformer.inference.translation import Translator
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
@@ -173,19 +172,6 @@ class Evaluation(NamedTuple):
     hypotheses: list[str]
 
 
-class TestSet(NamedTuple):
-    """The text of a test set."""
-
-    name: str
-    """Its source file, for messages."""
-    lines: list[tuple[str, str]]
-    """Every pair, in order."""
-    complete: Pairs
-    """Those without an empty side."""
-    references: list[list[str]]
-    """More references of the complete pairs, a list for each file."""
-
-
 def evaluate(
     run: str,
     source: str | None,
@@ -225,11 +211,11 @@ def evaluate(
         languages: the source's and the target's, for a tokenizer with languages.
         ensemble: other folders, whose models' probabilities are averaged with ``run``'s.
         precision, tokens_per_batch: see :meth:`Translator.load`.
-        engine, quantization: see :func:`.engines.load`. Only JAX gives a loss.
+        engine, quantization: see :func:`.translation.load`. Only JAX gives a loss.
     """
     comet_score = None if comet is None else load_comet(comet)
     opened = registry.open(run, weights)
-    translator = engines.load(
+    translator = translation.load(
         opened,
         *(registry.open(other, weights) for other in ensemble),
         engine=engine,
@@ -243,60 +229,31 @@ def evaluate(
     message = translation.without_cache(translator.model.config)
     if message and engine is Engine.JAX:
         print(message, file=sys.stderr)
-    test_set = _read(source, target, pairs, fields, references)
-    encoding.encode_sources(
-        [s for s, _ in test_set.lines],
-        translator.tokenizer,
-        translator.model.config.longest,
-        f"{test_set.name}: ",
-    )
-    translated = translator([s for s, _ in test_set.complete.pairs])
-    report = {
-        "weights": opened.weights,
-        "step": opened.step,
-        **({"ensemble": list(ensemble)} if ensemble else {}),
-        **_engine(engine, quantization),
-        **_scores(test_set, translated, bootstrap),
-    }
+    name, lines, complete, others = _read(source, target, pairs, fields, references)
+    scored, sources = complete.pairs, [line for line, _ in lines]
+    longest = translator.model.config.longest
+    encoding.encode_sources(sources, translator.tokenizer, longest, f"{name}: ")
+    translated = translator([line for line, _ in scored])
+    report: dict[str, Any] = {"weights": opened.weights, "step": opened.step}
+    if ensemble:
+        report["ensemble"] = list(ensemble)
+    if engine is not Engine.JAX:
+        report |= {"engine": engine.value, "quantization": quantization or "float32"}
+    report |= {"pairs": len(scored), "dropped_empty": complete.dropped_empty}
+    targets = [line for _, line in scored]
+    report |= score(translated, targets, *others, names=tuple(METRICS), bootstrap=bootstrap)
     if comet_score is not None:
-        report["comet"] = comet_score(test_set.complete.pairs, translated)
+        report["comet"] = comet_score(scored, translated)
     if engine is Engine.JAX:
-        report |= _losses(translator, test_set.complete.pairs)
-    return Evaluation(report, _in_place(test_set.lines, translated))
-
-
-def _engine(engine: Engine, quantization: str | None) -> dict[str, Any]:
-    """Return the engine, if it is not JAX, and its numbers."""
-    if engine is Engine.JAX:
-        return {}
-    return {"engine": engine.value, "quantization": quantization or "float32"}
-
-
-def _scores(test_set: TestSet, translated: Sequence[str], bootstrap: int) -> dict[str, Any]:
-    """Return the number of pairs and sacreBLEU's figures."""
-    complete = test_set.complete
-    targets = [target for _, target in complete.pairs]
-    return {
-        "pairs": len(complete.pairs),
-        "dropped_empty": complete.dropped_empty,
-        **score(
-            translated,
-            targets,
-            *test_set.references,
-            names=tuple(METRICS),
-            bootstrap=bootstrap,
-        ),
-    }
-
-
-def _losses(translator: Translator, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """Loss and perplexity, None if no pair can be counted, and the number of those that cannot."""
-    total, tokens, pairs_counted = loss(translator, pairs)
-    return {
-        "loss": total / tokens if tokens else None,
-        "perplexity": math.exp(total / tokens) if tokens else None,
-        "left_out_of_loss": len(pairs) - pairs_counted,
-    }
+        total, tokens, pairs_counted = loss(translator, scored)
+        report |= {
+            "loss": total / tokens if tokens else None,
+            "perplexity": math.exp(total / tokens) if tokens else None,
+            "left_out_of_loss": len(scored) - pairs_counted,
+        }
+    left = iter(translated)
+    in_place = [next(left) if s.strip() and t.strip() else "" for s, t in lines]
+    return Evaluation(report, in_place)
 
 
 def readable(report: dict[str, Any]) -> Iterator[str]:
@@ -362,38 +319,23 @@ def _read(
     pairs: str | None,
     fields: tuple[str, str],
     references: Sequence[str],
-) -> TestSet:
-    """Return the text of two files or of one file of pairs, with files of more references."""
+) -> tuple[str, list[tuple[str, str]], Pairs, list[list[str]]]:
+    """Return a test set: its name for messages, every pair, those without an empty side, and for
+    each file of more references those of the complete pairs.
+    """
     if pairs is not None:
         name, lines = pairs, parallel_text.read_pair_lines(pairs, *fields)
     else:
-        name, lines = source or "", _read_lines(source or "", target or "")
-    complete = parallel_text.checked(lines, name)
-    others = [_of_complete(lines, _read_references(path, len(lines), name)) for path in references]
-    return TestSet(name, lines, complete, others)
-
-
-def _read_lines(source: str, target: str) -> list[tuple[str, str]]:
-    """Return the pairs of two files of lines, each of which is read once: it may be a pipe."""
-    sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)
-    parallel_text.paired(sources, targets, source, target)  # as many lines, and not the same
-    return list(zip(sources, targets, strict=True))
-
-
-def _read_references(path: str, count: int, name: str) -> list[str]:
-    """Return the lines of one more file of references, as many as the test set ``name`` has."""
-    lines = parallel_text.read_lines(path)
-    if len(lines) != count:
-        raise InputError(f"{name} has {counted(count, 'line')} and {path} has {len(lines)}")
-    return lines
-
-
-def _of_complete(pairs: Sequence[tuple[str, str]], lines: Sequence[str]) -> list[str]:
-    """Return the lines next to pairs that have no empty side."""
-    return [x for (s, t), x in zip(pairs, lines, strict=True) if s.strip() and t.strip()]
-
-
-def _in_place(pairs: Sequence[tuple[str, str]], translated: list[str]) -> list[str]:
-    """Return a line for each pair: its translation, or nothing if a side is empty."""
-    left = iter(translated)
-    return [next(left) if s.strip() and t.strip() else "" for s, t in pairs]
+        name, target = source or "", target or ""
+        # Each is read once: it may be a pipe
+        sources, targets = parallel_text.read_lines(name), parallel_text.read_lines(target)
+        parallel_text.paired(sources, targets, name, target)  # as many lines, and not the same
+        lines = list(zip(sources, targets, strict=True))
+    complete, others = parallel_text.checked(lines, name), []
+    for path in references:
+        more = parallel_text.read_lines(path)
+        if len(more) != len(lines):
+            raise InputError(f"{name} has {counted(len(lines), 'line')} and {path} has {len(more)}")
+        in_both = zip(lines, more, strict=True)
+        others.append([line for (s, t), line in in_both if s.strip() and t.strip()])
+    return name, lines, complete, others

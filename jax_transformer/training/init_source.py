@@ -113,31 +113,24 @@ def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
     assert opened.config is not None, "folders tell their model"
     opened.config.check_text("training")
     path, data = opened.path, options.data
-    tokenizer = _tokenizer(_own_tokenizer(opened, data), options, path)
+    tokenizer = _tokenizer(opened, data)
     config = _fitted(opened.config, options.model, tokenizer, path)
     dtypes = {tensor.dtype for tensor in opened.tensors.values() if tensor.dtype in FLOATS}
     extra = path if opened.run is None else path / folders.IN_RUN
+    combined = hashlib.sha256()  # of the files' hashes, in order
+    for each in (path / folders.CONFIG, *opened.files):
+        with open(each, "rb") as file:
+            combined.update(hashlib.file_digest(file, "sha256").digest())
     return InitSource(
         path,
         config,
         tokenizer,
-        _sha256([path / folders.CONFIG, *opened.files]),
+        combined.hexdigest(),
         frozenset(dtypes),
         _files(opened, config, tokenizer, data),
         _greedy(extra, config, tokenizer),
         opened,
     )
-
-
-def _own_tokenizer(opened: Pretrained, data: DataOptions) -> Vocabulary | None:
-    if not opened.has_tokenizer:
-        return None
-    if opened.format.name == "hf":
-        return opened.tokenizer(data.source_lang, data.target_lang)
-    own = opened.tokenizer()
-    if isinstance(own, HuggingFaceTokenizer):
-        return own.with_languages(data.source_lang, data.target_lang)
-    return own
 
 
 def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
@@ -160,9 +153,14 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
     return array.astype(np.float32, copy=False)
 
 
-def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
+def _tokenizer(opened: Pretrained, data: DataOptions) -> Vocabulary:
     """Return the model's own tokenizer, or the one in the options if it has none."""
-    data, separate = options.data, encoding.named_tokenizer(options.data)
+    path, own, languages = opened.path, None, (data.source_lang, data.target_lang)
+    if opened.has_tokenizer:
+        own = opened.tokenizer(*(languages if opened.format.name == "hf" else ()))
+        if opened.format.name != "hf" and isinstance(own, HuggingFaceTokenizer):
+            own = own.with_languages(*languages)
+    separate = encoding.named_tokenizer(data)
     if own is not None and separate is not None:
         raise ConfigError(
             f"data.tokenizer={data.tokenizer}: {path} has the tokenizer that its model was trained "
@@ -268,12 +266,3 @@ def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> Gen
         decoder_start_token_id=settings.decoder_start_token_id,
         eos_token_id=settings.eos_token_id,
     )
-
-
-def _sha256(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of the files' hashes, in order."""
-    combined = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as file:
-            combined.update(hashlib.file_digest(file, "sha256").digest())
-    return combined.hexdigest()

@@ -204,28 +204,20 @@ class TensorBoard:
         self._writer: Any = None
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        if self._writer is None:
-            self._writer = self._open(
-                step if any(name.startswith("train/") for name in values) else step + 1
+        if self._writer is None:  # a new event file
+            earlier = len(list(self._path.iterdir())) if self._path.exists() else 0
+            # TensorBoard no longer shows the events of earlier files from this step on: a resumed
+            # run measures them again. One that is resumed for a validation keeps the training line
+            # of that step
+            void = step if any(name.startswith("train/") for name in values) else step + 1
+            self._writer = self._make(
+                str(self._path),
+                purge_step=void if earlier else None,
+                flush_secs=FLUSH_SECONDS,
+                filename_suffix=f".{earlier}",
             )
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-
-    def _open(self, void: int) -> Any:
-        """Return a writer to a new event file.
-
-        TensorBoard no longer shows the events of earlier files from step ``void`` on: a resumed run
-        measures them again. A run that is resumed for a validation keeps the training line of that
-        step.
-        """
-        earlier = len(list(self._path.iterdir())) if self._path.exists() else 0
-        purge = void if earlier else None
-        return self._make(
-            str(self._path),
-            purge_step=purge,
-            flush_secs=FLUSH_SECONDS,
-            filename_suffix=f".{earlier}",
-        )
 
     def close(self) -> None:
         if self._writer is not None:

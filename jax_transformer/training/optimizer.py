@@ -1,25 +1,158 @@
-"""Optimizers and learning rates by Optax, in the arithmetic of torch.optim and clip_grad_norm_.
+"""The optimizer and the learning rate: their options, ``--optimizer.*`` of ``train``, and what they
+are in Optax, in the arithmetic of torch.optim and clip_grad_norm_.
 
 What the two libraries have in common (AdamW, Adam, SGD with momentum) is equal step by step;
-Adafactor and Lion are Optax's.
+Adafactor and Lion are Optax's. The options alone load no JAX.
 """
 
-from collections.abc import Callable
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import optax
+from jax_transformer.config.option import Option, Rare
+from jax_transformer.errors import ConfigError
 
-from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
-
-Chain = tuple[optax.GradientTransformation, ...]
+if TYPE_CHECKING:
+    import optax
 
 
-def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
+class OptimizerName(enum.StrEnum):
+    """The optimizer, with the paper that describes it."""
+
+    ADAMW = "adamw"  # Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101
+    ADAM = "adam"  # Kingma and Ba 2015, https://arxiv.org/abs/1412.6980
+    SGD = (
+        "sgd"  # momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
+    )
+    ADAFACTOR = "adafactor"  # Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235
+    LION = "lion"  # Chen et al. 2023, https://arxiv.org/abs/2302.06675
+
+
+class Schedule(enum.StrEnum):
+    """The learning rate after its linear warm-up."""
+
+    COSINE = "cosine"  # to zero at the last step: Loshchilov and Hutter 2017, without restarts
+    INVERSE_SQRT = "inverse_sqrt"  # with the root of the step: Vaswani et al. 2017, section 5.3
+    LINEAR = "linear"  # to zero at the last step: Devlin et al. 2019
+    CONSTANT = "constant"
+
+
+_ADAMS = (OptimizerName.ADAMW, OptimizerName.ADAM)
+USED_BY: dict[str, tuple[OptimizerName, ...]] = {
+    "beta1": (*_ADAMS, OptimizerName.LION),
+    "beta2": (*_ADAMS, OptimizerName.LION),
+    "epsilon": _ADAMS,
+    "momentum": (OptimizerName.SGD,),
+    "nesterov": (OptimizerName.SGD,),
+}
+"""The options that only some optimizers have. Every other option is for all of them."""
+
+
+class LearningRate(NamedTuple):
+    """A learning rate that rises linearly to its peak, then follows a schedule."""
+
+    learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+
+
+FROM_SCRATCH = LearningRate(3e-3, Schedule.COSINE, 200)
+"""The defaults for random weights: small models, AdamW."""
+FINE_TUNING = LearningRate(5e-5, Schedule.LINEAR, 100)
+"""The defaults with ``init``: a higher rate would undo the training of those weights."""
+ADAPTERS = LearningRate(2e-4, Schedule.LINEAR, 100)
+"""The defaults with ``init`` for low-rank adapters, which begin at zero and need a higher rate.
+
+Hu et al. 2021, appendix D (https://arxiv.org/abs/2106.09685): the rate of GPT-2 and GPT-3."""
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Optimizer, learning rate and loss."""
+
+    name: Annotated[OptimizerName, Option(synonyms="optimizer optim")] = OptimizerName.ADAMW
+    """Optimizer; each needs another learning rate."""
+    learning_rate: Annotated[float | None, Option(synonyms="lr max_lr")] = None
+    """Highest learning rate; with --init 5e-5, or 2e-4 for LoRA."""
+    schedule: Annotated[
+        Schedule | None, Option(synonyms="lr_scheduler lr_scheduler_type scheduler")
+    ] = None
+    """Schedule after warm-up; linear with --init."""
+    warmup_steps: Annotated[
+        int | None, Option(synonyms="warmup num_warmup_steps warmup_updates")
+    ] = None
+    """Steps of linear warm-up; 100 with --init."""
+    beta1: Rare[float] = 0.9
+    """Decay of the mean gradient (adamw, adam, lion)."""
+    beta2: Rare[float] = 0.98
+    """Decay of the mean square (adamw, adam, lion)."""
+    epsilon: Rare[float] = 1e-9
+    """Added to the mean square's root (adamw, adam)."""
+    momentum: Rare[float] = 0.9
+    """Decay of past gradients (sgd; 0: none)."""
+    nesterov: Rare[bool] = False
+    """Use Nesterov momentum (sgd)."""
+    weight_decay: float = 0.01
+    """Weight decay; an L2 penalty for adam and sgd."""
+    clip_norm: Annotated[float, Option(synonyms="max_grad_norm clip grad_clip")] = 1.0
+    """Clip gradients to this global norm (0: off)."""
+    label_smoothing: float = 0.1
+    """Label smoothing of the training loss."""
+    accumulate: Annotated[
+        int, Option(synonyms="gradient_accumulation_steps grad_accum update_freq")
+    ] = 1
+    """Batches per update."""
+    ema: float = 0.0
+    """Decay of an average of the weights (0: off)."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+        for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1"
+                )
+        if self.accumulate < 1:
+            raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
+        for name in ("learning_rate", "epsilon"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
+        unused = []
+        for field in dataclasses.fields(self):
+            owners, value = USED_BY.get(field.name, (self.name,)), getattr(self, field.name)
+            if self.name not in owners and value != field.default:
+                unused.append(f"optimizer.{field.name}={value} (only for {', '.join(owners)})")
+        if unused:
+            raise ConfigError(
+                f"{', '.join(unused)}: has no meaning with optimizer.name={self.name.value}"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
+
+    @property
+    def given_rate(self) -> dict[str, Any]:
+        """The options of the learning rate that are given."""
+        rate = (self.learning_rate, self.schedule, self.warmup_steps)
+        return {n: v for n, v in zip(LearningRate._fields, rate, strict=True) if v is not None}
+
+    @property
+    def rate(self) -> LearningRate:
+        """The learning rate; of training from scratch for what is not given."""
+        return FROM_SCRATCH._replace(**self.given_rate)
+
+
+def schedule(options: OptimizerOptions, steps: int) -> "optax.Schedule":
     """Return the learning rate of step 0, 1, ..., of a run of ``steps``.
 
     It rises linearly to its peak at step ``warmup_steps``, then goes on as the options say.
     """
+    import jax.numpy as jnp
+    import optax
+
     peak, kind, warmup = options.rate
     start, remaining = float(max(1, warmup)), max(1, steps - warmup)
     after = {
@@ -39,74 +172,52 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
     return optax.join_schedules([lambda count: peak * (count + 1) / (warmup + 1), after], [warmup])
 
 
-def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+def clip_by_global_norm(max_norm: float) -> "optax.GradientTransformation":
     """PyTorch's clipping: multiply by ``max_norm / (norm + 1e-6)`` if that is below 1.
 
     ``optax.clip_by_global_norm`` divides by the norm without the 1e-6.
     """
+    import jax
+    import jax.numpy as jnp
+    import optax
 
-    def update(updates, state, params=None):
-        del params
+    def update(updates: Any, params: Any) -> Any:
         factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(update)
 
 
-def make(options: OptimizerOptions, steps: int) -> optax.GradientTransformation:
+def make(options: OptimizerOptions, steps: int) -> "optax.GradientTransformation":
     """Return the optimizer of a run of ``steps``: clipping, the named rule, then the learning
     rate.
+
+    As in torch.optim, ``weight_decay`` is an L2 penalty for Adam and SGD, which has no dampening.
     """
+    import optax
+
+    decay = optax.add_decayed_weights(options.weight_decay)
+    rule: tuple[optax.GradientTransformation, ...]
+    match options.name:
+        case OptimizerName.ADAMW | OptimizerName.ADAM:
+            adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
+            rule = (adam, decay) if options.name is OptimizerName.ADAMW else (decay, adam)
+        case OptimizerName.SGD:
+            momentum = optax.trace(options.momentum, options.nesterov)
+            rule = (decay, momentum if options.momentum else optax.identity())
+        case OptimizerName.ADAFACTOR:
+            # optax.adafactor with its own numbers, without momentum and relative to the size of
+            # each array, but with weight decay times the learning rate, as the others have it
+            rule = (
+                optax.scale_by_factored_rms(),
+                optax.clip_by_block_rms(1.0),
+                optax.scale_by_param_block_rms(),
+                decay,
+            )
+        case OptimizerName.LION:
+            rule = (optax.scale_by_lion(options.beta1, options.beta2), decay)
     return optax.chain(
         clip_by_global_norm(options.clip_norm) if options.clip_norm else optax.identity(),
-        *_CHAINS[options.name](options),
+        *rule,
         optax.scale_by_learning_rate(schedule(options, steps)),
     )
-
-
-def _adamw(options: OptimizerOptions) -> Chain:
-    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
-    return adam, optax.add_decayed_weights(options.weight_decay)
-
-
-def _adam(options: OptimizerOptions) -> Chain:
-    """Adam with an L2 penalty, as ``torch.optim.Adam(weight_decay=...)``."""
-    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
-    return optax.add_decayed_weights(options.weight_decay), adam
-
-
-def _sgd(options: OptimizerOptions) -> Chain:
-    """SGD with an L2 penalty, as ``torch.optim.SGD(weight_decay=...)`` without dampening."""
-    momentum = optax.trace(options.momentum, options.nesterov)
-    return (
-        optax.add_decayed_weights(options.weight_decay),
-        momentum if options.momentum else optax.identity(),
-    )
-
-
-def _adafactor(options: OptimizerOptions) -> Chain:
-    """Adafactor without momentum; the learning rate is relative to the size of each array.
-
-    ``optax.adafactor`` with its own numbers, but with weight decay times the learning rate, as the
-    other optimizers have it.
-    """
-    return (
-        optax.scale_by_factored_rms(),
-        optax.clip_by_block_rms(1.0),
-        optax.scale_by_param_block_rms(),
-        optax.add_decayed_weights(options.weight_decay),
-    )
-
-
-def _lion(options: OptimizerOptions) -> Chain:
-    lion = optax.scale_by_lion(options.beta1, options.beta2)
-    return lion, optax.add_decayed_weights(options.weight_decay)
-
-
-_CHAINS: dict[OptimizerName, Callable[[OptimizerOptions], Chain]] = {
-    OptimizerName.ADAMW: _adamw,
-    OptimizerName.ADAM: _adam,
-    OptimizerName.SGD: _sgd,
-    OptimizerName.ADAFACTOR: _adafactor,
-    OptimizerName.LION: _lion,
-}

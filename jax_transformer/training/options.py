@@ -19,7 +19,7 @@ from jax_transformer.config.option import Option
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training.optimizer_options import (
+from jax_transformer.training.optimizer import (
     ADAPTERS,
     FINE_TUNING,
     FROM_SCRATCH,

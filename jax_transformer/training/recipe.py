@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from jax_transformer.config import codec
 from jax_transformer.errors import counted
 from jax_transformer.runtime import distributed, process
+from jax_transformer.runtime.process import Stop
 from jax_transformer.storage import run_files
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, metrics_logger, resume
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.stop import Stop
 
 if TYPE_CHECKING:
     from jax_transformer.architectures.base import Architecture

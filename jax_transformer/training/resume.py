@@ -21,7 +21,7 @@ from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, checkpoint, run_folder, saving
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder, best_first
-from jax_transformer.training.optimizer_options import FROM_SCRATCH
+from jax_transformer.training.optimizer import FROM_SCRATCH
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,

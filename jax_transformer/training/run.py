@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted, counted
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.runtime import distributed
+from jax_transformer.runtime.process import Stop
 from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
@@ -30,7 +32,6 @@ from jax_transformer.training.evaluation import Validation
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.step import Arrays, TrainState, TrainStep
-from jax_transformer.training.stop import Stop
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
@@ -48,7 +49,7 @@ def abstract_state(
 
 def _weights(model: Any) -> list[dict[str, Any]]:
     """Return the parameters and the frozen arrays of a model by dotted path."""
-    return [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
+    return [transformer.flatten(model, nnx.Param), transformer.flatten(model, Frozen)]
 
 
 def start(
@@ -95,7 +96,7 @@ def make_step(options: TrainOptions, config: TransformerConfig, state: TrainStat
         options.optimizer.label_smoothing,
         options.optimizer.ema,
         options.loss_chunks,
-        jax.tree.map(lambda x: x.sharding, state),
+        jax.tree.map(attrgetter("sharding"), state),
     )
 
 
@@ -116,8 +117,8 @@ class Run:
         self.validation = Validation(options, corpus, devices)
         about = checkpoint.read_manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
-        average = checkpoint.steps(folder.averaged)
         if distributed.first():
+            average = checkpoint.steps(folder.averaged)
             # Averages of later steps are out of date: those steps are made again
             saving.prune(folder.averaged, [step for step in average if step <= began])
             folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
@@ -249,13 +250,8 @@ class Run:
     def _groups(self, began: int) -> Iterator[list[Batch]]:
         """Yield the batches of each update after step ``began``, on the devices."""
         each, corpus = self.options.optimizer.accumulate, self.corpus
-        stream = batches.train_stream(
-            corpus.train,
-            corpus.plan,
-            began * each,
-            self.options.steps * each,
-            dropped=corpus.dropped,
-        )
+        first, end = began * each, self.options.steps * each
+        stream = batches.train_stream(corpus.train, corpus.plan, first, end, dropped=corpus.dropped)
         try:
             while group := list(itertools.islice(map(self.devices.divide, stream), each)):
                 yield group

@@ -33,7 +33,7 @@ from jax_transformer.storage import checkpoint, run_folder, saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source, optimizer, run, step
 from jax_transformer.training.devices import Devices
-from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import TrainOptions, read_options
 from parity_tests.unit import helpers
 from parity_tests.unit.training.test_step import batch_of

@@ -11,7 +11,7 @@ import optax
 
 from jax_transformer.convert.training_state.torch_optimizer import ADAM, ADAMW, SGD, Moments
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 
 _KINDS: dict[str, type] = {
     ADAMW: optax.ScaleByAdamState,

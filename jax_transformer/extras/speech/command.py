@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from jax_transformer.cli import streams
+from jax_transformer.cli import translate
 from jax_transformer.cli.arguments import Command
 from jax_transformer.cli.translate import NumBeams, Precision, with_precision
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
+from jax_transformer.storage import atomic
 
 if TYPE_CHECKING:
     from jax_transformer.extras.speech.transcription import Transcript
@@ -56,7 +57,7 @@ def run(options: TranscribeOptions) -> int:
     from jax_transformer.runtime import process
 
     process.use_program_cache()
-    streams.check_output(options.output)
+    atomic.check_output(options.output)
     transcriber = transcription.Transcriber.load(
         options.run, options.weights, precision=options.precision, beam=options.num_beams
     )
@@ -69,8 +70,8 @@ def run(options: TranscribeOptions) -> int:
         task=options.task,
         timestamps=timestamps or options.json,
     )
-    with streams.output(options.output) as file:
-        streams.write(file, _lines(transcript, timestamps, options))
+    with translate.output(options.output) as file:
+        translate.write(file, _lines(transcript, timestamps, options))
     return 0
 
 

@@ -12,7 +12,7 @@ from jax_transformer.cli import config_file
 from jax_transformer.cli import train as train_command
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError, Refusal
-from jax_transformer.training.optimizer_options import Schedule
+from jax_transformer.training.optimizer import Schedule
 from jax_transformer.training.options import Precision, TrainOptions
 from parity_tests.unit import runs
 

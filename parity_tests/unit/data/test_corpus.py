@@ -19,7 +19,7 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, recipe
-from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import ModelOptions, TrainOptions
 
 WORDS = dict(

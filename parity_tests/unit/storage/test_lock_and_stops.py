@@ -10,13 +10,12 @@ import jax
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.cli import streams
+from jax_transformer.cli import translate
 from jax_transformer.errors import LockedError, Preempted
 from jax_transformer.runtime import process
 from jax_transformer.storage import run_folder
 from jax_transformer.training import devices, recipe
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.stop import Stop, stop_requests
 from parity_tests.unit import runs
 
 # The lock
@@ -91,7 +90,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
     seen = []
     before = signal.signal(number, lambda *_: seen.append("before us"))
     try:
-        with stop_requests() as stop:
+        with process.stop_requests() as stop:
             assert not stop.asked
             signal.raise_signal(number)
             assert stop.asked and seen == []
@@ -104,7 +103,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
 
 
 def test_a_stop_request_ends_work_that_has_nothing_to_save():
-    with stop_requests() as stop:
+    with process.stop_requests() as stop:
         with pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
             signal.raise_signal(signal.SIGTERM)
             raise AssertionError("reached")
@@ -114,7 +113,7 @@ def test_a_stop_request_ends_work_that_has_nothing_to_save():
 
 
 def test_otherwise_a_stop_request_waits():
-    stop = Stop()
+    stop = process.Stop()
     with stop.at_once("now"):
         pass
     stop.request()
@@ -130,7 +129,7 @@ def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
 
     went_on = False
     with (
-        stop_requests() as stop,
+        process.stop_requests() as stop,
         pytest.raises(Preempted, match="nothing yet"),
         stop.at_once("nothing yet"),
     ):
@@ -163,7 +162,7 @@ def compare_static_arguments(number):
 
 def test_a_stop_request_that_jaxlib_turns_into_another_error_still_ends_the_work():
     with (
-        stop_requests() as stop,
+        process.stop_requests() as stop,
         pytest.raises((Preempted, ValueError)) as ended,
         stop.at_once("nothing yet"),
     ):
@@ -185,7 +184,7 @@ def test_a_request_is_put_off_while_processes_take_their_devices_together(monkey
     monkeypatch.setattr(devices.Devices, "take", take)
     with (
         pytest.raises(Preempted, match="nothing yet"),
-        stop_requests() as stop,
+        process.stop_requests() as stop,
         stop.at_once("nothing yet"),
     ):
         recipe._devices(TrainOptions(), stop)
@@ -202,9 +201,9 @@ def test_a_ctrl_c_that_jaxlib_turns_into_another_error_is_one_line(monkeypatch, 
 
 
 def test_a_ctrl_c_that_jaxlib_turns_into_another_error_ends_a_translation():
-    with pytest.raises(KeyboardInterrupt), streams.interruptible():
+    with pytest.raises(KeyboardInterrupt), translate.interruptible():
         compare_static_arguments(signal.SIGTERM)
-    with pytest.raises(ValueError, match="no signal"), streams.interruptible():
+    with pytest.raises(ValueError, match="no signal"), translate.interruptible():
         raise ValueError("no signal")
 
 
@@ -214,7 +213,7 @@ def test_a_second_ctrl_c_swallowed_by_a_finalizer_still_interrupts(capsys):
             signal.raise_signal(signal.SIGINT)
 
     went_on = False
-    with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
+    with pytest.raises(KeyboardInterrupt), process.stop_requests() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.asked
         Finalized()

@@ -15,7 +15,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.generate import prepare
 from jax_transformer.nn import blocks
 from jax_transformer.training import optimizer, step
-from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerOptions
 from parity_tests import preset_names
 from parity_tests.unit import helpers
 from parity_tests.unit.training.test_step import strict_off

@@ -9,16 +9,16 @@ import pytest
 
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import NonFiniteLossError, Preempted
+from jax_transformer.runtime.process import Stop
 from jax_transformer.storage import checkpoint, saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import run as training_run
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.evaluation import ValidationReport
-from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import Criterion, TrainOptions
 from jax_transformer.training.step import TrainState
-from jax_transformer.training.stop import Stop
 from parity_tests.unit import runs
 
 SCORES = dict.fromkeys(("bleu", "chrf", "exact_match"), 1.0) | {"signatures": {}}

@@ -21,7 +21,7 @@ from jax_transformer.nn import sharding
 from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
 from jax_transformer.training import devices, optimizer, step
 from jax_transformer.training.devices import Devices
-from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 from jax_transformer.training.options import MeshOptions
 from parity_tests import preset_names
 from parity_tests.unit import helpers, on_meshes, runs

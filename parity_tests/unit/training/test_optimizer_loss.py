@@ -13,7 +13,7 @@ import pytest
 from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
 from jax_transformer.training import loss, optimizer, step
-from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
+from jax_transformer.training.optimizer import OptimizerOptions, Schedule
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
 
 PAD = 2

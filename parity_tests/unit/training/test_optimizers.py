@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer
-from jax_transformer.training.optimizer_options import (
+from jax_transformer.training.optimizer import (
     USED_BY,
     OptimizerName,
     OptimizerOptions,

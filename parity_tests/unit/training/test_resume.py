@@ -16,10 +16,11 @@ import pytest
 
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
+from jax_transformer.runtime import process
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import resume, stop
-from jax_transformer.training.optimizer_options import OptimizerName
+from jax_transformer.training import resume
+from jax_transformer.training.optimizer import OptimizerName
 from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
@@ -103,7 +104,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(finished, text, tmp_path)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
 
 
-class Scripted(stop.Stop):
+class Scripted(process.Stop):
     """Request a stop at the ``when``-th check for one."""
 
     def __init__(self, when: int):
@@ -122,7 +123,7 @@ class Scripted(stop.Stop):
 
 def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.CommandResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stop, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
+        patch.setattr(process, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
         return train(*(["--run", run] if run else []), *text)
 
 

@@ -9,7 +9,7 @@ from jax_transformer.config import codec
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training import resume
-from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
