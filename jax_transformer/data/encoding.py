@@ -250,8 +250,12 @@ def encode_sources(
     special tokens included; a huge line is refused without being encoded.
     """
     added = special_tokens(tokenizer).size
-    fewest = [tokenizer.fewest_tokens(line) + added for line in lines]
-    too_long = next((i for i, count in enumerate(fewest) if count > max_length), len(lines))
+    too_long = len(lines)
+    for i, line in enumerate(lines):
+        fewest = tokenizer.fewest_tokens(line) + added
+        if fewest > max_length:
+            too_long = i
+            break
     encoded = tokenizer.encode_batch(lines[:too_long])
     for number, ids in enumerate(encoded, first_number):
         if len(ids) + added > max_length:
@@ -261,7 +265,7 @@ def encode_sources(
             )
     if too_long < len(lines):
         raise errors.InputError(
-            f"{where}line {first_number + too_long} is at least {fewest[too_long]} tokens long, "
+            f"{where}line {first_number + too_long} is at least {fewest} tokens long, "
             f"over the model's max_length={max_length}"
         )
     return encoded

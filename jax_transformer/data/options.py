@@ -144,7 +144,17 @@ class DataOptions:
             raise ConfigError(f"data.bpe_dropout={self.bpe_dropout} must be at least 0 and below 1")
         self._check_complete()
         self._check_all_used()
-        self._check_tokenizers()
+        if self.vocabularies is Vocabularies.SHARED:
+            if self.target_tokenizer is not None:
+                raise ConfigError(
+                    "data.target_tokenizer needs data.vocabularies=separate; "
+                    "a shared vocabulary has one tokenizer"
+                )
+        elif (self.tokenizer is None) != (self.target_tokenizer is None):
+            absent = "data.tokenizer" if self.tokenizer is None else "data.target_tokenizer"
+            raise ConfigError(
+                f"data.vocabularies=separate needs both tokenizers or neither; not given: {absent}"
+            )
 
     @property
     def kind(self) -> DataSource:
@@ -188,11 +198,12 @@ class DataOptions:
                 f"training on files needs all of them; not given: {', '.join(absent)}"
             )
         for split in ("train", "valid"):
-            sources, targets = (getattr(self, f"{split}_{side}") for side in ("source", "target"))
-            if len(sources) != len(targets):
+            sources = len(getattr(self, f"{split}_source"))
+            targets = len(getattr(self, f"{split}_target"))
+            if sources != targets:
                 raise ConfigError(
-                    f"data.{split}_source names {counted(len(sources), 'file')} and "
-                    f"data.{split}_target {len(targets)}; each source needs its target"
+                    f"data.{split}_source names {counted(sources, 'file')} and "
+                    f"data.{split}_target {targets}; each source needs its target"
                 )
         files = len(self.train or self.train_source)
         if self.train_weights and len(self.train_weights) != files:
@@ -224,17 +235,4 @@ class DataOptions:
         if self.source_field == self.target_field:
             raise ConfigError(
                 f"data.source_field and data.target_field are both {self.source_field!r}"
-            )
-
-    def _check_tokenizers(self) -> None:
-        if self.vocabularies is Vocabularies.SHARED:
-            if self.target_tokenizer is not None:
-                raise ConfigError(
-                    "data.target_tokenizer needs data.vocabularies=separate; "
-                    "a shared vocabulary has one tokenizer"
-                )
-        elif (self.tokenizer is None) != (self.target_tokenizer is None):
-            absent = "data.tokenizer" if self.tokenizer is None else "data.target_tokenizer"
-            raise ConfigError(
-                f"data.vocabularies=separate needs both tokenizers or neither; not given: {absent}"
             )

@@ -319,11 +319,10 @@ def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, 
 
 def _words(pairs: Sequence[tuple[str, str]], side: int) -> set[str]:
     """Return the words of one side of the first pairs, enough to know a language by."""
-    return {
-        word
-        for pair in pairs[:20_000]
-        for word in re.findall(r"[^\W\d_]+", pair[side][:1000].casefold())
-    }
+    words: set[str] = set()
+    for pair in pairs[:20_000]:
+        words.update(re.findall(r"[^\W\d_]+", pair[side][:1000].casefold()))
+    return words
 
 
 def content_hash(pairs: Iterable[tuple[str, str]]) -> str:

@@ -355,5 +355,8 @@ def _divides(batch: Rows, weights: Sequence[Any]) -> bool:
     few = count < (_ROWS_OF_HALVES,)
     if few or distributed.cores() == 1 or distributed.count() > 1:
         return False
-    devices = {device for x in weights if isinstance(x, Array) for device in x.devices()}
+    devices: set[Any] = set()
+    for x in weights:
+        if isinstance(x, Array):
+            devices |= x.devices()
     return len(devices) == 1 and devices.pop().platform == "cpu"
