@@ -167,9 +167,7 @@ def convert(prepared: Prepared) -> Outcome:
 
 @contextlib.contextmanager
 def _progress(state: LazyState, title: str) -> Iterator[LazyState]:
-    """Yield the tensors, with a bar on stderr that counts the bytes of those that were read.
-    Without a terminal there is none.
-    """
+    """Yield the tensors; in a terminal a bar on stderr counts the bytes that were read."""
     if not sys.stderr.isatty():
         yield state
         return
@@ -220,9 +218,7 @@ def check(
 
 
 def _comes_back(rule: rules.Rule | Alias, torch_state: LazyState, flax_state: LazyState) -> bool:
-    """Return True if the rule gives the PyTorch tensor back; at most this one is in memory
-    twice.
-    """
+    """Return True if the rule gives the tensor back; at most it is in memory twice."""
     if rule.torch not in torch_state:
         return False
     tensor = torch_state[rule.torch]

@@ -40,14 +40,7 @@ _SHORTHANDS = {
     "encoder_layers": ("encoder.layers",),
     "decoder_layers": ("decoder.layers",),
 }
-_SIZES = {
-    *_PROBE,
-    *_PROBE_OF_SOUND,
-    *_SHORTHANDS,
-    "num_heads",
-    "encoder.layers",
-    "decoder.layers",
-}
+_SIZES = {*_PROBE, *_PROBE_OF_SOUND, *_SHORTHANDS, "num_heads", "encoder.layers", "decoder.layers"}
 
 
 # Loading and saving
@@ -224,9 +217,7 @@ class ModelDescription:
     def named_config(
         self, source: Pretrained, architecture: Architecture | str | None = None
     ) -> TransformerConfig:
-        """Return a configuration with which tensors have the model's names: a preset's of one
-        layer, otherwise the model's.
-        """
+        """Return a configuration with the model's names: a preset's of one layer, or its own."""
         if self.preset is not None:
             return registry.find_preset(self.preset, architecture).with_sizes(num_layers=1)
         return self.settle(source, architecture).config

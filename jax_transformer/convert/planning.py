@@ -1,6 +1,4 @@
-"""Plan a conversion: open the source, find its model, and map every tensor of source and
-destination exactly once. No weights are read.
-"""
+"""Plan a conversion: each tensor of source and destination, exactly once; no weights are read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -163,18 +161,9 @@ def plan(
     copies that differ, which are seen only when they are read.
     """
     description = ModelDescription(config, preset, sizes)
-    request = Request(
-        str(source),
-        str(destination),
-        description,
-        dtype,
-        weights,
-        key,
-        NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {}),
-        force,
-        architecture=architecture,
-    )
-    prepared = prepare(request)
+    names = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
+    request = Request(str(source), str(destination), description, dtype, weights, key, names, force)
+    prepared = prepare(replace(request, architecture=architecture))
     prepared.refuse()
     return prepared.plan
 

@@ -54,29 +54,21 @@ class Pretrained:
     title: str
     """The path and the selected weights, for messages: ``runs/phrases (best, step 2000)``."""
     tensors: Mapping[str, TensorInfo]
-    """Shapes and dtypes, under PyTorch's names if ``format.has_torch_names``, otherwise under this
-    project's.
-    """
+    """Shapes and dtypes, under PyTorch's names if ``format.has_torch_names``, otherwise ours."""
     scan: Callable[[], LazyState]
     """Return the tensors, none of them read; names that are tied have one LazyTensor."""
     config: TransformerConfig | None = None
     """The model's configuration; None for a bare file, which does not have one."""
     weights: str = ""
-    """The selected weights of the folder: ``averaged``, ``best``, ``last``, a step's number, or a
-    file's name.
-    """
+    """``averaged``, ``best``, ``last``, a step's number, or the name of a file of the folder."""
     step: int = 0
     """The training step of the weights, in a run."""
     run: RunFolder | None = None
     """The run that the weights are from."""
     files: tuple[Path, ...] = ()
-    """Files that change with the weights: the manifest of a checkpoint, the index and shards of a
-    folder, or the file.
-    """
+    """Files that change with the weights: a checkpoint's manifest, an index, shards, the file."""
     extra_files: Mapping[str, Path] = field(default_factory=dict)
-    """Files of a Hugging Face folder that go with the weights, by name: configuration, tokenizer,
-    card.
-    """
+    """A Hugging Face folder's other files by name: configuration, tokenizer, card."""
     ties: tuple[tuple[str, ...], ...] = ()
     """Groups of names of one tensor."""
     dropped: tuple[Note, ...] = ()
@@ -168,9 +160,7 @@ class Pretrained:
         dtype: Any = None,
         architecture: "Architecture | str | None" = None,
     ) -> "Transformer":
-        """Return the model, in the dtypes of its files or in ``dtype``. Raises as
-        :meth:`arrays`.
-        """
+        """Return the model in its files' dtypes or in ``dtype``. Raises as :meth:`arrays`."""
         import jax.numpy as jnp
 
         from jax_transformer import transformer
@@ -253,9 +243,7 @@ class Pretrained:
     # As the source of a conversion
 
     def settle(self, description: Any) -> Settled | None:
-        """Return the model that a ``ModelDescription`` and these weights describe; None if any
-        weights of these shapes would have it.
-        """
+        """Return the model of a ``ModelDescription`` and these weights; None if shapes decide."""
         return None
 
     def converted_to(self, destination: "Format") -> "Pretrained":
@@ -263,9 +251,7 @@ class Pretrained:
         return self
 
     def files_for(self, to: "Destination") -> Mapping[str, bytes] | None:
-        """Return the files that go into the destination with the weights, by name; None if the
-        destination's format knows them.
-        """
+        """Return the files to write with the weights, by name; None if the format knows them."""
         return None
 
     def notes_for(self, to: "Destination") -> tuple[Note, ...]:
@@ -357,9 +343,7 @@ class Format:
     # Reading
 
     def recognises(self, path: Path) -> bool:
-        """Return True if the existing file or folder has this format, by a look that costs
-        little.
-        """
+        """Return True if the existing file or folder has this format, by a quick look."""
         return False
 
     def recognises_content(self, content: Mapping[str, Any]) -> bool:
@@ -371,9 +355,7 @@ class Format:
         raise NotImplementedError
 
     def hint(self, path: Path) -> str:
-        """Return a question for a path next to one that has no known format; empty if there is
-        none.
-        """
+        """Return a question for a path next to one of no known format, or an empty text."""
         return ""
 
     def open(self, path: Path, **options: Any) -> Pretrained:
@@ -428,9 +410,7 @@ class Format:
     def completed(
         self, read_back: LazyState, state: LazyState, config: TransformerConfig, tied: Iterable[str]
     ) -> LazyState:
-        """Return the tensors that were read back, with those of ``state`` that their reader
-        computes or ties.
-        """
+        """Return the tensors read back, with those of ``state`` that a reader computes or ties."""
         return read_back
 
     def write(

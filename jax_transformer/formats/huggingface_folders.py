@@ -44,9 +44,7 @@ class HuggingFaceFolder(Format):
         return (path / CONFIG).is_file() and "model_type" in folder.configuration(path)
 
     def open(self, path: Path, **options: Any) -> Pretrained:
-        """Open a folder's tensors under all names of the module's ``state_dict()``, including those
-        that are not in its file.
-        """
+        """Open the tensors under all names of ``state_dict()``, also those that no file has."""
         opened = folder.find(path)
         scanned = scan(opened)
         stored = {name: tensor.info for name, tensor in scanned.items()}
@@ -186,9 +184,7 @@ class HuggingFaceFolder(Format):
 
 
 def scan(opened: Folder) -> LazyState:
-    """Return every stored tensor by name, none of them read. Raises InputError if the index and its
-    files do not agree.
-    """
+    """Return every stored tensor, unread. Raises InputError if index and files do not agree."""
     if ".safetensors" in opened.weights.suffixes:  # as almost always; no other format is loaded
         return safetensors.scan(opened.weights)
     return _weights_format(opened).scan(opened.weights)

@@ -23,12 +23,7 @@ from jax_transformer.storage import run_folder
 from jax_transformer.storage.huggingface_folder import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
-_SCORES = {
-    "bleu": ("bleu", "BLEU"),
-    "chrf": ("chrf", "chrF"),
-    "ter": ("ter", "TER"),
-    "exact_match": ("exact_match", "exact match"),
-}
+_SCORES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
 _KEY = re.compile(r"([A-Za-z][\w-]*)\s*:")
 # The name of a model that was loaded from a local folder is the folder's path, and a checkpoint of
 # a training is not on the hub
@@ -152,20 +147,14 @@ def _front_matter(name: str, training: Training) -> dict[str, Any]:
     The hub's language codes have no script or country: deu_Latn is deu.
     """
     metrics = []
-    for key, (kind, title) in _SCORES.items():
-        if key in training.figures:
-            value = round(float(training.figures[key]), 4)
+    for kind, title in _SCORES.items():
+        if kind in training.figures:
+            value = round(float(training.figures[kind]), 4)
             metrics.append({"type": kind, "name": title, "value": value})
-    dataset = {
-        "name": ", ".join(training.validated_on) or "validation",
-        "type": "text",
-        "split": "validation",
-    }
-    result = {
-        "task": {"type": "translation", "name": "Translation"},
-        "dataset": dataset,
-        "metrics": metrics,
-    }
+    text = ", ".join(training.validated_on) or "validation"
+    dataset = {"name": text, "type": "text", "split": "validation"}
+    task = {"type": "translation", "name": "Translation"}
+    result = {"task": task, "dataset": dataset, "metrics": metrics}
     return {
         "language": list(dict.fromkeys(code.partition("_")[0] for code in training.languages)),
         "base_model": training.base_model,
@@ -191,7 +180,7 @@ def _section(title: str, training: Training) -> list[str]:
     if training.figures:
         signatures = training.figures.get("signatures", {})
         lines += ["", "On the validation text:", "", "| | |", "|---|---|"]
-        for key, (_, name) in _SCORES.items():
+        for key, name in _SCORES.items():
             if key in training.figures:
                 signature = f" (`{signatures[key]}`)" if key in signatures else ""
                 lines.append(f"| {name}{signature} | {training.figures[key]:.2f} |")

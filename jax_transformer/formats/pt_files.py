@@ -83,9 +83,7 @@ class PtFile(Format):
 
 
 def _checkpoint_format(content: Any) -> Format | None:
-    """Return the format of another toolkit's checkpoint in a PyTorch file; None for a plain
-    state_dict and for what no format knows.
-    """
+    """Return the format of another toolkit's checkpoint; None if no format knows the content."""
     if not isinstance(content, dict) or not any(isinstance(v, dict) for v in content.values()):
         return None
     return next((each for each in registry.others() if each.recognises_content(content)), None)

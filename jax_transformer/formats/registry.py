@@ -217,9 +217,7 @@ def get(name: str) -> Format:
 
 
 def others() -> Iterator[Format]:
-    """Yield the formats of other packages and the added ones; those that do not load are left
-    out.
-    """
+    """Yield the formats of other packages and the added ones, without those that do not load."""
     for name in dict.fromkeys([*_added, *process.entry_points(ENTRY_POINTS)]):
         try:
             yield get(name)
@@ -228,9 +226,7 @@ def others() -> Iterator[Format]:
 
 
 def of(path: Path) -> Format:
-    """Return the format of the file or folder at ``path``, by its content. Raises InputError if it
-    has no known format.
-    """
+    """Return the format at ``path``, by its content. Raises InputError if none is known."""
     if not path.exists():
         hint = ""
         if "/" in str(path) and _HUB_NAME.fullmatch(str(path)) and not path.parent.exists():
@@ -259,9 +255,7 @@ def of(path: Path) -> Format:
 
 
 def of_suffix(path: Path, suffix: str) -> Format:
-    """Return the format of files with this suffix, for the file ``path``. Raises InputError if no
-    installed format reads them.
-    """
+    """Return the format of ``path`` by its suffix. Raises InputError if no format reads it."""
     if suffix in _BY_SUFFIX:
         return get(_BY_SUFFIX[suffix])
     for format in others():

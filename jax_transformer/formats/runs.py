@@ -116,15 +116,11 @@ class Run(Format):
         return Contents(str(path), title, dict(opened.tensors), hashes)
 
     def is_written(self, name: str) -> bool:
-        """Return True for names of a converted run's files: a run that was trained is never
-        replaced, because its training state would be lost.
-        """
+        """Return True for a converted run's files: a trained run and its state are not replaced."""
         return name in _FILES
 
     def files(self, to: Destination) -> Mapping[str, bytes]:
-        """Return the files of a Hugging Face folder, unchanged, except for the dtype in config.json
-        if the weights are cast.
-        """
+        """Return a Hugging Face folder's files; a cast changes the dtype in config.json."""
         extra = to.source.extra_files if to.source else {}
         if not extra:
             return {}
@@ -175,9 +171,7 @@ class SingleCheckpoint(Format):
         return Contents(str(path), title, dict(opened.tensors), opened.about["sha256"])
 
     def own_config(self, path: Path) -> TransformerConfig | None:
-        """Return the configuration of the run folder of a checkpoint, which need not exist yet;
-        None if it is in no run folder.
-        """
+        """Return the configuration of a checkpoint's run, which may be new; None without a run."""
         run = RunFolder(path.absolute().parent.parent)
         if not run.config.is_file():
             return None
@@ -226,9 +220,7 @@ def _opened(
     config: TransformerConfig | None,
     weights: str,
 ) -> Pretrained:
-    """Return the weights for inference: the moving average if there is one, and the frozen
-    arrays.
-    """
+    """Return the weights for inference: the moving average if there is one, and frozen ones."""
     groups: dict[str, list[str]] = {}
     for name in opened.tensors:
         groups.setdefault(name.partition("/")[0], []).append(name)
@@ -269,9 +261,7 @@ def _opened(
 def _scan(
     opened: Checkpoint, groups: tuple[str, ...], stored: Mapping[str, str]
 ) -> dict[str, LazyTensor]:
-    """Return the arrays of the model itself, with each low-rank adapter added to its kernel when it
-    is read.
-    """
+    """Return the model's arrays; low-rank adapters are added to kernels when these are read."""
     arrays = checkpoint.scan(opened, groups)
 
     def merged(name: str) -> np.ndarray:

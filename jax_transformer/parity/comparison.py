@@ -255,9 +255,8 @@ def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
     outputs = {
         key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)
     }
-    names = dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
     return [
         Called(name, outputs[name].shape, None if arrays is None else pairs.sizes(arrays, name))
-        for name in names
+        for name in dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
         if outputs[name] is not None
     ]

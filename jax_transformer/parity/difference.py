@@ -184,6 +184,11 @@ class Measurement:
         }
 
 
+def differs(measurement: Measurement | None) -> bool:
+    """Return True if an array was measured and does not agree."""
+    return measurement is not None and not measurement.agrees
+
+
 @dataclass(frozen=True)
 class Entry:
     """One call of two paired modules."""
@@ -192,8 +197,7 @@ class Entry:
     theirs: str
     call: int
     input: Measurement | None = None
-    """The input that is furthest apart; None if no floating-point input exists on both sides, as
-    for an embedding."""
+    """The input that is furthest apart; None without floating-point inputs on both sides."""
     output: Measurement | None = None
     input_gradient: Measurement | None = None
     output_gradient: Measurement | None = None
@@ -219,17 +223,13 @@ class Entry:
     @property
     def faulty(self) -> bool:
         """True if the input agrees and the output does not."""
-        return (
-            (self.input is None or self.input.agrees)
-            and self.output is not None
-            and not self.output.agrees
-        )
+        return differs(self.output) and not differs(self.input)
 
     @property
     def faulty_backward(self) -> bool:
         """True if the forward pass and the gradient of the output agree, and the gradient of the
         input or of a parameter does not."""
-        if any(side is not None and not side.agrees for side in (self.input, self.output)):
+        if differs(self.input) or differs(self.output):
             return False
-        agrees_above = self.output_gradient is not None and self.output_gradient.agrees
-        return agrees_above and self.gradients is not None and not self.gradients.agrees
+        above = self.output_gradient
+        return above is not None and above.agrees and differs(self.gradients)

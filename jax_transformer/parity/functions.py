@@ -85,9 +85,7 @@ class _Marker:
         return None
 
     def _root(self, path: str, layers: int) -> str:
-        """Return the outermost module with several parts whose arrays are all those of so many
-        layers.
-        """
+        """Return the outermost module with several parts whose arrays all have so many layers."""
         root = path
         while "." in root:
             parent = root.rpartition(".")[0]

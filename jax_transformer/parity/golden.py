@@ -55,9 +55,7 @@ class Golden:
     versions: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        """Return the recording. Raises ConfigError for another dtype, seed or batch than the
-        recorded.
-        """
+        """Return the recording. Raises ConfigError unless dtype, seed and batch are its own."""
         if dtype not in self.order:
             raise ConfigError(f"{self.path}: has {' and '.join(self.order)}, not {dtype}")
         if seed not in (None, self.seed):
@@ -129,9 +127,8 @@ def load(path: str | Path) -> Golden:
     """
     text = safetensors.metadata(path).get("golden")
     if text is None:
-        raise InputError(
-            f"{path}: is not a golden: it was not written by `jax-transformer golden make`"
-        )
+        origin = "it was not written by `jax-transformer golden make`"
+        raise InputError(f"{path}: is not a golden: {origin}")
     try:
         description = json.loads(text)
         version, hashes = description["version"], description["sha256"]
@@ -151,17 +148,9 @@ def load(path: str | Path) -> Golden:
         group for group, digest in _hashes(arrays).items() if hashes.get(group) != digest
     ]:
         raise InputError(f"{path}: changed since it was written: SHA-256 of {', '.join(changed)}")
-    count = sum(name.startswith("batch/") for name in arrays)
-    return Golden(
-        path=Path(path),
-        batch=tuple(arrays[f"batch/{i}"] for i in range(count)),
-        seed=seed,
-        state=below("state", arrays),
-        arrays=arrays,
-        order=order,
-        source=source,
-        versions=versions,
-    )
+    batch = tuple(arrays[f"batch/{i}"] for i in range(len(below("batch", arrays))))
+    state = below("state", arrays)
+    return Golden(Path(path), batch, seed, state, arrays, order, source, versions)
 
 
 @dataclass(frozen=True)
@@ -271,9 +260,8 @@ class OtherProcess:
             self._recordings, self._recorded_inputs = {}, recorded_inputs
         if dtype not in self._recordings:
             # Starting the process takes longer than a run, so one start serves both usual dtypes
-            usual = ("float64", "float32")
-            together = not self._recordings and dtype in usual
-            self._run(usual if together else (dtype,), seed, batch)
+            together = not self._recordings and dtype in DTYPES
+            self._run(DTYPES if together else (dtype,), seed, batch)
         return self._recordings[dtype]
 
     def _run(self, dtypes: Sequence[str], seed: int | None, batch: Sequence[np.ndarray]) -> None:
@@ -297,30 +285,23 @@ class OtherProcess:
 
     def _execute(self, arguments: list[str]) -> None:
         python = self.python or sys.executable
-        command = [python, str(script()), *arguments]
+        command, env = [python, str(script()), *arguments], os.environ | {"PYTHONUTF8": "1"}
         try:
             process = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                env=os.environ | {"PYTHONUTF8": "1"},
+                command, capture_output=True, text=True, timeout=TIMEOUT, env=env
             )
         except OSError as error:
             raise ConfigError(f"{python}: cannot be run: {error.strerror or error}") from None
         except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"{python}: {self.factory} took more than {TIMEOUT} seconds"
-            ) from None
+            problem = f"{self.factory} took more than {TIMEOUT} seconds"
+            raise ConfigError(f"{python}: {problem}") from None
         if process.returncode:
             lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
             raise ConfigError(f"{python}: {self.factory}: {lines[-1]}")
 
 
 def script() -> Path:
-    """Return the file that the other interpreter runs: plain PyTorch. This does not import
-    torch.
-    """
+    """Return the file that the other interpreter runs: plain PyTorch; torch is not imported."""
     spec = importlib.util.find_spec("torch_reference")
     assert spec is not None and spec.submodule_search_locations, (
         "torch_reference comes with this package"

@@ -27,18 +27,13 @@ class PairedRuns:
     """
 
     def __init__(
-        self,
-        runs: Mapping[str, tuple[Recording, Any]],
-        native_dtype: str,
-        split: Collection[str],
+        self, runs: Mapping[str, tuple[Recording, Any]], native_dtype: str, split: Collection[str]
     ):
         self.runs, self.native_dtype, self.split = runs, native_dtype, split
         self.ours, self.theirs = runs["float64"]
 
     def result(self) -> Measurement:
-        """Return the measurement of the models' results. Raises ConfigError if their shapes
-        differ.
-        """
+        """Return the measurement of the results. Raises ConfigError if their shapes differ."""
         results = self.ours.result, self.theirs.result
         ours, theirs = (None if array is None else array.shape for array in results)
         if ours != theirs:
@@ -53,9 +48,7 @@ class PairedRuns:
         return measurement
 
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
-        """Return an entry for each call of a paired module, in the order in which the calls
-        ended.
-        """
+        """Return an entry for each call of a paired module, in the order in which they ended."""
         by_name = {pair.ours: pair for pair in pairs}
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
         outputs_agree = True
@@ -73,7 +66,7 @@ class PairedRuns:
             entry = self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
             if entry.output is not None:
                 outputs_agree &= entry.output.agrees
-                if outputs_agree and entry.input is not None and not entry.input.agrees:
+                if outputs_agree and difference.differs(entry.input):
                     # All agrees up to here, so its caller does another part of the work on each
                     # side: an encoder that adds positions itself takes embeddings without them
                     entry = dataclasses.replace(entry, input=None, input_gradient=None)
@@ -101,9 +94,7 @@ class PairedRuns:
         return calls
 
     def _distance(self, ours: str, theirs: str) -> float:
-        """Return the largest difference of two calls' inputs, or of their outputs if these take
-        ids.
-        """
+        """Return the largest difference of two calls' inputs; of their outputs if they take ids."""
         for kind in ("input", "output"):
             a, b = self.ours.get(f"{ours}/{kind}"), self.theirs.get(f"{theirs}/{kind}")
             if a is not None and b is not None:
@@ -123,11 +114,17 @@ class PairedRuns:
         inputs = [(f"{ours}/{a}", f"{theirs}/{b}") for a, b in self._inputs(ours, theirs)]
         outputs = (f"{ours}/output", f"{theirs}/output")
         into = self._worst(inputs)
-        if into is None and self._takes_floats(ours, theirs) and not has_paired_parts:
+        takes_floats = ours not in self.ours.points and (
+            f"{ours}/input" in self.ours.arrays or f"{theirs}/input" in self.theirs.arrays
+        )
+        if into is None and takes_floats and not has_paired_parts:
             # For example a position table that adds its rows to x on one side and returns them on
             # the other
             return Entry(*pair, number, parameters=gradients, note=_ANOTHER_INPUT)
         input_gradients = [(f"{a} gradient", f"{b} gradient") for a, b in inputs]
+        a, b, note = self.ours.get(outputs[0]), self.theirs.get(outputs[1]), ""
+        if a is not None and b is not None and _aligned(a, b) is None:
+            note = f"outputs {a.shape} and {b.shape} are not compared"
         return Entry(
             *pair,
             number,
@@ -136,7 +133,7 @@ class PairedRuns:
             input_gradient=None if pair.ours in self.split else self._worst(input_gradients),
             output_gradient=self._worst([(f"{outputs[0]} gradient", f"{outputs[1]} gradient")]),
             parameters=gradients,
-            note=self._note(*outputs),
+            note=note,
         )
 
     def _parameters(
@@ -156,14 +153,6 @@ class PairedRuns:
             if each:
                 measured[leaf] = min(each, key=attrgetter("times"))
         return measured
-
-    def _takes_floats(self, ours: str, theirs: str) -> bool:
-        """Return True if either call took floating-point arrays, not only ids. A point takes
-        nothing.
-        """
-        if ours in self.ours.points:
-            return False
-        return f"{ours}/input" in self.ours.arrays or f"{theirs}/input" in self.theirs.arrays
 
     def _inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
         """Return pairs of inputs of two calls.
@@ -192,16 +181,8 @@ class PairedRuns:
         present = [measurement for measurement in measurements if measurement is not None]
         return max(present, key=attrgetter("times"), default=None)
 
-    def _note(self, ours: str, theirs: str) -> str:
-        a, b = self.ours.get(ours), self.theirs.get(theirs)
-        if a is None or b is None or _aligned(a, b) is not None:
-            return ""
-        return f"outputs {a.shape} and {b.shape} are not compared"
-
     def _measure(self, arrays: Mapping[str, tuple[Any, Any]]) -> Measurement | None:
-        """Return the measurement of an array that both models have, given by dtype; None if one
-        lacks it, or the shapes differ.
-        """
+        """Return the measurement of an array, by dtype; None if it is missing or shapes differ."""
         ours, theirs = arrays["float64"]
         order = None if ours is None or theirs is None else _axes(ours, theirs)
         if order is None:

@@ -1,6 +1,4 @@
-"""Pairs of Flax and PyTorch modules: derived from a weight table, given by patterns, or guessed;
-and the gradients of their parameters.
-"""
+"""Pairs of Flax and PyTorch modules, by a weight table, by patterns or guessed; gradients."""
 
 import difflib
 import re

@@ -66,12 +66,8 @@ class Parity:
         """
         from jax_transformer.parity import comparison
 
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "gradients": gradients,
-            "seed": seed,
-            "architecture": architecture,
-        }
+        options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
+        options["architecture"] = architecture
         if torch_module is not None:
             if batch is None or torch_factory is not None or golden is not None:
                 raise pytest.UsageError(_USAGE)

@@ -36,11 +36,8 @@ class ModelFunction:
 # Named points of a computation, found in its jaxpr
 
 
-class Iteration(NamedTuple):
-    """One pass through the body of a scan."""
-
-    number: int
-    length: int
+Iterations = tuple[tuple[int, int], ...]
+"""The number of the pass and the length of each scan around, outermost first."""
 
 
 class Point(NamedTuple):
@@ -55,7 +52,7 @@ class Point(NamedTuple):
     layers: int | None = None
     """The length of the scan that is meant by ``{}``; None for the outermost."""
 
-    def path(self, iterations: Sequence["Iteration"]) -> str:
+    def path(self, iterations: Iterations) -> str:
         """Return the name in these iterations. Without a scan, the part ``{}`` is left out."""
         numbers = [i for i, length in iterations if self.layers in (None, length)]
         if numbers:
@@ -63,9 +60,8 @@ class Point(NamedTuple):
         return ".".join(part for part in self.name.split(".") if part != "{}")
 
 
-Visit = Callable[[Point, tuple[Iteration, ...], jax.Array], jax.Array]
-"""Takes a point, the iterations of the scans around it (outermost first) and its array; returns the
-array to go on with."""
+Visit = Callable[[Point, Iterations, jax.Array], jax.Array]
+"""Takes a point, the iterations around it and its array; returns the array to go on with."""
 
 _tap = core.Primitive("parity_tap")
 """The identity, with a Point."""
@@ -105,7 +101,7 @@ def _evaluate(
     closed: core.ClosedJaxpr,
     arguments: Sequence[Any],
     visit: Visit,
-    iterations: tuple[Iteration, ...] = (),
+    iterations: Iterations = (),
 ) -> list[Any]:
     """Return the outputs of a jaxpr. ``visit`` may replace every marked array.
 
@@ -127,8 +123,14 @@ def _evaluate(
             outputs = _bind(equation, inputs)
         elif equation.primitive.name == "scan":
             outputs = _scan(equation.params, inputs, visit, iterations)
-        else:
-            outputs = _evaluate(_body(equation), inputs, visit, iterations)
+        else:  # jit, remat, or a function with a rule for its derivative, which is not used
+            name, bodies = equation.primitive.name, list(_jaxprs(equation))
+            if len(bodies) != 1 or name == "while":
+                raise ConfigError(
+                    f"a module is called inside {name}, whose body is not run a known number of"
+                    " times: compare a call without it, for example with call_flax="
+                )
+            outputs = _evaluate(bodies[0], inputs, visit, iterations)
         values.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -146,10 +148,7 @@ def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _scan(
-    params: dict[str, Any],
-    inputs: Sequence[Any],
-    visit: Visit,
-    iterations: tuple[Iteration, ...],
+    params: dict[str, Any], inputs: Sequence[Any], visit: Visit, iterations: Iterations
 ) -> list[Any]:
     """Run the body of ``jax.lax.scan`` once for each of its iterations."""
     length = params["length"]
@@ -158,24 +157,9 @@ def _scan(
     results: list[Any] = [None] * length
     for i in reversed(range(length)) if params["reverse"] else range(length):
         arguments = [*constants, *carry, *(x[i] for x in xs)]
-        here = (*iterations, Iteration(i, length))
-        outputs = _evaluate(params["jaxpr"], arguments, visit, here)
+        outputs = _evaluate(params["jaxpr"], arguments, visit, (*iterations, (i, length)))
         carry, results[i] = outputs[: len(carry)], outputs[len(carry) :]
     return [*carry, *(jnp.stack(each) for each in zip(*results, strict=True))]
-
-
-def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr:
-    """Return the jaxpr that an equation runs once: of jit, remat, or a function with a rule for
-    its derivative, which is differentiated as it is written here.
-    """
-    name = equation.primitive.name
-    bodies = list(_jaxprs(equation))
-    if len(bodies) != 1 or name == "while":
-        raise ConfigError(
-            f"a module is called inside {name}, whose body is not run a known number of times:"
-            " compare a call without it, for example with call_flax="
-        )
-    return bodies[0]
 
 
 def _has_taps(equation: core.JaxprEqn) -> bool:
@@ -243,11 +227,7 @@ def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def record(
-    function: ModelFunction,
-    batch: Sequence[Any],
-    *,
-    dtype: str = "float64",
-    seed: int | None = 0,
+    function: ModelFunction, batch: Sequence[Any], *, dtype: str = "float64", seed: int | None = 0
 ) -> Recording:
     """Run the model in ``dtype`` in one jitted function and record it.
 
@@ -266,17 +246,15 @@ def record(
         return _first_array(function.run({**parameters, **others}, inputs))
 
     jaxpr = jax.make_jaxpr(call)(parameters, others, inputs)
-    order: list[str] = []
-    points: set[str] = set()
+    visitor = _Visitor({})
 
     def run(
         parameters: Mapping[str, Any], perturbations: Mapping[str, Any]
     ) -> tuple[Any, tuple[dict[str, Any], Any]]:
+        nonlocal visitor
         visitor = _Visitor(perturbations)
         leaves = jax.tree.leaves((parameters, others, inputs))
         (output,) = _evaluate(jaxpr, leaves, visitor.visit)
-        order[:] = visitor.order
-        points.update(visitor.points)
         if seed is None:
             return jnp.zeros((), output.dtype), (visitor.arrays, output)
         weights = np.random.default_rng(seed).standard_normal(output.shape)
@@ -296,13 +274,12 @@ def record(
     )
     named = {name: _to_numpy(array) for name, array in arrays.items()}
     named |= {f"{name} gradient": array for name, array in of_arrays.items()}
-    return Recording(order, named, of_parameters, _to_numpy(output), frozenset(points))
+    points = frozenset(visitor.points)
+    return Recording(visitor.order, named, of_parameters, _to_numpy(output), points)
 
 
 def _first_array(output: Any) -> jax.Array:
-    """Return the model's result: its first floating-point array, or the parts of its first complex
-    one.
-    """
+    """Return the first floating-point array of a result, or the parts of its first complex one."""
     array = next(inexact(output), None)
     if array is None:
         raise ConfigError(
@@ -327,7 +304,7 @@ class _Visitor:
         self._counts: dict[str, int] = {}
         self._open: dict[Any, str] = {}
 
-    def visit(self, point: Point, iterations: tuple[Iteration, ...], array: Any) -> Any:
+    def visit(self, point: Point, iterations: Iterations, array: Any) -> Any:
         call = (point.call, iterations)
         if call not in self._open:
             name = point.path(iterations)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_transformer import webpage
 from jax_transformer.errors import DifferentError
-from jax_transformer.parity.difference import Entry, Measurement
+from jax_transformer.parity.difference import Entry, Measurement, differs
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,8 @@ class Report:
 
         None if no paired module is the first.
         """
-        return next(
-            (entry for entry in self.entries if entry.faulty and not self._begun_before(entry)),
-            None,
-        )
+        faulty = (entry for entry in self.entries if entry.faulty)
+        return next((entry for entry in faulty if not self._begun_before(entry)), None)
 
     def _begun_before(self, entry: Entry) -> bool:
         """Return True if the difference may have reached the module by a way that is not its input.
@@ -53,10 +51,7 @@ class Report:
         outer_entries = (
             e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call
         )
-        return any(
-            e.input is not None and not e.input.agrees and self._differs_before(e)
-            for e in outer_entries
-        )
+        return any(differs(e.input) and self._differs_before(e) for e in outer_entries)
 
     def _differs_before(self, outer: Entry) -> bool:
         """Return True if the output differs of a call that ended before this one began."""
@@ -65,7 +60,7 @@ class Report:
                 entry.ours.startswith(f"{outer.ours}.") and entry.call == outer.call
             ):
                 return False
-            if entry.output is not None and not entry.output.agrees:
+            if differs(entry.output):
                 return True
         return False
 
@@ -78,9 +73,7 @@ class Report:
 
     @property
     def _same_outputs(self) -> bool:
-        return self.result.agrees and all(
-            entry.output is None or entry.output.agrees for entry in self.entries
-        )
+        return self.result.agrees and not any(differs(entry.output) for entry in self.entries)
 
     @property
     def agrees(self) -> bool:
@@ -89,13 +82,11 @@ class Report:
         A wrong weight can leave the results unchanged: the next activation may stop the difference
         on this batch.
         """
-        gradients = [
-            measurement
+        return self._same_outputs and not any(
+            differs(gradient)
             for e in self.entries
-            for measurement in (e.input_gradient, e.output_gradient, *e.parameters.values())
-            if measurement is not None
-        ]
-        return self._same_outputs and all(measurement.agrees for measurement in gradients)
+            for gradient in (e.input_gradient, e.output_gradient, *e.parameters.values())
+        )
 
     def check(self) -> None:
         """Raise DifferentError, in one line, unless the models agree."""
@@ -148,9 +139,7 @@ class Report:
         )
 
     def _inside(self, fault: Entry) -> str:
-        """Return the place inside a faulty module where the difference begins, between two
-        parts.
-        """
+        """Return the two parts of a faulty module between which the difference begins."""
         inner = [
             entry
             for entry in self.entries
@@ -230,10 +219,6 @@ def _times(value: float) -> str:
     return f"{value:.1f}×" if value < 1000 else f"{value:.0e}×"
 
 
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
-
-
 def _difference(measurement: Measurement) -> str:
     wide = measurement.wide
     at = ", ".join(map(str, wide.where))
@@ -263,17 +248,16 @@ def _figures(measurement: Measurement | None) -> str:
     if measurement is None:
         return ""
     narrow = measurement.narrow
+    ulps = f"{narrow.ulps:.0f}" if narrow.ulps < 1e5 else f"{narrow.ulps:.0e}"
     return (
         f"{_times(measurement.times):>9}{narrow.max_abs:>10.2g}"
-        f"{_times(measurement.narrow_times):>8}{_short(narrow.ulps):>7}"
+        f"{_times(measurement.narrow_times):>8}{ulps:>7}"
     )
 
 
 def _begin(entries: Sequence[Entry], prefix: str = "") -> str | None:
     """Return the place where a difference begins, between two modules; None if no input differs."""
-    differing = next(
-        (entry for entry in entries if entry.input is not None and not entry.input.agrees), None
-    )
+    differing = next((entry for entry in entries if differs(entry.input)), None)
     if differing is None:
         return None
     before = [

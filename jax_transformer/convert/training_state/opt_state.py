@@ -21,9 +21,7 @@ _KINDS: dict[str, type] = {
 
 
 def torch_kind(options: OptimizerOptions) -> str:
-    """Return the torch.optim optimizer with the same arithmetic. Raises ConfigError if there is
-    none.
-    """
+    """Return torch.optim's optimizer of the same arithmetic. Raises ConfigError without one."""
     kinds = {OptimizerName.ADAMW: ADAMW, OptimizerName.ADAM: ADAM, OptimizerName.SGD: SGD}
     if options.name in kinds:
         return kinds[options.name]
@@ -37,9 +35,7 @@ def torch_kind(options: OptimizerOptions) -> str:
 
 
 def hyperparameters(options: OptimizerOptions) -> dict[str, Any]:
-    """Return the settings that torch.optim's optimizer has besides learning rate and weight
-    decay.
-    """
+    """Return torch.optim's settings besides learning rate and weight decay."""
     if torch_kind(options) == SGD:
         return {"momentum": options.momentum, "nesterov": options.nesterov}
     return {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
@@ -147,9 +143,7 @@ def _host(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
 
 
 def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Return copies of ``arrays``, which must have the shapes and dtypes of ``fresh``; zeros if
-    empty.
-    """
+    """Return copies of ``arrays``, of the shapes and dtypes of ``fresh``; zeros if empty."""
     if not arrays:
         return {name: jnp.zeros_like(array) for name, array in fresh.items()}
     if fresh.keys() != arrays.keys():

@@ -39,9 +39,6 @@ _FOREIGN = {
     "ns_coefficients": "Muon",
     "max_iter": "LBFGS",
 }
-# The state that torch has for each parameter, by the kind of optimizer: the count, then moments
-_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
-_SGD_STATE = ("momentum_buffer",)
 
 
 @dataclass(frozen=True)
@@ -265,23 +262,13 @@ def _problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _settings(kind: str, values: Mapping[str, Any], weight_decay: float) -> dict[str, Any]:
     """Return a group's settings; those that change no number have torch's defaults."""
+    settings = {"lr": values["lr"], "weight_decay": weight_decay}
+    settings |= {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
     if kind == SGD:
-        own = {
-            "momentum": values["momentum"],
-            "dampening": 0.0,
-            "weight_decay": weight_decay,
-            "nesterov": values["nesterov"],
-        }
+        settings |= {"momentum": values["momentum"], "nesterov": values["nesterov"]}
+        settings["dampening"] = 0.0
     else:
-        own = {
-            "betas": tuple(values["betas"]),
-            "eps": values["eps"],
-            "weight_decay": weight_decay,
-            "amsgrad": False,
-        }
-    neutral = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
-    settings = {"lr": values["lr"], **own, **neutral}
-    if kind != SGD:
+        settings |= {"betas": tuple(values["betas"]), "eps": values["eps"], "amsgrad": False}
         settings |= {"capturable": False, "decoupled_weight_decay": kind == ADAMW}
     if "initial_lr" in values:
         settings["initial_lr"] = values["initial_lr"]
@@ -327,17 +314,12 @@ def _check_names(
     for stated, name in zip(parameter_names, names, strict=True):
         if name not in known:
             yield f"unknown parameter {stated}{nearest(name, known)}"
-    yield from (
-        f"{name} is there more than once" for name in sorted(set(names)) if names.count(name) > 1
-    )
-    absent = [
-        rule.torch
-        for rule in rules.restrict(table, shapes)
-        if isinstance(rule, Rule) and rule.torch not in set(names)
-    ]
-    yield from (
-        f"{name} is trained here and is not a parameter of the optimizer" for name in absent
-    )
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            yield f"{name} is there more than once"
+    for rule in rules.restrict(table, shapes):
+        if isinstance(rule, Rule) and rule.torch not in set(names):
+            yield f"{rule.torch} is trained here and is not a parameter of the optimizer"
     recorded = [name for group in groups for name in group.get("param_names", ())]
     for ours, theirs in zip(parameter_names, recorded, strict=False):
         if ours != theirs:
@@ -353,7 +335,9 @@ def _read_states(
     names: Sequence[str],
 ) -> tuple[dict[str, int], Arrays, Arrays]:
     """Return counts, first and second moments by Flax name."""
-    keys, expected = _SGD_STATE if kind == SGD else _ADAM_STATE, rules.torch_shapes(trained, shapes)
+    # The state that torch has for each parameter: the count, then moments
+    keys = ("momentum_buffer",) if kind == SGD else ("step", "exp_avg", "exp_avg_sq")
+    expected = rules.torch_shapes(trained, shapes)
     own = {  # without entries of None, which SGD without momentum writes
         name: {key: value for key, value in states.get(name, {}).items() if value is not None}
         for name in [*expected, *names]

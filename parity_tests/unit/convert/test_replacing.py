@@ -220,7 +220,9 @@ def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()
     again = convert(
-        target, tmp_path / "again.safetensors", description=description if kind == "12" else None
+        target,
+        tmp_path / "again.safetensors",
+        description=description if kind == "12" else ModelDescription(),
     )
     assert "float32" in again.summary
     assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
