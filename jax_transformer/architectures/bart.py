@@ -11,6 +11,7 @@ from jax_transformer.architectures import huggingface_config
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import (
+    TYINGS,
     EmbeddingScale,
     NormPlacement,
     Part,
@@ -137,7 +138,7 @@ class BartFamily(HuggingFaceFamily):
                 **{**MASKS[name], **self.stack, **offset, **own},
             )
         source_size, target_size, shared = self.vocabularies(values)
-        tying = Tying.of(embeddings=shared, output=values["tie_word_embeddings"])
+        tying = TYINGS[shared, values["tie_word_embeddings"]]
         scaled = values["scale_embedding"]
         return {
             "source_vocab_size": source_size,

@@ -67,9 +67,9 @@ class ConvertOptions:
 def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
     from jax_transformer.architectures.tensor_names import NameChanges
-    from jax_transformer.convert import conversion, planning
+    from jax_transformer.convert.conversion import Planned, convert
     from jax_transformer.convert.models import ModelDescription
-    from jax_transformer.convert.planning import Request
+    from jax_transformer.convert.planning import Request, prepare
 
     process.keep_freed_memory(False)
     description = ModelDescription(
@@ -90,12 +90,12 @@ def run(options: ConvertOptions) -> int:
 
         report: arguments.Printable = training_states.convert(request)
     else:
-        prepared = planning.prepare(request)
+        prepared = prepare(request)
         if options.dry_run:
             prepared.refuse()
-            report = conversion.Planned(prepared.plan, prepared.preset_sizes)
+            report = Planned(prepared.plan, prepared.preset_sizes)
         else:
-            report = conversion.convert(prepared)
+            report = convert(prepared)
     arguments.show(report, as_json=options.json)
     return 0
 

@@ -155,8 +155,8 @@ def run(options: TranslateOptions) -> int:
     process.use_program_cache()
     overrides = vars(options.search) | vars(options.sampling)
     overrides["n_best"] = options.num_return_sequences
-    atomic.check_output(options.output)
-    atomic.check_output(options.attention)
+    for path in filter(None, (options.output, options.attention)):
+        atomic.check_output(path)
     if options.attention is not None and options.ensemble:
         raise ConfigError("--attention shows the weights of one model: leave out --ensemble")
     if options.attention is not None and options.engine is not Engine.JAX:

@@ -1,6 +1,7 @@
 """The description of one encoder-decoder: frozen dataclasses that check themselves."""
 
 from jax_transformer.config.enums import (
+    TYINGS,
     Activation,
     AttentionBackend,
     AttentionSpan,
@@ -31,6 +32,7 @@ from jax_transformer.config.model import EXECUTION, TransformerConfig
 
 __all__ = [
     "EXECUTION",
+    "TYINGS",
     "Activation",
     "AttentionBackend",
     "AttentionSpan",

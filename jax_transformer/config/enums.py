@@ -170,28 +170,26 @@ class LogitScale(enum.StrEnum):
 class Tying(enum.StrEnum):
     """The matrices that embeddings and output layer share: Press and Wolf 2017."""
 
-    NONE = "none"
-    OUTPUT = "output"  # the target embedding is also the output layer
+    one_embedding: bool
+    """True if source and target embedding are one matrix."""
+    tied_output: bool
+    """True if the output layer is the target embedding."""
+
+    def __new__(cls, value: str, one_embedding: bool, tied_output: bool) -> "Tying":
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.one_embedding, member.tied_output = one_embedding, tied_output
+        return member
+
+    NONE = "none", False, False
+    OUTPUT = "output", False, True  # the target embedding is also the output layer
     # source and target embedding are one, the output layer is another (T5 version 1.1)
-    EMBEDDINGS = "embeddings"
-    ALL = "all"  # all three; both sides share one vocabulary
+    EMBEDDINGS = "embeddings", True, False
+    ALL = "all", True, True  # all three; both sides share one vocabulary
 
-    @classmethod
-    def of(cls, *, embeddings: bool, output: bool) -> "Tying":
-        """Return the tying of both embeddings, and of the output layer with the target's."""
-        if embeddings:
-            return cls.ALL if output else cls.EMBEDDINGS
-        return cls.OUTPUT if output else cls.NONE
 
-    @property
-    def one_embedding(self) -> bool:
-        """True if source and target embedding are one matrix."""
-        return self in (Tying.ALL, Tying.EMBEDDINGS)
-
-    @property
-    def tied_output(self) -> bool:
-        """True if the output layer is the target embedding."""
-        return self in (Tying.ALL, Tying.OUTPUT)
+TYINGS = {(tying.one_embedding, tying.tied_output): tying for tying in Tying}
+"""The tying of both embeddings, and of the output layer with the target's."""
 
 
 class Init(enum.StrEnum):

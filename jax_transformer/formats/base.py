@@ -220,12 +220,13 @@ class Pretrained:
 
         Raises InputError, naming the file, for settings that are not supported.
         """
-        from jax_transformer.generate import transformers_config
         from jax_transformer.generate.generation_config import GenerationConfig
 
         file = self.extra_files.get("config.json")
         if file is None or self.config is None:
             return GenerationConfig()
+        from jax_transformer.generate import transformers_config
+
         return transformers_config.of_folder(file.parent, self.config, tokenizer)
 
     @property

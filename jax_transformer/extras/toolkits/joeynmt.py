@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import (
+    TYINGS,
     Activation,
     EmbeddingScale,
     NormPlacement,
     Part,
     Positions,
     TransformerConfig,
-    Tying,
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
@@ -115,7 +115,7 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         output_bias=False,
         padding_trained=False,
         embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled[0] else EmbeddingScale.NONE,
-        tying=Tying.of(embeddings=tied_embeddings, output=model.flag("tied_softmax", False)),
+        tying=TYINGS[tied_embeddings, model.flag("tied_softmax", False)],
         dropout=dropout,
         attention_dropout=dropout,
         activation_dropout=dropout,

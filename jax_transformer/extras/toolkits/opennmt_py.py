@@ -14,6 +14,7 @@ from typing import Any
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import (
+    TYINGS,
     Activation,
     EmbeddingScale,
     Norm,
@@ -22,7 +23,6 @@ from jax_transformer.config import (
     Positions,
     Sinusoids,
     TransformerConfig,
-    Tying,
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
@@ -155,10 +155,8 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
         "sinusoids": options.choice("position_encoding_type", _SINUSOIDS, "SinusoidalInterleaved"),
         "final_norm": True,
     }
-    tying = Tying.of(
-        embeddings=options.flag("share_embeddings", False),
-        output=options.flag("share_decoder_embeddings", False),
-    )
+    shared_embeddings = options.flag("share_embeddings", False)
+    tying = TYINGS[shared_embeddings, options.flag("share_decoder_embeddings", False)]
     dropout = options.real("dropout", 0.3)
     return TransformerConfig(
         **words.config_fields(),

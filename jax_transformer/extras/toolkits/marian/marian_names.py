@@ -19,6 +19,7 @@ import numpy as np
 
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS
 from jax_transformer.config import (
+    TYINGS,
     Activation,
     EmbeddingScale,
     NormPlacement,
@@ -27,7 +28,6 @@ from jax_transformer.config import (
     Sinusoids,
     StackConfig,
     TransformerConfig,
-    Tying,
 )
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.extras.toolkits.toolkit import Options
@@ -141,7 +141,7 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
             padding_trained=False,
             padding_frozen=True,
             embedding_scale=EmbeddingScale.SQRT_D_MODEL,
-            tying=Tying.of(embeddings=one_embedding, output=tied_output),
+            tying=TYINGS[one_embedding, tied_output],
             dropout=_DROPOUT,
             embedding_dropout=_DROPOUT if dropped else 0,
             architecture="marian",
