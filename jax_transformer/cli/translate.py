@@ -63,6 +63,8 @@ class SearchOptions:
     """End of the average search, as False, True, "never" in transformers (default: heuristic)."""
     no_repeat_ngram_size: int | None = None
     """Forbid repeated n-grams of this size (0: off)."""
+    encoder_no_repeat_ngram_size: int | None = None
+    """Forbid n-grams of the source of this size (0: off)."""
     repetition_penalty: float | None = None
     """Penalise tokens that were already generated (> 1)."""
     min_new_tokens: Annotated[int | None, Option(synonyms="min_length min_len")] = None

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jax_transformer as jt
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.inference import translation
 from jax_transformer.storage import checkpoint
@@ -103,6 +104,13 @@ def test_flags_that_exclude_each_other_are_refused_before_the_weights_are_read(
 ):
     monkeypatch.setattr(Pretrained, "model", None)
     console.refused(2, words, "translate", "--run", run, *flags.split(), stdin=b"a\n")
+
+
+def test_ngrams_of_the_source_are_forbidden_by_their_flag(console, run):
+    lines = [runs.GERMAN]  # whose words the model would write
+    limited = translated(console, run, lines, "--encoder-no-repeat-ngram-size", "1")
+    assert limited != translated(console, run, lines)
+    assert limited == jt.Translator.load(run)(lines, encoder_no_repeat_ngram_size=1)
 
 
 @pytest.mark.slow
