@@ -106,7 +106,7 @@ def theirs(folder: Path, samples: np.ndarray, **options: Any) -> dict[str, Any]:
     module = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
     several = len(samples) > WINDOW * sound.HOP
     if not several:
-        samples = sound.padded(samples, WINDOW)
+        samples = np.pad(samples, (0, WINDOW * sound.HOP - len(samples)))
     features = torch.from_numpy(sound.log_mel(samples, 20))[None]
     return module.generate(features, return_segments=True, **options)
 
@@ -176,7 +176,7 @@ def test_spectrograms_are_those_of_the_feature_extractor(bins: int, monkeypatch)
     """In float64, which stands for float32 in transformers' module here, and as it is."""
     extractor = transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=2)
     samples = speech(1.7)
-    padded = sound.padded(samples, 200)
+    padded = np.pad(samples, (0, 200 * sound.HOP - len(samples)))
 
     def expected() -> np.ndarray:
         return np.asarray(

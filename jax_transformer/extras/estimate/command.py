@@ -142,22 +142,18 @@ def _time_lines(estimate: "Estimate", times: "Times") -> Iterator[str]:
 
 def advice(estimate: "Estimate") -> list[str]:
     """Return the options that would lower the memory, the most useful first."""
-    options = estimate.options
-    model = options.model
-    less_work = []
-    if model.remat is not Remat.FULL:
-        less_work.append("--model.remat full")
-    if not model.scan_layers:
-        less_work.append("--model.scan-layers")
-    if options.loss_chunks == 1:
-        less_work.append("--loss-chunks 8")
-    if model.precision is Precision.FLOAT32:
-        less_work.append("--model.precision bfloat16")
-    less_work.append(f"--data.tokens-per-batch {max(1, options.data.tokens_per_batch // 2)}")
+    options, model = estimate.options, estimate.options.model
+    helpful = {
+        "--model.remat full": model.remat is not Remat.FULL,
+        "--model.scan-layers": not model.scan_layers,
+        "--loss-chunks 8": options.loss_chunks == 1,
+        "--model.precision bfloat16": model.precision is Precision.FLOAT32,
+        f"--data.tokens-per-batch {max(1, options.data.tokens_per_batch // 2)}": True,
+    }
+    less_work = [option for option, helps in helpful.items() if helps]
+    less_state = ["more devices"]
     if options.mesh.fsdp * options.mesh.tensor < estimate.devices:
         less_state = [f"--mesh.fsdp {estimate.devices // options.mesh.tensor}"]
-    else:
-        less_state = ["more devices"]
     if estimate.memory.state > estimate.available / 2:
         return less_state + less_work
     return less_work + less_state

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +155,8 @@ def estimate(
     state = run.abstract_state(options, config, devices)
     available = memory or topology.usable
     began = time.perf_counter()
-    compiled, refused = None, bytes_of_a_device(state)
+    of_state = bytes_of_a_device(state)
+    compiled, refused = None, of_state
     if not available or refused < available:  # otherwise there is no need to compile
         lowered = lower(options, config, state, shape, devices)
         try:
@@ -172,7 +173,7 @@ def estimate(
         dict(devices.mesh.shape),
         sum(math.prod(array.shape) for array in state.params.values()),
         shape,
-        _memory(state, compiled, refused),
+        _memory(of_state, compiled, refused),
         available,
         training_flops(config, *sizes),
         recomputed_flops(config, *sizes),
@@ -241,8 +242,7 @@ def needed_bytes(message: str) -> int:
     return int(float(match[1]) * units[match[2]]) if match else 0
 
 
-def _memory(state: TrainState, compiled: Any, refused: int) -> Memory:
-    of_state = bytes_of_a_device(state)
+def _memory(of_state: int, compiled: Any, refused: int) -> Memory:
     if compiled is None:
         return Memory(of_state, of_state, 0, 0, refused)
     sizes = compiled.memory_analysis()
@@ -274,7 +274,9 @@ BACKWARD = 2
 
 def training_flops(config: TransformerConfig, rows: int, source: int, target: int) -> float:
     """Return the operations of a step on ``rows`` pairs of these lengths, padding included."""
-    return (1 + BACKWARD) * forward_flops(config, rows, source, target)
+    logits = config.d_model * config.target_vocab_size * target
+    forward = 2.0 * rows * (_blocks(config, source, target, _part) + logits)
+    return (1 + BACKWARD) * forward
 
 
 def recomputed_flops(config: TransformerConfig, rows: int, source: int, target: int) -> float:
@@ -289,47 +291,31 @@ def recomputed_flops(config: TransformerConfig, rows: int, source: int, target: 
     return 2.0 * rows * _blocks(config, source, target, again)
 
 
-def forward_flops(config: TransformerConfig, rows: int, source: int, target: int) -> float:
-    """Return the operations of the logits of ``rows`` pairs."""
-    logits = config.d_model * config.target_vocab_size * target
-    return 2.0 * rows * (_blocks(config, source, target, _part) + logits)
-
-
-class _Sizes(NamedTuple):
-    """A part of a block for one pair."""
-
-    config: TransformerConfig
-    stack: StackConfig
-    part: Part
-    queries: int
-    keys: int
-
-
-def _blocks(
-    config: TransformerConfig, source: int, target: int, of: Callable[[_Sizes], int]
-) -> int:
+def _blocks(config: TransformerConfig, source: int, target: int, of: Callable[..., int]) -> int:
     """Return the multiply-adds of all blocks for one pair, each part counted by ``of``."""
     total = 0
     for stack, queries in ((config.encoder, source), (config.decoder, target)):
         for part in (part for branch in stack.branches for part in branch.parts):
             keys = source if part is Part.CROSS else queries
-            total += stack.layers * of(_Sizes(config, stack, part, queries, keys))
+            total += stack.layers * of(config, stack, part, queries, keys)
     return total
 
 
-def _part(sizes: _Sizes) -> int:
+def _part(
+    config: TransformerConfig, stack: StackConfig, part: Part, queries: int, keys: int
+) -> int:
     """Return the multiply-adds of a part for ``queries`` tokens that see ``keys``."""
-    config, stack, part, queries, keys = sizes
     d = config.d_model
     if part is Part.FFN:
         return (3 if stack.gated else 2) * d * (stack.d_ff or config.d_ff) * queries
     projections = 2 * d * config.heads(stack) * config.head_width_of(stack) * (queries + keys)
-    return projections + _attend(sizes)
+    return projections + _attend(config, stack, part, queries, keys)
 
 
-def _attend(sizes: _Sizes) -> int:
+def _attend(
+    config: TransformerConfig, stack: StackConfig, part: Part, queries: int, keys: int
+) -> int:
     """Return the multiply-adds of a part without weights: scores, and the mixing of values."""
-    config, stack, part, queries, keys = sizes
     if part is Part.FFN:
         return 0
     products = 1 if stack.mixing is Mixing.SUMMED else 2

@@ -12,14 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+COLLECTIVES = frozenset(
+    "all-gather all-reduce reduce-scatter all-to-all ragged-all-to-all collective-permute "
+    "collective-broadcast".split()
 )
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all iota partition-id replica-id "

@@ -16,8 +16,6 @@ from typing import Any
 from jax_transformer.errors import ConfigError, nearest
 
 GIB = 2**30
-
-
 POOL = 0.75
 """The share of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says more."""
 

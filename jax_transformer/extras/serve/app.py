@@ -23,13 +23,7 @@ from starlette.routing import Route
 from jax_transformer import webpage
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import requests
-from jax_transformer.extras.serve.engine import (
-    CONTENT_TYPE,
-    Batcher,
-    Engine,
-    Metrics,
-    Translation,
-)
+from jax_transformer.extras.serve.engine import CONTENT_TYPE, Batcher, Engine, Metrics, Translation
 from jax_transformer.extras.serve.requests import Limits, RequestError
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator, empty_hypothesis
@@ -205,9 +199,7 @@ class Service:
 async def _before(
     deadline: float, futures: "Sequence[asyncio.Future[Translation]]", request: Request
 ) -> list[Translation]:
-    """Return the results of ``futures``, all of which are cancelled at the deadline, at an error
-    of one of them, and if the client goes.
-    """
+    """Return the results; all are cancelled at the deadline, at an error, if the client goes."""
     translations = asyncio.gather(*futures)
     # It is not an error that it was cancelled, also if nobody asks for the result
     translations.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -81,8 +81,5 @@ def run(options: ServeOptions) -> int:
 COMMAND = Command(
     ServeOptions,
     run,
-    examples=(
-        "serve runs/phrases",
-        "serve opus-mt-en-de --port 8080 --beam 4 --timeout 10",
-    ),
+    examples=("serve runs/phrases", "serve opus-mt-en-de --port 8080 --beam 4 --timeout 10"),
 )

@@ -120,9 +120,7 @@ class Engine:
         return batches.row_counts(most)
 
     def admit(self, config: GenerationConfig) -> None:
-        """Raise RequestError 422 for a length that the model does not have, and for a config that
-        needs programs if there are too many already.
-        """
+        """Raise RequestError 422 for a length beyond the model, or programs over the maximum."""
         try:
             self.translator.rows_per_batch(config)
         except ConfigError as error:
@@ -212,35 +210,24 @@ class Metrics:
     """Counters and histograms of one service."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        own: dict[str, Any] = {"namespace": "jax_transformer", "registry": self.registry}
         self.requests = Counter(
-            "jax_transformer_requests",
-            "Translation requests by status code.",
-            ["status"],
-            registry=registry,
+            "requests", "Translation requests by status code.", ["status"], **own
         )
         self.seconds = Histogram(
-            "jax_transformer_request_seconds",
+            "request_seconds",
             "Seconds from a translation request to its answer.",
             buckets=_SECONDS,
-            registry=registry,
+            **own,
         )
         self.accepted = Counter(
-            "jax_transformer_accepted_requests",
-            "Translation requests that entered the queue.",
-            registry=registry,
+            "accepted_requests", "Translation requests that entered the queue.", **own
         )
-        self.queued = Gauge(
-            "jax_transformer_queued_lines", "Lines that wait for a batch.", registry=registry
-        )
-        self.batch_lines = Histogram(
-            "jax_transformer_batch_lines", "Lines of a batch.", buckets=_LINES, registry=registry
-        )
+        self.queued = Gauge("queued_lines", "Lines that wait for a batch.", **own)
+        self.batch_lines = Histogram("batch_lines", "Lines of a batch.", buckets=_LINES, **own)
         self.batch_seconds = Histogram(
-            "jax_transformer_batch_seconds",
-            "Seconds of a batch on the device.",
-            buckets=_SECONDS,
-            registry=registry,
+            "batch_seconds", "Seconds of a batch on the device.", buckets=_SECONDS, **own
         )
 
     def text(self) -> bytes:
@@ -327,8 +314,7 @@ class Batcher:
     def _drop_cancelled(self) -> None:
         for group, members in list(self._groups.items()):
             left = deque(each for each in members if not each.translation.done())
-            if len(left) < len(members):
-                self._groups[group] = left
+            self._groups[group] = left
             if not left:
                 del self._groups[group]
 

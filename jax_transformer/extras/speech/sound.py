@@ -40,9 +40,7 @@ _BLOCK = 1 << 16  # frames that are read at once
 _WIDTHS = (1, 2, 3, 4)  # bytes of a sample
 _PCM, _EXTENSIBLE = 1, 0xFFFE
 _PCM_SUBFORMAT = bytes.fromhex("0100000000001000800000aa00389b71")
-"""The GUID that follows ``_EXTENSIBLE``, the format of files with more than 16 bits, two channels
-or 48 kHz.
-"""
+"""The GUID of ``_EXTENSIBLE``, which files of over 16 bits, two channels or 48 kHz have."""
 
 
 def read(path: str | Path) -> Float[np.ndarray, " n"]:
@@ -177,11 +175,6 @@ def log_mel(
     logs += dtype(4)
     logs /= dtype(4)
     return logs
-
-
-def padded(samples: Float[np.ndarray, " n"], frames: int) -> Float[np.ndarray, " m"]:
-    """Return the samples followed by silence, as long as ``frames``."""
-    return np.pad(samples, (0, frames * HOP - len(samples)))
 
 
 @lru_cache(maxsize=4)

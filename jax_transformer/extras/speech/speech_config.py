@@ -37,12 +37,8 @@ sr serbian, su sundanese, sv swedish, sw swahili, ta tamil, te telugu, tg tajik,
 tk turkmen, tl tagalog, tr turkish, tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese,
 yi yiddish, yo yoruba, yue cantonese, zh chinese, zh mandarin
 """
-LANGUAGE_CODES = {
-    name: code
-    for code, _, name in (
-        entry.partition(" ") for entry in " ".join(_LANGUAGES.split()).split(", ")
-    )
-}
+_ENTRIES = (entry.split(maxsplit=1) for entry in _LANGUAGES.split(","))
+LANGUAGE_CODES = {name.strip(): code for code, name in _ENTRIES}
 """The codes of Whisper's languages by their English names, of ``tokenization_whisper.py``."""
 
 
@@ -67,9 +63,7 @@ class SpeechConfig:
     max_initial: int | None
     """The latest time that a text may begin with, see :class:`TimestampRules`."""
     forced: tuple[int | None, ...]
-    """The tokens after the start if neither a call nor the folder names a language or a task; None
-    is the token of the detected language.
-    """
+    """The tokens after the start if no language or task is named; None is the detected language."""
 
     @property
     def first_time(self) -> int | None:
@@ -94,22 +88,7 @@ class SpeechConfig:
         if not self.languages:
             raise ConfigError(f"language {language!r}: this model has one language; leave it out")
         name = language.removeprefix("<|").removesuffix("|>").lower()
-        code = LANGUAGE_CODES.get(name, name)
-        if code not in self.languages:
-            raise ConfigError(
-                f"unknown language {language!r}{nearest(code, list(self.languages))}; known are"
-                f" {', '.join(self.languages)}"
-            )
-        return self.languages[code]
-
-    def task_id(self, task: str) -> int:
-        """Return the token of a task. Raises ConfigError if the model does not have it."""
-        if task not in self.tasks:
-            raise ConfigError(
-                f"unknown task {task!r}{nearest(task, list(self.tasks))}; known are"
-                f" {', '.join(self.tasks)}"
-            )
-        return self.tasks[task]
+        return _known("language", language, LANGUAGE_CODES.get(name, name), self.languages)
 
     def request(self, language: str | None, task: str | None) -> tuple[int | None, ...]:
         """Return the tokens after the start that say the language and the task; None is the token
@@ -125,7 +104,8 @@ class SpeechConfig:
             raise ConfigError(f"task {task!r}: this model can only transcribe")
         if not self.languages or (self.forced and language is None and task is None):
             return self.forced
-        return spoken, self.task_id("transcribe" if task is None else task)
+        task = "transcribe" if task is None else task
+        return spoken, _known("task", task, task, self.tasks)
 
     def prompt(self, start: int, request: Sequence[int], *, timestamps: bool) -> tuple[int, ...]:
         """Return the decoder's inputs before a text, for a :meth:`request` with a language."""
@@ -133,6 +113,14 @@ class SpeechConfig:
         if timestamps or self.no_timestamps_id is None:
             return tokens
         return *tokens, self.no_timestamps_id
+
+
+def _known(what: str, named: str, name: str, ids: Mapping[str, int]) -> int:
+    """Return the token of a name. Raises ConfigError if the model does not have it."""
+    if name not in ids:
+        hint = nearest(name, list(ids))
+        raise ConfigError(f"unknown {what} {named!r}{hint}; known are {', '.join(ids)}")
+    return ids[name]
 
 
 # Reading
@@ -214,9 +202,7 @@ def read(folder: Path, config: TransformerConfig) -> SpeechConfig:
 
 
 def _lengths(file: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the maximum length as ``max_new_tokens``: Whisper's ``max_length`` does not count the
-    prompt, and its ``min_length`` does.
-    """
+    """Return ``max_new_tokens``: ``max_length`` excludes the prompt, ``min_length`` counts it."""
     if data.get("min_length") and data.get("min_new_tokens") is None:
         raise InputError(
             f"{file}: min_length={data['min_length']} counts the prompt, which every call chooses:"

@@ -26,9 +26,7 @@ class TimestampRules:
     """
 
     first: int
-    """Id of the first time, ``<|0.00|>``. All ids from there on are times; the one before is
-    ``<|notimestamps|>``, which is forbidden.
-    """
+    """Id of ``<|0.00|>``; all after it are times. ``<|notimestamps|>``, before it, is forbidden."""
     max_initial: int | None = None
     """The latest time that a text may begin with, counted from the first one; None is any."""
 

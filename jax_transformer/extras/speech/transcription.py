@@ -200,9 +200,9 @@ class _Windows:
     def __init__(self, samples: Float[np.ndarray, " n"], model: Transformer):
         assert model.config.mel_shape is not None, "checked when the model was taken"
         mel_bins, self.length = model.config.mel_shape
-        self.several = len(samples) > self.length * sound.HOP
-        if not self.several:
-            samples = sound.padded(samples, self.length)
+        silence = self.length * sound.HOP - len(samples)
+        self.several = silence < 0
+        samples = np.pad(samples, (0, max(0, silence)))
         self._features = sound.log_mel(samples, mel_bins)
         self.frames = self._features.shape[1]
 

@@ -16,16 +16,16 @@ from jax_transformer.config import Mask, Positions, Sinusoids, TransformerConfig
 from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _END = "<|endoftext|>"
-_TRAINING = "acts only in training with transformers: parts of the spectrogram are masked"
-_CLASSIFIER = "belongs to a head for classification"
+
+
+def _ids(end: int) -> dict[str, int]:
+    """Return the special ids: ``<|endoftext|>`` has three roles, and the start is after it."""
+    names = ("pad_token_id", "bos_token_id", "eos_token_id")
+    return {**dict.fromkeys(names, end), "decoder_start_token_id": end + 1}
+
+
 # The English models have one word less before <|endoftext|>: all special ids are one lower
-_ENGLISH = {
-    "vocab_size": 51864,
-    "pad_token_id": 50256,
-    "bos_token_id": 50256,
-    "eos_token_id": 50256,
-    "decoder_start_token_id": 50257,
-}
+_ENGLISH = {"vocab_size": 51864, **_ids(50256)}
 _V3 = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}
 _SIZES = {"tiny": (4, 384), "base": (6, 512), "small": (12, 768), "medium": (24, 1024)}
 
@@ -54,24 +54,21 @@ class Whisper(bart.BartFamily):
         "max_source_positions": 1500,
         "max_target_positions": 448,
         "tie_word_embeddings": True,
-        "pad_token_id": 50256,
-        "bos_token_id": 50256,
-        "eos_token_id": 50256,
-        "decoder_start_token_id": 50257,
+        **_ids(50256),
     }
     aliases = bart.ALIASES | {"num_key_value_heads": "encoder_attention_heads"}
     ignored = {
         "scale_embedding": "no class of Whisper multiplies by it",
         "forced_decoder_ids": "says how a transcription begins, which transcribe reads",
-        "apply_spec_augment": _TRAINING,
-        "mask_time_prob": _TRAINING,
-        "mask_time_length": _TRAINING,
-        "mask_time_min_masks": _TRAINING,
-        "mask_feature_prob": _TRAINING,
-        "mask_feature_length": _TRAINING,
-        "mask_feature_min_masks": _TRAINING,
-        "use_weighted_layer_sum": _CLASSIFIER,
-        "classifier_proj_size": _CLASSIFIER,
+        **dict.fromkeys(
+            """apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks
+            mask_feature_prob mask_feature_length mask_feature_min_masks""".split(),
+            "acts only in training with transformers: parts of the spectrogram are masked",
+        ),
+        **dict.fromkeys(
+            ("use_weighted_layer_sum", "classifier_proj_size"),
+            "belongs to a head for classification",
+        ),
         "median_filter_width": "smooths the times of words, which are not computed here",
     }
     stack = {"positions": Positions.LEARNED, "final_norm": True}
@@ -93,11 +90,10 @@ class Whisper(bart.BartFamily):
 
     def config_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the configuration of a model with these attributes."""
-        lengths = {
-            "max_position_embeddings": values["max_target_positions"],
-            "scale_embedding": False,
-        }
-        fields = super().config_fields({**values, **lengths})
+        longest = values["max_target_positions"]
+        fields = super().config_fields(
+            {**values, "max_position_embeddings": longest, "scale_embedding": False}
+        )
         encoder = replace(
             fields["encoder"],
             positions=Positions.SINUSOIDAL_STORED,
@@ -127,9 +123,7 @@ class Whisper(bart.BartFamily):
         }
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, a tied copy among
-        them.
-        """
+        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         output: Table = [Alias("proj_out.weight", "model.decoder.embed_tokens.weight")]
         if config.tying is Tying.NONE:
             output = linear("proj_out", "output", bias=False)
@@ -145,10 +139,7 @@ class Whisper(bart.BartFamily):
     def presets(self) -> Mapping[str, Preset]:  # type: ignore[override]
         """The published sizes."""
         return {
-            **{
-                f"whisper_{size}": self._published(size, *numbers)
-                for size, numbers in _SIZES.items()
-            },
+            **{f"whisper_{size}": self._published(size, *_SIZES[size]) for size in _SIZES},
             **{
                 f"whisper_{size}_en": self._published(f"{size}.en", *numbers, **_ENGLISH)
                 for size, numbers in _SIZES.items()
@@ -161,29 +152,16 @@ class Whisper(bart.BartFamily):
         }
 
     def _published(self, size: str, layers: int, d_model: int, **attributes: Any) -> Preset:
-        """Return a published size, whose heads have 64 numbers and whose inner layer is four times
-        as wide as the model.
-        """
-        multilingual = {
-            "pad_token_id": 50257,
-            "bos_token_id": 50257,
-            "eos_token_id": 50257,
-            "decoder_start_token_id": 50258,
-        }
-        stacks = {
-            f"{stack}_{name}": value
-            for stack in ("encoder", "decoder")
-            for name, value in (
-                ("layers", layers),
-                ("attention_heads", d_model // 64),
-                ("ffn_dim", 4 * d_model),
-            )
-        }
+        """Return a published size: heads of 64 numbers, inner layers four times as wide."""
+        numbers = _ids(50257)
+        for stack in ("encoder", "decoder"):
+            numbers |= {f"{stack}_layers": layers, f"{stack}_ffn_dim": 4 * d_model}
+            numbers[f"{stack}_attention_heads"] = d_model // 64
         return self.preset(
             f"Whisper {size} (Radford et al. 2022), which reads sound.",
             last_ids=("source_pad_id", "target_pad_id", "bos_id", "eos_id"),
             d_model=d_model,
-            **(multilingual | stacks | attributes),
+            **(numbers | attributes),
         )
 
 

@@ -50,9 +50,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
         ("adaptive_softmax_cutoff", "encoder_layers_to_keep", "decoder_layers_to_keep"), (None,)
     ),
 }
-"""Options that have one value in the models that are read; others act in training only, or change
-the names of the weights, which are compared.
-"""
+"""Options of one value; others act in training only, or change names, which are compared."""
 _NO_WEIGHTS = {
     r"(encoder|decoder)\.version": "counts versions of fairseq's format",
     r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)": (

@@ -25,13 +25,7 @@ from jax_transformer.storage.untrusted import shown
 
 FILE = "flax_model.msgpack"
 INDEX = "flax_model.msgpack.index.json"
-_LAST = {
-    "kernel": "weight",
-    "embedding": "weight",
-    "scale": "weight",
-    "weight": "weight",
-    "bias": "bias",
-}
+_LAST = dict.fromkeys(("kernel", "embedding", "scale", "weight"), "weight") | {"bias": "bias"}
 _TOP_LEVEL = ("final_logits_bias",)
 
 

@@ -32,9 +32,7 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ArrayExtent:
-    """The position of an array in a file: ``pieces`` are the first byte and the number of bytes of
-    each part.
-    """
+    """The position of an array in a file: ``pieces`` have the first byte and the length of each."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -107,9 +105,7 @@ def leaves(
 
 
 def _joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[str, Any]:
-    """Join the pieces of an array, which are numbered, as are the lengths of its shape. Another map
-    is returned as it is.
-    """
+    """Join the numbered pieces of an array, whose lengths are numbered too; or return the map."""
     if _CHUNKED not in value:
         return value
     name = shown("/".join(at))
@@ -131,11 +127,8 @@ def _joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[s
 
 def _numbered(values: Any) -> list[Any]:
     """Return the values of the keys "0", "1" and so on; empty if there are other keys."""
-    return (
-        [values[str(i)] for i in range(len(values))]
-        if isinstance(values, dict) and all(str(i) in values for i in range(len(values)))
-        else []
-    )
+    keys = [str(i) for i in range(len(values))] if isinstance(values, dict) else []
+    return [values[key] for key in keys] if all(key in values for key in keys) else []
 
 
 class _Bytes(NamedTuple):
@@ -172,9 +165,7 @@ class _Reader:
         return taken
 
     def value(self, depth: int) -> Any:
-        """Read a map, an array's description, a list of numbers or text, a number, text, truth
-        value or None.
-        """
+        """Read a map, an array's description, a list, a number, text, a truth value or None."""
         self.values += 1
         if depth > DEEPEST:
             self.refuse(f"more than {DEEPEST} maps in one another")

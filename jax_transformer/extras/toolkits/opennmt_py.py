@@ -71,9 +71,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys("parallel_residual copy_attn lora_embedding aan_useffn".split(), (False,)),
     **dict.fromkeys(("lora_layers", "quant_layers"), ([],)),
 }
-"""Options that have one value in the models that are read; others act in training only, or change
-the names of the weights, which are compared.
-"""
+"""Options of one value; others act in training only, or change names, which are compared."""
 _ROLES = {"pad": "<blank>", "eos": "</s>", "unknown": "<unk>"}
 
 
@@ -119,9 +117,7 @@ def _stack(name: str, config: TransformerConfig) -> Table:
 
 
 def _weights(path: Path) -> tuple[Path, ...]:
-    """Return the files of weights next to a checkpoint without any: OpenNMT-py saves one, of the
-    same name, and loads parts that are numbered.
-    """
+    """Return the weights next to a checkpoint: one file of its name, or parts with numbers."""
     name = path.name.removesuffix(".pt")
     one = path.with_name(f"{name}.safetensors")
     parts = sorted(path.parent.glob(f"{glob.escape(name)}.*.safetensors"))

@@ -93,9 +93,7 @@ class Toolkit(Format):
         return f"checkpoint of {self.toolkit}"
 
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
-        """Describe the checkpoint at a path by its content. Raises InputError naming every option
-        that no model here has.
-        """
+        """Describe a checkpoint. Raises InputError naming every option that no model here has."""
         raise NotImplementedError
 
     def open_content(self, path: Path, content: Mapping[str, Any]) -> Pretrained:
@@ -229,9 +227,7 @@ class Options:
 
 
 def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
-    """Return the rules for both embeddings of a state_dict, of which one may be a copy of the
-    other.
-    """
+    """Return the rules for both embeddings of a state_dict; one may be a copy of the other."""
     written = embedding(target, "target_embedding")
     if config.tying.one_embedding:
         return [*written, Alias(f"{source}.weight", f"{target}.weight")]
@@ -239,9 +235,7 @@ def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
 
 
 def output(config: TransformerConfig, name: str, target: str) -> Table:
-    """Return the rules for an output layer without a bias, which may be a copy of the target
-    embedding.
-    """
+    """Return the rules for an output layer without a bias, perhaps the target embedding."""
     if config.tying.tied_output:
         return [Alias(f"{name}.weight", f"{target}.weight")]
     return linear(name, "output", bias=False)

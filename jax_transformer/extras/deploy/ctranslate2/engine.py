@@ -102,13 +102,12 @@ class CTranslate2Translator(Translator):
         checks.check_installed("--engine ctranslate2")
         import ctranslate2
 
-        if opened.config is not None:
-            opened.config.check_text("translation")
-
+        config = opened.config
+        if config is not None:
+            config.check_text("translation")
         tokenizer = opened.tokenizer(source_lang, target_lang)
         generation = opened.generation_config(tokenizer).overridden(options)
         check_generation(generation)
-        config = opened.config
         assert config is not None, "a folder with a tokenizer has a configuration"
         prepare.max_new_tokens(config, config.longest, generation.max_new_tokens)
         super().__init__(
@@ -119,10 +118,10 @@ class CTranslate2Translator(Translator):
             tokens_per_batch=tokens_per_batch,
         )
         path = converted(opened, quantization)
+        # float16 is only stored: CPUs compute it in float32
+        compute = "int8_float32" if quantization is Quantization.INT8 else "float32"
         try:
-            self._engine = ctranslate2.Translator(
-                str(path), device="cpu", compute_type=_COMPUTE[quantization]
-            )
+            self._engine = ctranslate2.Translator(str(path), device="cpu", compute_type=compute)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{path}: CTranslate2 cannot read it: {error}") from None
 
@@ -137,10 +136,10 @@ class CTranslate2Translator(Translator):
         suppressed.update(constraints.suppress_tokens)
         special = encoding.special_tokens(self.tokenizer)
         forced = config.forced_bos_token_id
+        prefix = _tokens([start] if forced is None else [start, forced])
         results = self._engine.translate_batch(
             [_tokens([*special.prefix, *line.ids, *special.suffix]) for line in batch.lines],
-            target_prefix=[_tokens([start] if forced is None else [start, forced])]
-            * len(batch.lines),
+            target_prefix=[prefix] * len(batch.lines),
             beam_size=config.num_beams,
             num_hypotheses=config.num_return_sequences,
             length_penalty=config.length_penalty,
@@ -164,13 +163,6 @@ class CTranslate2Translator(Translator):
 def _tokens(ids: Iterable[int]) -> list[str]:
     """Return the tokens of a converted model, which are ids in decimal."""
     return [str(i) for i in ids]
-
-
-_COMPUTE = {
-    Quantization.FLOAT32: "float32",
-    Quantization.FLOAT16: "float32",  # which CPUs compute
-    Quantization.INT8: "int8_float32",
-}
 
 
 def converted(opened: Pretrained, quantization: Quantization) -> Path:

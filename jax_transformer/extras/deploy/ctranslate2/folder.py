@@ -105,9 +105,7 @@ def vocabularies(
 
 
 def _texts(tokens: Mapping[int, str] | None, size: int) -> list[str]:
-    """Return a text for each id. An id without a token, or with the text of another, has a new
-    text.
-    """
+    """Return a text for each id: a new one without a token, or with the text of another."""
     texts: dict[str, None] = {}
     for i in range(size):
         text = str(i) if tokens is None else tokens.get(i, f"<unused{i}>")

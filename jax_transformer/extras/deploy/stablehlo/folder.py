@@ -74,10 +74,7 @@ def export(
 ) -> dict[str, jax.export.Exported]:
     """Return the programs by name, lowered for all of :data:`PLATFORMS`.
 
-    Args:
-        config: the model's configuration.
-        dtypes: dtype of each array, by the paths of ``transformer.flatten``.
-        settings: their constants.
+    ``dtypes`` are those of the arrays, by the paths of ``transformer.flatten``.
     """
     config = config.portable
     shapes = transformer.shapes(config)
@@ -89,22 +86,16 @@ def export(
     tokens = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
     functions = _functions(config, settings)
     cache = jax.eval_shape(functions["encode"], weights, source)
-    arguments: dict[str, tuple[Any, ...]] = {
-        "encode": (source,),
-        "decode_step": (tokens, cache),
-        "greedy": (source,),
-        "beam": (source,),
-    }
+    programs = {}
     try:
-        return {
-            name: jax.export.export(jax.jit(function), platforms=PLATFORMS)(
-                weights, *arguments[name]
-            )
-            for name, function in functions.items()
-        }
+        for name, function in functions.items():
+            arguments = (tokens, cache) if name == "decode_step" else (source,)
+            exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)
+            programs[name] = exported(weights, *arguments)
     except jax.core.InconclusiveDimensionOperation as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--to stablehlo: not for every batch and length: {reason}") from None
+    return programs
 
 
 def _functions(config: TransformerConfig, settings: Settings) -> dict[str, Callable[..., Any]]:

@@ -33,9 +33,7 @@ class MarianWeights(Pretrained):
     without_tokenizer = "gets its tokenizer in a run: jax-transformer convert FILE runs/NAME"
 
     def converted_to(self, destination: Format) -> Pretrained:
-        """Return the model as transformers computes it for a Hugging Face folder, otherwise as
-        Marian does.
-        """
+        """Return the model as Marian, or for a Hugging Face folder as transformers, computes it."""
         if destination.name != "hf":
             return self
         assert self.marian is not None  # open() finds it
@@ -43,14 +41,12 @@ class MarianWeights(Pretrained):
 
     def notes_for(self, to: Destination) -> tuple[Note, ...]:
         assert self.marian is not None
-        notes = []
-        if to.format.name == "hf":
-            note = Note(
-                "Marian's positions and norms",
-                "transformers computes sinusoids of other wavelengths, and norms with 1e-5 for "
-                "Marian's 1e-6, so that logits differ, as in the folders of OPUS-MT on the hub",
-            )
-            notes.append(note)
+        note = Note(
+            "Marian's positions and norms",
+            "transformers computes sinusoids of other wavelengths, and norms with 1e-5 for "
+            "Marian's 1e-6, so that logits differ, as in the folders of OPUS-MT on the hub",
+        )
+        notes = [note] if to.format.name == "hf" else []
         if not to.format.is_file:
             if (reason := self._no_tokenizer()) is not None:
                 notes.append(Note("the tokenizer", reason))
@@ -85,16 +81,15 @@ class MarianWeights(Pretrained):
             "eos_token_id": config.eos_id,
             "decoder_start_token_id": config.bos_id,
         }
-        sizes = {
+        data: dict[str, Any] = {
+            "model_type": "marian",
             "vocab_size": config.source_vocab_size,
             "decoder_vocab_size": config.target_vocab_size,
+            **ids,
         }
-        data: dict[str, Any] = {"model_type": "marian", **sizes, **ids}
-        decoding = ids | _decoding(model, config.target_pad_id)
-        files[folders.GENERATION] = folders.to_json(decoding)
+        files[folders.GENERATION] = folders.to_json(ids | _decoding(model, config.target_pad_id))
         if to.format.name == "hf":
-            dtypes = {array.dtype for array in model.arrays.values()}
-            dtypes = dtypes if to.dtype is None else {to.dtype}
+            dtypes = {to.dtype or array.dtype for array in model.arrays.values()}
             data = huggingface_config.to_config(config)
             data |= {"dtype": next(iter(dtypes))} if len(dtypes) == 1 else {}
             numbers = sum(array.info.size for array in model.arrays.values())
@@ -121,9 +116,7 @@ class MarianModel(Format):
 
 
 def _opened(format: Format, model: Model, *, for_transformers: bool = False) -> Pretrained:
-    """Return the weights, with the positions and norms that transformers computes if
-    ``for_transformers``, otherwise Marian's.
-    """
+    """Return the weights, with the positions and norms of Marian or of transformers."""
     with about_file(model.path):
         config = marian_names.configuration(model.options)
         weights = marian_names.state(model.arrays, config)

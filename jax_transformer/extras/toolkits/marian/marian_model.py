@@ -103,9 +103,7 @@ def find(path: Path) -> Model:
 
 
 def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """Return the one file of weights of a folder: the one that ``decoder.yml`` names, or the only
-    one.
-    """
+    """Return the one file of weights of a folder: which ``decoder.yml`` names, or the only one."""
     named = settings.get("models")
     if isinstance(named, list) and len(named) > 1:
         raise InputError(
@@ -235,9 +233,7 @@ def scan_npz(path: Path) -> dict[str, LazyTensor]:
 
 
 def verify_npz(path: Path) -> str:
-    """Read every byte and return the file's SHA-256. Raises InputError if a checksum in the file
-    does not hold.
-    """
+    """Read every byte and return the SHA-256. Raises InputError if a checksum does not hold."""
     with zip_archive.Archive(path, not_for_disk=True) as archive:
         return archive.verify()
 

@@ -31,9 +31,7 @@ _MOST_NAME = 255  # bytes of a file's name
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return True if a folder has the index of a checkpoint of T5X. TensorFlow's file of that name
-    is text.
-    """
+    """Return True if a folder has T5X's index; TensorFlow's file of that name is text."""
     try:
         with open(folder / INDEX, "rb") as file:
             start = file.read(256)
@@ -46,7 +44,6 @@ def is_checkpoint(folder: Path) -> bool:
 class Checkpoint:
     """The arrays of a checkpoint by name, none of them read: ``target.encoder.layers_0...``."""
 
-    folder: Path
     version: int
     arrays: Mapping[str, LazyTensor]
     files: tuple[Path, ...]
@@ -99,7 +96,7 @@ def find(folder: Path) -> Checkpoint:
     if version == 2:
         arrays = {name: _as_bfloat16(array) for name, array in arrays.items()}
     descriptions = (folder / path / zarr.METADATA for path in folders)
-    return Checkpoint(folder, version, arrays, (index, *descriptions))
+    return Checkpoint(version, arrays, (index, *descriptions))
 
 
 def _folder(index: Path, name: str, spec: Mapping[str, Any]) -> str:
@@ -141,24 +138,16 @@ def _stored(index: Path, name: str, spec: Mapping[str, Any], folder: Path) -> La
         raise InputError(
             f"{index}: {shown(name)} is {shown(spec['dtype'])}, and in its folder {array.dtype}"
         )
-    _check_transform(index, name, spec.get("transform"), array.shape)
-    return array.lazy()
-
-
-def _check_transform(index: Path, name: str, transform: Any, shape: tuple[int, ...]) -> None:
-    """Raise InputError unless a description is of the whole array, as some versions say."""
-    if transform is None:
-        return
-    known = {"input_exclusive_max", "input_inclusive_min", "input_rank"}
-    begin = transform.get("input_inclusive_min") if isinstance(transform, dict) else ()
-    end = transform.get("input_exclusive_max") if isinstance(transform, dict) else ()
-    if (
+    transform = spec.get("transform")  # of the whole array, as some versions say
+    if transform is not None and (
         not isinstance(transform, dict)
-        or transform.keys() - known
-        or begin not in (None, [0] * len(shape))
-        or end not in (None, list(shape), [[length] for length in shape])
+        or transform.keys() - {"input_exclusive_max", "input_inclusive_min", "input_rank"}
+        or transform.get("input_inclusive_min") not in (None, [0] * len(array.shape))
+        or transform.get("input_exclusive_max")
+        not in (None, list(array.shape), [[length] for length in array.shape])
     ):
         raise InputError(f"{index}: {shown(name)} is a part of its folder: {shown(transform)}")
+    return array.lazy()
 
 
 def _as_bfloat16(array: LazyTensor) -> LazyTensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jax_transformer.architectures import huggingface_config, registry
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import LogitScale, TransformerConfig, Tying
 from jax_transformer.convert import models
 from jax_transformer.errors import ConfigError, InputError, about_file
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_names
@@ -203,14 +203,14 @@ def _places(layout: Layout) -> dict[str, str]:
 
 def _scale_note(config: TransformerConfig | None) -> tuple[Note, ...]:
     """Return a note on the scale of UMT5's logits, which differs between T5X and transformers."""
-    if config is None or not t5x_names.scale_differs(config):
+    if config is None or config.logit_scale is not LogitScale.INVERSE_SQRT_D_MODEL:
         return ()
     note = Note(
         "the scale of the logits",
         "transformers multiplies the logits of every UMT5 by d_model**-0.5, and T5X only with a "
         "tied output layer: the most probable token is the same, probabilities are not",
     )
-    return (note,)
+    return () if config.tying is Tying.ALL else (note,)
 
 
 def _not_weights(opened: t5x_checkpoint.Checkpoint) -> Iterator[Note]:
@@ -314,17 +314,12 @@ def _statements(text: str) -> list[str]:
     return statements
 
 
-def configuration(layout: Layout, gin: Gin, model_type: str | None = None) -> TransformerConfig:
-    """Return the configuration of a checkpoint.
+def configuration(layout: Layout, gin: Gin) -> TransformerConfig:
+    """Return the configuration of a checkpoint with these sizes and settings.
 
-    Args:
-        layout: its sizes.
-        gin: its activations, and if they are known its dropout and vocabulary.
-        model_type: the family of transformers; by default UMT5 if every layer has a table of
-            distances, otherwise T5 or, with its vocabulary, mT5.
-
-    Raises:
-        InputError: no family has these activations, or not as many as the checkpoint has kernels.
+    It is UMT5 if every layer has a table of distances, otherwise T5 or, with its vocabulary, mT5.
+    Raises InputError if no family has these activations, or not as many as the checkpoint has
+    kernels.
     """
     if gin.activations not in _PROJECTIONS:
         known = ", ".join("(" + " ".join(names) + ")" for names in _PROJECTIONS)
@@ -338,7 +333,7 @@ def configuration(layout: Layout, gin: Gin, model_type: str | None = None) -> Tr
         )
     shared = "mt5" if gin.multilingual and not layout.tied else "t5"
     data: dict[str, Any] = {
-        "model_type": model_type or ("umt5" if layout.distances_in_layers else shared),
+        "model_type": "umt5" if layout.distances_in_layers else shared,
         "vocab_size": layout.vocabulary,
         "d_model": layout.d_model,
         "d_kv": layout.head_dim,

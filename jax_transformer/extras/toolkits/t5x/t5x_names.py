@@ -350,8 +350,3 @@ def _not_written(config: TransformerConfig) -> list[str]:
             "output layer is the embedding"
         )
     return wrong
-
-
-def scale_differs(config: TransformerConfig) -> bool:
-    """Return True if transformers multiplies the logits by a factor that T5X does not have."""
-    return config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL and config.tying is not Tying.ALL

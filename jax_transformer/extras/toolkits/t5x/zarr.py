@@ -57,9 +57,7 @@ class ZarrArray:
         return LazyTensor(TensorInfo(self.shape, self.dtype.name), self.read)
 
     def read(self) -> np.ndarray:
-        """Read the array. A single plain chunk is mapped into memory. Raises InputError if a chunk
-        is damaged.
-        """
+        """Read the array; a single plain chunk is mapped. Raises InputError for a damaged chunk."""
         if self.chunks == self.shape:
             return self._chunk((0,) * len(self.shape))
         result = np.empty(self.shape, self.dtype)
