@@ -275,13 +275,13 @@ def _run(
 ) -> dict[str, float]:
     from jax_transformer.architectures import twins
 
-    source, target = random_batch(config)
+    batch = random_batch(config)
     blocks = _blocks(config, table)
-    theirs = twins.outputs(config, torch_state, source, target, blocks)
-    ours = _outputs(config, flax_state, source, target, list(blocks))
+    theirs = twins.outputs(config, torch_state, *batch, blocks)
+    ours = _outputs(config, flax_state, batch, list(blocks))
     # At padding, which nothing reads, transformers' local attention sees all keys, and ours none
     is_local = config.encoder.attention_span is not AttentionSpan.FULL
-    unread = (source == config.source_pad_id)[..., None] if is_local else None
+    unread = (batch[0] == config.source_pad_id)[..., None] if is_local else None
     errors = {}
     for name, expected in theirs.items():
         actual = ours[name]
@@ -345,11 +345,7 @@ def random_batch(
 
 
 def _outputs(
-    config: TransformerConfig,
-    state: State,
-    source: np.ndarray,
-    target: np.ndarray,
-    blocks: list[str],
+    config: TransformerConfig, state: State, batch: tuple[np.ndarray, np.ndarray], blocks: list[str]
 ) -> dict[str, np.ndarray]:
     """Return the logits and the output of every block, in float64 on the CPU."""
     import jax
@@ -359,9 +355,8 @@ def _outputs(
 
     def run(arrays: Mapping[str, Any], source: Any, target: Any) -> dict[str, Any]:
         model = transformer.unflatten(replace(config, compute_dtype=None), arrays)
-        logits, captured = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)(
-            source, target
-        )
+        kind = nnx.Intermediate
+        logits, captured = nnx.capture(model, kind, method_outputs=kind)(source, target)
         outputs = {"logits": logits}
         for path, leaf in nnx.to_flat_state(captured):
             block, _, method = ".".join(map(str, path)).rpartition(".")
@@ -375,4 +370,4 @@ def _outputs(
         jax.default_device(jax.devices("cpu")[0]),
     ):
         arrays = {name: jax.numpy.array(array.astype(np.float64)) for name, array in state.items()}
-        return jax.tree.map(np.asarray, jax.jit(run)(arrays, source, target))
+        return jax.tree.map(np.asarray, jax.jit(run)(arrays, *batch))

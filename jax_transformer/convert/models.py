@@ -269,16 +269,10 @@ def infer(
     shapes: Shapes,
     shapes_of: Callable[[TransformerConfig], Shapes],
 ) -> Settled:
-    """Return the preset at the sizes that the shapes of its weights show.
+    """Return the preset at the sizes that ``shapes``, those of a file's tensors by name, show.
 
-    Args:
-        preset: the model at some sizes.
-        settings: fields that the user sets; they are not inferred.
-        shapes: the shape of every tensor of the file, by name.
-        shapes_of: returns the shapes of the weights of a configuration.
-
-    Raises:
-        ConfigError: no model can have these sizes.
+    ``settings`` are fields that the user sets, which are not inferred; ``shapes_of`` returns the
+    shapes of the weights of a configuration. Raises ConfigError if no model can have these sizes.
     """
     structure = {name: value for name, value in settings.items() if name not in _SIZES}
     probe_sizes = dict[str, Any](_PROBE, num_heads=1, num_layers=1)
@@ -362,12 +356,6 @@ def _heads(
     if width and "num_heads" not in known and isinstance(width, int) and all_heads % width == 0:
         return {"num_heads": all_heads // width}
     heads = known.get("num_heads", preset.config.num_heads)
-    if (
-        not width
-        and isinstance(heads, int)
-        and heads > 0
-        and all_heads != d_model
-        and all_heads % heads == 0
-    ):
-        return {"head_dim": all_heads // heads}
-    return {}
+    if width or not isinstance(heads, int) or heads <= 0 or all_heads == d_model:
+        return {}
+    return {} if all_heads % heads else {"head_dim": all_heads // heads}

@@ -117,7 +117,6 @@ class Request:
 class Prepared:
     """A planned conversion."""
 
-    request: Request
     source: Pretrained
     to: Destination
     model: ModelWeights | None
@@ -177,17 +176,15 @@ def prepare(request: Request) -> Prepared:
     to = _destination(request)
     formats.check_free(to.format, to.path, force=request.force)
     scan_axis = None if request.scan_layers else request.param_scan_axis
-    source = formats.open(
-        request.source, weights=request.weights, key=request.key, scan_axis=scan_axis
-    )
+    options: dict[str, Any] = {"key": request.key, "scan_axis": scan_axis}
+    source = formats.open(request.source, request.weights, **options)
     to = replace(to, source=source)
     to.format.check(to)
     if to.path.exists() and to.path.resolve() == source.path.resolve():
         raise ConfigError(f"{to.path}: is the source as well")
     source = source.converted_to(to.format)
-    is_copy = (
-        request.description == ModelDescription() and source.format.is_file and to.format.is_file
-    )
+    between_files = source.format.is_file and to.format.is_file
+    is_copy = between_files and request.description == ModelDescription()
     own_config = _own_config(request, source, to)
     prefix = ""
     if source.format.is_file and not is_copy:
@@ -203,18 +200,17 @@ def prepare(request: Request) -> Prepared:
         settled = request.description.settle(source, request.architecture)
     else:
         planned = _map_tensors(source, to, None)
-        return Prepared(request, source, to, None, planned, {}, [])
+        return Prepared(source, to, None, planned, {}, [])
     model = registry.model_weights(settled.config, request.architecture)
     to = replace(to, source=source, config=model.config, frozen=model.frozen)
-    problems = tensors.problems(
-        source.tensors, model.shapes["torch" if source.format.has_torch_names else "flax"]
-    )
+    names = "torch" if source.format.has_torch_names else "flax"
+    problems = tensors.problems(source.tensors, model.shapes[names])
     to.format.check(to)
     planned = Plan(source.title, str(to.path), ()) if problems else _map_tensors(source, to, model)
     files = source.files_for(to)
     to = replace(to, files=to.format.files(to) if files is None else files)
     planned = replace(planned, inferred=settled.sizes, stripped_prefix=prefix)
-    return Prepared(request, source, to, model, planned, settled.from_preset, problems)
+    return Prepared(source, to, model, planned, settled.from_preset, problems)
 
 
 def _destination(request: Request) -> Destination:
@@ -312,9 +308,8 @@ def _map_tensors(source: Pretrained, to: Destination, model: ModelWeights | None
             reason = f"goes with {others}, and {to.path} is a {to.format.title}"
             dropped.append(Note(name, reason))
     dropped += [*source.notes_for(to), *layout.notes]
-    return Plan(
-        source.title, str(to.path), tuple(moves), tuple(derived), tuple(dropped), tuple(ties)
-    )
+    notes = tuple(derived), tuple(dropped)
+    return Plan(source.title, str(to.path), tuple(moves), *notes, tuple(ties))
 
 
 def _operation(rule: Rule | None, *, back: bool, is_cast: bool) -> str:

@@ -30,16 +30,12 @@ class Contents:
         yield f"{self.path}: {self.kind}"
         width = max(map(len, self.tensors), default=0)
         for name, tensor in sorted(self.tensors.items()):
-            yield (
-                f"{name:{width}}  {'x'.join(map(str, tensor.shape)) or 'scalar':>14}  "
-                f"{tensor.dtype}"
-            )
+            shape = "x".join(map(str, tensor.shape)) or "scalar"
+            yield f"{name:{width}}  {shape:>14}  {tensor.dtype}"
         yield from (f"{name} = {value!r}"[:200] for name, value in self.values.items())
         yield from (f"tied {' = '.join(names)}" for names in self.ties)
-        yield (
-            f"{len(self.tensors)} arrays, {sum(tensor.size for tensor in self.tensors.values()):,} "
-            "numbers"
-        )
+        numbers = sum(tensor.size for tensor in self.tensors.values())
+        yield f"{len(self.tensors)} arrays, {numbers:,} numbers"
         yield f"{sum(tensor.nbytes for tensor in self.tensors.values()):,} bytes"
         yield from (f"sha256 {digest}  {name}" for name, digest in self.sha256.items())
 

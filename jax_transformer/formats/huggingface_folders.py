@@ -245,10 +245,8 @@ def _own_tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, b
         "clean_up_tokenization_spaces": False,
     }
     data = untrusted.read_json(path) | {"post_processor": ends_line}
-    return {
-        run_files.SHARED_FILE: folder.to_json(data),
-        "tokenizer_config.json": folder.to_json(settings),
-    }
+    files = {run_files.SHARED_FILE: data, "tokenizer_config.json": settings}
+    return {name: folder.to_json(content) for name, content in files.items()}
 
 
 FORMAT = HuggingFaceFolder()

@@ -58,13 +58,8 @@ class Training:
 
 
 def new(name: str, family: str, parameters: int, training: Training | None) -> str:
-    """Write a card for a model without one.
-
-    Args:
-        name: the name of the folder.
-        family: its ``model_type``.
-        parameters: number of weights.
-        training: facts about the training, if it is known.
+    """Write a card for a model without one, in a folder of this name; ``family`` is its
+    ``model_type``, ``parameters`` the number of weights, ``training`` what is known of it.
     """
     front: dict[str, Any] = {
         "library_name": "transformers",
@@ -112,11 +107,8 @@ def appended(card: str, name: str, training: Training) -> str:
     """
     front, body = _split_front_matter(card)
     ours = _front_matter(name, training)
-    original = [
-        text
-        for key, text in front
-        if key != "model-index" and (key != "base_model" or not training.base_model)
-    ]
+    replaced = {"model-index", *(["base_model"] if training.base_model else [])}
+    original = [text for key, text in front if key not in replaced]
     present = {key for key, _ in front} - {"model-index", "base_model"}
     added = {key: value for key, value in ours.items() if key not in present}
     lines = [*original, *_yaml(added)]
@@ -127,11 +119,8 @@ def appended(card: str, name: str, training: Training) -> str:
 def _split_front_matter(card: str) -> tuple[list[tuple[str, str]], str]:
     """Split a card into its front matter, as keys with the lines of their values, and its text."""
     lines = card.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    ends = (
-        next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), 0)
-        if lines[0].rstrip() == "---"
-        else 0
-    )
+    marks = [i for i, line in enumerate(lines) if line.rstrip() == "---"]
+    ends = marks[1] if len(marks) > 1 and marks[0] == 0 else 0
     parts: list[tuple[str, str]] = []
     for line in lines[1:ends]:
         if (match := _KEY.match(line)) or not parts:
@@ -203,10 +192,10 @@ def training_of(source: Pretrained) -> Training | None:
         folder.train_config,
         lambda text: codec.from_dict(DataOptions, json.loads(text).get("data", {}), "data"),
     )
-    on_hub = data.dataset is not None and not (
-        Path(data.dataset).exists() or data.dataset.startswith(("/", ".", "~"))
-    )
-    dataset = data.dataset if data.dataset is None or on_hub else Path(data.dataset).name
+    dataset, on_hub = data.dataset, False
+    if dataset is not None:
+        on_hub = not (Path(dataset).exists() or dataset.startswith(("/", ".", "~")))
+        dataset = dataset if on_hub else Path(dataset).name
     files = (*data.train_source, *data.train_target, *data.train)
     valid_files = (*data.valid_source, *data.valid_target, *data.valid)
     text = (dataset or data.kind.value,)
@@ -216,14 +205,9 @@ def training_of(source: Pretrained) -> Training | None:
         _add_options(flags, name, options.get(name))
     if init is not None:
         flags.pop("model.preset", None)  # the model is that of init
-    counts = {
-        name: value
-        for name, value in _json(folder.data).items()
-        if name in ("train_pairs", "valid_pairs")
-    }
-    tokenizer_languages = (
-        (data.source_lang, data.target_lang) if data.source_lang and data.target_lang else None
-    )
+    pairs = ("train_pairs", "valid_pairs")
+    counts = {name: value for name, value in _json(folder.data).items() if name in pairs}
+    first, second = data.source_lang, data.target_lang
     return Training(
         source.step,
         names,
@@ -231,7 +215,7 @@ def training_of(source: Pretrained) -> Training | None:
         flags,
         (folder.validations() | folder.figures()).get(source.step, {}),
         _languages(data),
-        tokenizer_languages,
+        (first, second) if first and second else None,
         begun_from="" if init is None else _on_hub(init) or Path(init).absolute().name,
         base_model=_base_model(folder, init),
         datasets=names if on_hub else (),
@@ -263,9 +247,8 @@ def _languages(data: DataOptions) -> tuple[str, ...]:
 
 
 def _on_hub(init: str) -> str:
-    return (
-        init.removeprefix(registry.HUB).partition("@")[0] if init.startswith(registry.HUB) else ""
-    )
+    name = init.removeprefix(registry.HUB).partition("@")[0]
+    return name if init.startswith(registry.HUB) else ""
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:

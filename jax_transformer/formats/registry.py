@@ -41,13 +41,8 @@ _OURS = {
     "safetensors": ("safetensors_files", "FORMAT"),
     "pt": ("pt_files", "FORMAT"),
 }
-_BY_SUFFIX = {
-    ".safetensors": "safetensors",
-    ".json": "safetensors",
-    ".pt": "pt",
-    ".pth": "pt",
-    ".bin": "pt",
-}
+_BY_SUFFIX = {".safetensors": "safetensors", ".json": "safetensors"}
+_BY_SUFFIX |= dict.fromkeys((".pt", ".pth", ".bin"), "pt")
 _WRITTEN = [suffix for suffix in _BY_SUFFIX if suffix != ".json"]
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
@@ -148,20 +143,16 @@ def download(path: str) -> Path:
             f"{path}: give a model of the hub as hf:owner/name or hf:owner/name@revision"
         )
     try:
-        import huggingface_hub
+        from huggingface_hub import HfApi, snapshot_download
     except ImportError:
         raise ConfigError(
             f"{path}: models of the hub need huggingface_hub: pip install 'jax-seq2seq[hub]'"
         ) from None
-    repository, _, revision = name.partition("@")
+    repository, _, stated = name.partition("@")
+    revision = stated or None
     try:
-        listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision or None)
-        patterns = _to_download(path, listed)
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository, revision=revision or None, allow_patterns=patterns
-            )
-        )
+        names = _to_download(path, HfApi().list_repo_files(repository, revision=revision))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=names))
     except (ConfigError, InputError):
         raise
     except Exception as error:  # of the library, of the network, and of its storage

@@ -127,9 +127,8 @@ class Run(Format):
         files = huggingface_folder.contents(extra)
         if to.dtype is not None and CONFIG in files:
             config = huggingface_folder.configuration(extra[CONFIG].parent)
-            files[CONFIG] = huggingface_folder.to_json(
-                huggingface_folder.with_dtype(config, {to.dtype})
-            )
+            config = huggingface_folder.with_dtype(config, {to.dtype})
+            files[CONFIG] = huggingface_folder.to_json(config)
         return files
 
     def write(

@@ -227,10 +227,8 @@ def _pairs(
     ours: Recording,
     theirs: Any,
 ) -> list[Pair]:
-    called = [
-        dict.fromkeys(key.rpartition("#")[0] for key in order)
-        for order in (ours.order, theirs.order)
-    ]
+    orders = ours.order, theirs.order
+    called = [dict.fromkeys(key.rpartition("#")[0] for key in order) for order in orders]
     if patterns is not None:
         return pairs.from_patterns(patterns, *called)
     if table is not None:

@@ -168,10 +168,9 @@ class Measurement:
     @property
     def agrees(self) -> bool:
         """True if rounding explains the difference; a NaN on one side only never agrees."""
-        return (
-            self.times < FAULT
-            and self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
-        )
+        narrow = self.narrow
+        same_nan = narrow.nan_ours == narrow.nan_theirs == narrow.agreeing_nan
+        return self.times < FAULT and same_nan
 
     def to_data(self) -> dict[str, Any]:
         """Return the measurement for JSON."""
@@ -211,6 +210,10 @@ class Entry:
     def title(self) -> str:
         """Both names, and the number of the call after the first."""
         return f"{self.ours} | {self.theirs}" + (f" (call {self.call + 1})" if self.call else "")
+
+    def is_inside(self, outer: "Entry") -> bool:
+        """Return True if the module is a part of another one, in the same call."""
+        return self.ours.startswith(f"{outer.ours}.") and self.call == outer.call
 
     @property
     def gradients(self) -> Measurement | None:

@@ -199,12 +199,10 @@ def from_linen(
         def intercept(method: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
             if context.method_name != "__call__":
                 return method(*args, **kwargs)
-            own, _ = jax.tree_util.tree_flatten_with_path(
-                context.module.variables.get("params", {})
-            )
+            own = context.module.variables.get("params", {})
             own_shapes = {
                 _dotted([getattr(key, "key", key) for key in path]): np.shape(leaf)
-                for path, leaf in own
+                for path, leaf in jax.tree_util.tree_leaves_with_path(own)
             }
             path = _dotted(context.module.path)
             return marker.call(path, context.module, own_shapes, method, args, kwargs)
@@ -226,20 +224,14 @@ def from_function(
     """
     flat, treedef = jax.tree_util.tree_flatten_with_path(parameters)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
-    arrays = {
-        name: leaf
-        for name, (_, leaf) in zip(names, flat, strict=True)
-        if isinstance(leaf, jax.Array | np.ndarray)
-    }
-    trained = [
-        name for name, array in arrays.items() if jax.numpy.issubdtype(array.dtype, np.inexact)
-    ]
+    leaves = dict(zip(names, (leaf for _, leaf in flat), strict=True))
+    arrays = {name: x for name, x in leaves.items() if isinstance(x, jax.Array | np.ndarray)}
+    trained = [name for name, x in arrays.items() if jax.numpy.issubdtype(x.dtype, np.inexact)]
     if len(set(names)) < len(names):
         raise ConfigError("two parameters have the same path")
 
     def run(values: Mapping[str, Any], batch: Sequence[Any]) -> Any:
-        leaves = [values.get(name, leaf) for name, (_, leaf) in zip(names, flat, strict=True)]
-        merged = jax.tree.unflatten(treedef, leaves)
+        merged = jax.tree.unflatten(treedef, (leaves | dict(values)).values())
         return call(function, merged, *batch) if call is not None else function(merged, *batch)
 
     return ModelFunction(*_divided(arrays, trained), run)

@@ -203,10 +203,8 @@ def _problem(golden: Golden, dtype: str, name: str, now: np.ndarray) -> str | No
     times = difference.times_floor(measured, difference.rounding_floor(sides, dtype))
     if times < FAULT:
         return None
-    return (
-        f"{dtype} {name}: differs by {measured.max_abs:.3g} at {measured.where},"
-        f" {times:.0e}× rounding"
-    )
+    largest = f"{measured.max_abs:.3g} at {measured.where}"
+    return f"{dtype} {name}: differs by {largest}, {times:.0e}× rounding"
 
 
 def _named_arrays(recording: Any) -> list[tuple[str, np.ndarray]]:

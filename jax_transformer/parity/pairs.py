@@ -31,14 +31,10 @@ def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> 
     """
     # Tables of relative positions are left out: T5 keeps the stack's in its first block
     arrays = [rule for rule in table if isinstance(rule, Rule)]
-    numbered = [
-        (i, rule)
-        for i, rule in enumerate(arrays)
-        if not any(".relative." in name for name in rule.flax)
-    ]
-    our_weights = _weights_of_modules(
-        [(name, (i, name)) for i, rule in numbered for name in rule.flax], ours
-    )
+    relative = [any(".relative." in name for name in rule.flax) for rule in arrays]
+    numbered = [(i, rule) for i, rule in enumerate(arrays) if not relative[i]]
+    our_names = [(name, (i, name)) for i, rule in numbered for name in rule.flax]
+    our_weights = _weights_of_modules(our_names, ours)
     their_weights = _weights_of_modules([(rule.torch, (i, "")) for i, rule in numbered], theirs)
     by_rules = {
         frozenset(i for i, _ in weights): module for module, weights in their_weights.items()
@@ -182,14 +178,10 @@ def gradient_getters(
         return getters
     for rule in rules.restrict(table, function.parameters):
         assert isinstance(rule, Rule)
-        owners = [
-            pair.ours
-            for pair in pairs
-            if all(name.startswith(f"{pair.ours}.") for name in rule.flax)
-        ]
-        if owners:
+        names = [p.ours for p in pairs if all(name.startswith(f"{p.ours}.") for name in rule.flax)]
+        if names:
             get = partial(_layout_of_rule, rule)
-            getters.setdefault(max(owners, key=len), {})[rule.torch] = get, rule.torch
+            getters.setdefault(max(names, key=len), {})[rule.torch] = get, rule.torch
     return getters
 
 

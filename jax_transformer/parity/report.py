@@ -48,17 +48,15 @@ class Report:
         """
         if entry.input is None and self._differs_before(entry):
             return True
-        outer_entries = (
-            e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call
+        return any(
+            entry.is_inside(e) and differs(e.input) and self._differs_before(e)
+            for e in self.entries
         )
-        return any(differs(e.input) and self._differs_before(e) for e in outer_entries)
 
     def _differs_before(self, outer: Entry) -> bool:
         """Return True if the output differs of a call that ended before this one began."""
         for entry in self.entries:
-            if entry is outer or (
-                entry.ours.startswith(f"{outer.ours}.") and entry.call == outer.call
-            ):
+            if entry is outer or entry.is_inside(outer):
                 return False
             if differs(entry.output):
                 return True
@@ -140,11 +138,7 @@ class Report:
 
     def _inside(self, fault: Entry) -> str:
         """Return the two parts of a faulty module between which the difference begins."""
-        inner = [
-            entry
-            for entry in self.entries
-            if entry.ours.startswith(f"{fault.ours}.") and entry.call == fault.call
-        ]
+        inner = [entry for entry in self.entries if entry.is_inside(fault)]
         begin = _begin(inner, f"{fault.ours}.")
         if begin is None:
             return "; all its paired parts agree" if inner else ""
@@ -172,9 +166,8 @@ class Report:
     def to_page(self, title: str) -> str:
         """Return one self-contained HTML page: a map of modules, coloured by their difference."""
         template = resources.files(__name__.rpartition(".")[0]).joinpath("page.html")
-        return webpage.render(
-            template.read_text(encoding="utf-8"), self.to_data() | {"title": title}
-        )
+        text = template.read_text(encoding="utf-8")
+        return webpage.render(text, self.to_data() | {"title": title})
 
     def to_data(self) -> dict[str, Any]:
         """Return the whole report for JSON."""

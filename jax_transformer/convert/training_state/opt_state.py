@@ -100,9 +100,8 @@ def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.
 
 def position(state: optax.OptState) -> int:
     """Return the position in its one schedule. Raises ConfigError if it has none or several."""
-    counts = [
-        int(node.count) for node in _nodes(state) if isinstance(node, optax.ScaleByScheduleState)
-    ]
+    kind = optax.ScaleByScheduleState
+    counts = [int(node.count) for node in _nodes(state) if isinstance(node, kind)]
     if len(counts) != 1:
         raise ConfigError(f"this Optax state has {len(counts)} schedules")
     return counts[0]
@@ -119,9 +118,8 @@ def _adam(fresh: optax.ScaleByAdamState, moments: Moments) -> optax.ScaleByAdamS
             "and Optax has one count for all"
         )
     updates = jnp.asarray(next(iter(by_count), 0), fresh.count.dtype)
-    return optax.ScaleByAdamState(
-        updates, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second)
-    )
+    first, second = _like(fresh.mu, moments.first), _like(fresh.nu, moments.second)
+    return optax.ScaleByAdamState(updates, first, second)
 
 
 def _is_node(node: Any) -> bool:

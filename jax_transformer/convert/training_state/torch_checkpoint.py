@@ -179,18 +179,12 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
         pairs = {"the optimizer": (moments.kind, kind)}
     decay = decays[0] if len(decays) == 1 else decays
     pairs["weight_decay"] = (decay, here.weight_decay)
-    different = [
-        f"{name} ({theirs} there, {ours} here)"
-        for name, (theirs, ours) in pairs.items()
-        if theirs != ours
-    ]
-    ours = learning_rate(options, position)
+    different = [f"{name} ({a} there, {b} here)" for name, (a, b) in pairs.items() if a != b]
+    theirs, ours = settings["lr"], learning_rate(options, position)
     # Schedules are often computed in float32
-    if abs(settings["lr"] - ours) > 1e-6 * here.rate.learning_rate:
-        different.append(
-            f"the learning rate after {position} updates ({settings['lr']:.6g} there, {ours:.6g} "
-            "here)"
-        )
+    if abs(theirs - ours) > 1e-6 * here.rate.learning_rate:
+        rates = f"{theirs:.6g} there, {ours:.6g} here"
+        different.append(f"the learning rate after {position} updates ({rates})")
     if different:
         raise ConfigError(
             "the run's options are not those that the checkpoint was trained with: "

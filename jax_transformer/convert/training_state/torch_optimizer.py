@@ -100,20 +100,16 @@ def from_torch(
         if number not in set(numbers)
     ]
     _refuse("the optimizer's state does not fit the model", problems)
-    by_name = {
-        name: states[number]
-        for name, number in zip(names, numbers, strict=True)
-        if number in states
-    }
+    numbered = zip(names, numbers, strict=True)
+    by_name = {name: states[number] for name, number in numbered if number in states}
     trained = rules.restrict(table, shapes)
     counts, first, second = _read_states(kind, by_name, trained, shapes, names)
     decays = [float(plain(group["weight_decay"])) for group in groups for _ in group["params"]]
     parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
     decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
     own = ("momentum", "nesterov") if kind == SGD else ("betas", "eps")
-    settings = {
-        name: plain(groups[0][name]) for name in ("lr", "initial_lr", *own) if name in groups[0]
-    }
+    group = groups[0]
+    settings = {name: plain(group[name]) for name in ("lr", "initial_lr", *own) if name in group}
     return Moments(kind, counts, first, second, settings, decay)
 
 
@@ -342,11 +338,8 @@ def _read_states(
         name: {key: value for key, value in states.get(name, {}).items() if value is not None}
         for name in [*expected, *names]
     }
-    problems = [
-        f"{name} has a state, but is not trained here"
-        for name in names
-        if name not in expected and own[name]
-    ]
+    frozen = [name for name in names if name not in expected and own[name]]
+    problems = [f"{name} has a state, but is not trained here" for name in frozen]
     stepped = [name for name in expected if own[name]]
     if kind != SGD and stepped:
         problems += [
@@ -371,12 +364,10 @@ def _read_states(
     ]
     if kind == SGD:
         return {}, moments[0], {}
-    counts = {
-        part: _count(own[rule.torch]["step"])
-        for rule in trained
-        if isinstance(rule, Rule)
-        for part in rule.flax
-    }
+    counts: dict[str, int] = {}
+    for rule in trained:
+        if isinstance(rule, Rule):
+            counts |= dict.fromkeys(rule.flax, _count(own[rule.torch]["step"]))
     return counts, moments[0], moments[1]
 
 
@@ -405,9 +396,8 @@ def _count(value: Any) -> int:
 
 def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]:
     """Return the state of each parameter by PyTorch's name."""
-    first, second = (
-        rules.to_torch(trained, part) if part else {} for part in (moments.first, moments.second)
-    )
+    parts = moments.first, moments.second
+    first, second = (rules.to_torch(trained, part) if part else {} for part in parts)
     if moments.kind == SGD:
         return {name: {"momentum_buffer": array} for name, array in first.items()}
     # torch stores the count in float32, whatever the dtype of its parameters

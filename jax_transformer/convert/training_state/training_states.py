@@ -44,9 +44,8 @@ class ConvertedTraining:
             f"{self.source} -> {self.destination}: step {self.step}, {self.arrays} arrays of "
             f"weights and moments, {self.numbers:,} numbers"
         )
-        yield (
-            "checked: there and back bit for bit, with moments, counts and the schedule's position"
-        )
+        checked = "with moments, counts and the schedule's position"
+        yield f"checked: there and back bit for bit, {checked}"
 
     def to_data(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -137,10 +136,8 @@ def _out_of_run(source: Path, target: Path, format: Format, weights: str) -> Con
         steps = checkpoint.steps(folder.checkpoints)
         step = int(weights) if weights.isdecimal() else max(steps, default=None)
         if step not in steps:
-            raise InputError(
-                f"{folder.checkpoints}: holds no "
-                f"checkpoint{'' if step is None else f' of step {step}'}"
-            )
+            missing = "checkpoint" if step is None else f"checkpoint of step {step}"
+            raise InputError(f"{folder.checkpoints}: holds no {missing}")
     assert step is not None
     state = torch_checkpoint.load(folder, step)
     options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
@@ -189,9 +186,6 @@ def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
 def _outcome(source: str, destination: str, state: "TrainState") -> ConvertedTraining:
     import jax
 
-    arrays = [
-        leaf for leaf in jax.tree.leaves((state.params, state.frozen, state.opt_state)) if leaf.ndim
-    ]
-    return ConvertedTraining(
-        source, destination, int(state.step), len(arrays), sum(leaf.size for leaf in arrays)
-    )
+    leaves = jax.tree.leaves((state.params, state.frozen, state.opt_state))
+    sizes = [leaf.size for leaf in leaves if leaf.ndim]
+    return ConvertedTraining(source, destination, int(state.step), len(sizes), sum(sizes))

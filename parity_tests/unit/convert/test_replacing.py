@@ -219,11 +219,8 @@ def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, mon
         convert(weights, target, description=description, dtype="float16", force=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()
-    again = convert(
-        target,
-        tmp_path / "again.safetensors",
-        description=description if kind == "12" else ModelDescription(),
-    )
+    described = description if kind == "12" else ModelDescription()
+    again = convert(target, tmp_path / "again.safetensors", description=described)
     assert "float32" in again.summary
     assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
     assert outcome.sha256
