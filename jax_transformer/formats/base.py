@@ -374,9 +374,7 @@ class Format:
     # Writing
 
     def check_options(self, to: Destination) -> None:
-        """Raise ConfigError if a library is missing, or for values of options that contradict each
-        other; called before the source is opened.
-        """
+        """Raise ConfigError, before the source is opened, for missing libraries, wrong options."""
 
     def own_config(self, path: Path) -> TransformerConfig | None:
         """Return the configuration of a destination that is a part of a folder, such as a run."""

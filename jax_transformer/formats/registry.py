@@ -259,15 +259,10 @@ def of_suffix(path: Path, suffix: str) -> Format:
 
 
 def to_write(path: Path, to: str | None = None) -> Format:
-    """Return the format that a new file or folder of this name gets.
+    """Return the format of a new file, by its suffix, or folder, whose name has none; a number is a
+    checkpoint, and ``to`` names the format of another folder, such as ``hf`` or ``run``.
 
-    Args:
-        path: its suffix determines the format of a file; a name without suffix is a folder, a
-            number a checkpoint.
-        to: the name of a folder's format, such as ``hf`` or ``run``.
-
-    Raises:
-        ConfigError: the suffix is unknown, or contradicts ``to``.
+    Raises ConfigError if the suffix is unknown, or contradicts ``to``.
     """
     if str(path) == atomic.STDOUT:
         raise ConfigError("-: weights are written to a file or folder, not to standard output")

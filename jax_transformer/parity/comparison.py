@@ -149,11 +149,7 @@ def compare_recorded(
 
 
 def arguments(batch: Any) -> list[np.ndarray]:
-    """Return the arrays of a batch, which may be a single one.
-
-    Raises:
-        ConfigError: the batch is a dict, or holds something else than arrays.
-    """
+    """Return a batch's arrays, or its only one. Raises ConfigError if it has anything else."""
     if isinstance(batch, Mapping):
         raise ConfigError(
             "the batch is a dict: pass a list of arrays in the order of the models' arguments, and"
@@ -247,8 +243,8 @@ def _pairs(
 
 
 def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
-    """Return the modules of a recording that return an array, in the order in which their first
-    calls ended; ``arrays`` are the model's parameters, None if they are not known.
+    """Return the modules that return an array, in the order in which their first calls ended, with
+    the sizes of their ``arrays``, if these are known.
     """
     outputs = {
         key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)

@@ -35,19 +35,13 @@ def compare_files(
     lengths: Sequence[int] = (),
     seed: int | None = None,
 ) -> list[TitledReport]:
-    """Run the model at ``model`` in JAX and compare it with ``other``.
+    """Run the weights at ``model`` in JAX, compare them with ``other``, and return (title, report)
+    for each of ``lengths``, those of source and target; one report if there are none.
 
-    Args:
-        model: path of weights of any kind.
-        other: path of weights, which run in their PyTorch twin; ``twin`` for the same weights; or
-            path of a golden.
-        description: the model's configuration, if neither path has one.
-        weights: the weights of a run folder at ``model``.
-        dtype, gradients: as for :func:`jax_transformer.parity.compare`.
-        lengths: lengths of source and target; a report is made for each, one if empty.
-        seed: seed of the batch and of the gradients' weights; 0, or the golden's, if None.
-
-    Returns (title, report) for each length.
+    ``other`` is the path of weights, which run in their PyTorch twin, ``twin`` for the same, or
+    the path of a golden. ``description`` is the configuration if neither path has one; ``weights``
+    selects those of a run folder at ``model``; ``seed`` is the one of the batch and of the
+    gradients' weights; 0, or the golden's, if None.
     """
     jax.config.update("jax_enable_x64", True)  # float64 weights are read as they are
     source = registry.open(model, weights)
@@ -142,17 +136,12 @@ def create_golden(
         )
     jax.config.update("jax_enable_x64", True)
     source = registry.open(model, weights)
-    if source.config is None:
+    if (config := source.config) is None:
         raise ConfigError(f"{model}: has no configuration: convert it to a run folder first")
     state = source.state(names="torch")
-    return golden.create(
-        path,
-        _twin_recorder(source.config, state),
-        conversion.random_batch(source.config, seed),
-        source={"config": source.config.to_json()},
-        seed=seed,
-        state=state,
-    )
+    twin, random = _twin_recorder(config, state), conversion.random_batch(config, seed)
+    origin = {"config": config.to_json()}
+    return golden.create(path, twin, random, source=origin, seed=seed, state=state)
 
 
 def _batch_from_file(path: str | None) -> list[np.ndarray]:

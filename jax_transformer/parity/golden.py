@@ -76,17 +76,12 @@ def create(
     seed: int = 0,
     state: Mapping[str, np.ndarray] | None = None,
 ) -> Golden:
-    """Record a PyTorch model in float64 and float32 with gradients, and write the file atomically.
+    """Record a PyTorch model in float64 and float32 with gradients, write the file atomically, and
+    return the golden as read back from it.
 
-    Args:
-        path: the file.
-        recorder: as for :func:`jax_transformer.parity.compare_recorded`.
-        batch: arguments of the model's call.
-        source: see :class:`Golden`; :func:`recheck` needs it.
-        seed: seed of the gradients' weights.
-        state: the model's weights, if ``source`` does not bring them.
-
-    Returns the golden as read back from the file.
+    ``recorder`` and ``batch`` are those of :func:`jax_transformer.parity.compare_recorded`;
+    ``source`` is that of :class:`Golden`, which :func:`recheck` needs; ``seed`` is the one of the
+    gradients' weights; ``state`` has the model's weights, if ``source`` does not bring them.
     """
     batch = [np.asarray(array) for array in batch]
     recordings = {dtype: recorder(dtype, seed, batch) for dtype in DTYPES}

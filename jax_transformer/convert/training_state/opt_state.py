@@ -13,11 +13,7 @@ from jax_transformer.convert.training_state.torch_optimizer import ADAM, ADAMW, 
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 
-_KINDS: dict[str, type] = {
-    ADAMW: optax.ScaleByAdamState,
-    ADAM: optax.ScaleByAdamState,
-    SGD: optax.TraceState,
-}
+_KINDS = {ADAMW: optax.ScaleByAdamState, ADAM: optax.ScaleByAdamState, SGD: optax.TraceState}
 
 
 def torch_kind(options: OptimizerOptions) -> str:

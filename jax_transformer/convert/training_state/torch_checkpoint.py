@@ -87,10 +87,8 @@ def from_checkpoint(
     Without ``parameter_names``, their order is the checkpoint's ``model``'s, the
     ``state_dict()`` of a module.
 
-    Raises:
-        InputError: the checkpoint lacks ``model``, ``optimizer``, ``scheduler`` or ``step``, or
-            does not fit the model.
-        ConfigError: the run's options differ from those that it was trained with.
+    Raises InputError if the checkpoint lacks a part or does not fit the model, ConfigError if the
+    run's options differ from those that it was trained with.
     """
     _check_plain(options)
     opt_state.torch_kind(options.optimizer)
