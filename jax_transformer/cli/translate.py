@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,10 +164,11 @@ def run(options: TranslateOptions) -> int:
         raise ConfigError(f"--engine {options.engine} has no attention: leave out --attention")
     if options.buffer < 1:
         raise ConfigError(f"buffer={options.buffer} must be at least 1")
-    opened = registry.open(options.run, options.weights)
+    opened = []
+    for path in (options.run, *options.ensemble):
+        opened.append(registry.open(path, options.weights))
     translator = translation.load(
-        opened,
-        *(registry.open(other, options.weights) for other in options.ensemble),
+        *opened,
         engine=options.engine,
         quantization=options.quantization,
         source_lang=options.source_lang,
@@ -196,7 +196,7 @@ def run(options: TranslateOptions) -> int:
             translator,
             [line.source for line in shown],
             [line.hypotheses for line in shown],
-            title=f"{options.run}, step {opened.step}",
+            title=f"{options.run}, step {opened[0].step}",
         )
     return 0
 
@@ -215,12 +215,13 @@ def _translated(
         with output(options.output) as file, interruptible() as asked:
             windows = windows_of(path, options.buffer)
             for lines in translator.stream(windows, options.buffer, too_long=options.too_long):
-                texts = [
-                    n_best_lines(line) if as_list else [line.hypotheses[0].text] for line in lines
-                ]
-                write(file, chain.from_iterable(texts))
+                texts: list[str] = []
+                for line in lines:
+                    texts += n_best_lines(line) if as_list else [line.hypotheses[0].text]
+                    if line.too_long:
+                        too_long.append(f"{line.number + 1}")
+                write(file, texts)
                 count += len(lines)
-                too_long += [str(line.number + 1) for line in lines if line.too_long]
                 yield from lines
                 if asked.is_set():
                     raise KeyboardInterrupt
@@ -302,24 +303,21 @@ def windows_of(path: str | None, size: int) -> Iterator[list[str]]:
 def _read(path: str | None, chunks: "queue.Queue[list[str] | Exception | None]") -> None:
     """Put the lines of a file into a queue as they come, then None or the error that ended it."""
     try:
-        for lines in _standard_input() if path is None else parallel_text.read_chunks(path):
-            chunks.put(lines)
+        if path is not None:
+            for lines in parallel_text.read_chunks(path):
+                chunks.put(lines)
+        else:
+            # Not Python's own buffer: at exit, Python aborts if a thread still waits in that
+            buffer: Any = sys.stdin.buffer
+            reader = io.BufferedReader(getattr(buffer, "raw", buffer))
+            try:
+                for lines in parallel_text.split_chunks(reader, "standard input"):
+                    chunks.put(lines)
+            finally:
+                reader.detach()
         chunks.put(None)
     except Exception as error:
         chunks.put(error)
-
-
-def _standard_input() -> Iterator[list[str]]:
-    """Yield the lines of standard input as they come.
-
-    Python's own buffer is not used: at exit, Python aborts if a thread still waits in that.
-    """
-    buffer: Any = sys.stdin.buffer
-    reader = io.BufferedReader(getattr(buffer, "raw", buffer))
-    try:
-        yield from parallel_text.split_chunks(reader, "standard input")
-    finally:
-        reader.detach()
 
 
 @contextlib.contextmanager

@@ -123,18 +123,10 @@ class BatchPlan:
         """Return every pair as often as its weight says; the first in ``order`` come once more if a
         weight is not a whole number.
         """
-        if self.weights is None:
-            return order
         group = self._groups[0][order]
         return np.concatenate(
             [np.resize(order[group == i], count) for i, count in enumerate(self._groups[1])]
         )
-
-    @functools.cached_property
-    def _pairs_per_bucket(self) -> Int[np.ndarray, " k"]:
-        """The number of pairs of each bucket in an epoch."""
-        drawn = self._buckets[self._drawn(np.arange(len(self.lengths)))]
-        return np.bincount(drawn, minlength=len(self.rows))
 
     @functools.cached_property
     def _batches_per_bucket(self) -> tuple[int, ...]:
@@ -142,8 +134,12 @@ class BatchPlan:
 
         It is the same in every epoch: it depends on the number of pairs in a bucket, not on which.
         """
+        buckets = self._buckets
+        if self.weights is not None:
+            buckets = buckets[self._drawn(np.arange(len(buckets)))]
         counts, left = [], 0
-        for pairs, rows in zip(self._pairs_per_bucket, self.rows, strict=True):
+        sizes = np.bincount(buckets, minlength=len(self.rows))
+        for pairs, rows in zip(sizes, self.rows, strict=True):
             full, left = divmod(int(pairs) + left, rows)
             counts.append(full)
         counts[-1] += left > 0
@@ -166,14 +162,14 @@ class BatchPlan:
         wider one, so only one batch of an epoch, of the widest, is partly filled.
         """
         random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
-        order = self._drawn(_permutation(random, len(self.lengths)))
+        order = _permutation(random, len(self.lengths))
         if self.weights is not None:
+            order = self._drawn(order)
             order = order[_permutation(random, len(order))]
-        order = order[np.argsort(self._buckets[order], kind="stable")]
-        ends = np.cumsum(self._pairs_per_bucket)
-        batches, left, start = [], order[:0], 0
-        for bucket, (end, rows) in enumerate(zip(ends, self.rows, strict=True)):
-            pool, start = np.concatenate([left, order[start:end]]), end
+        buckets = self._buckets[order]
+        batches, left = [], order[:0]
+        for bucket, rows in enumerate(self.rows):
+            pool = np.concatenate([left, order[buckets == bucket]])
             full = len(pool) // rows * rows
             batches += [(bucket, pool[i : i + rows]) for i in range(0, full, rows)]
             left = pool[full:]
@@ -237,10 +233,11 @@ def make_batch(
 
     They are new each time: JAX may still read a batch's memory while the next is made.
     """
-    ids, numbers = encoded.ids, indices.tolist()
-    around_source, around_target = encoded.special_tokens
-    sources = [encoded.sources[i] for i in numbers]
-    targets = [encoded.targets[i] for i in numbers]
+    ids, (around_source, around_target) = encoded.ids, encoded.special_tokens
+    sources, targets = [], []
+    for i in indices.tolist():
+        sources.append(encoded.sources[i])
+        targets.append(encoded.targets[i])
     source = pad_rows(sources, width, rows, ids.source_pad, around_source)
     target_out = pad_rows(targets, width, rows, ids.target_pad, around_target)
     lengths = np.ones(rows, np.int64)
@@ -329,8 +326,10 @@ def eval_batches(
     """Return every pair once, in order of length, with the indices that put results back in place:
     result[indices] = outputs[: len(indices)].
     """
-    groups = by_length(encoded.lengths.max(axis=1), widths, rows)
-    return [(indices, make_batch(encoded, indices, widths[k], rows[k])) for k, indices in groups]
+    batches = []
+    for bucket, indices in by_length(encoded.lengths.max(axis=1), widths, rows):
+        batches.append((indices, make_batch(encoded, indices, widths[bucket], rows[bucket])))
+    return batches
 
 
 def row_counts(most: int) -> tuple[int, ...]:

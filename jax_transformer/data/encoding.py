@@ -81,8 +81,8 @@ class EncodedPairs:
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:
         """Lengths of source and target, with the special tokens of each."""
-        sides, (source, target) = (self.sources, self.targets), self.special_tokens
-        lengths = np.array([list(map(len, side)) for side in sides]).T
+        source, target = self.special_tokens
+        lengths = np.array([list(map(len, self.sources)), list(map(len, self.targets))]).T
         return lengths + np.array([source.size, target.size])
 
 
@@ -109,7 +109,10 @@ def load_tokenizer(path: str | Path) -> Vocabulary:
     Raises InputError that names a missing file.
     """
     folder = Path(path)
-    sides = [name for name in SIDE_FILES if (folder / name).exists()]
+    sides = []
+    for name in SIDE_FILES:
+        if (folder / name).exists():
+            sides.append(name)
     if (folder / SHARED_FILE).exists():
         if sides:
             raise errors.InputError(
@@ -194,20 +197,17 @@ def encode_pairs(
     sources: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     indices, cut_long = [], 0
-    candidates = [
-        i
-        for i, (source, target) in enumerate(pairs)
-        if cut
-        or (one.fewest_tokens(source) <= source_room and other.fewest_tokens(target) <= target_room)
-    ]
-    for start in range(0, len(candidates), CHUNK):
-        chunk = candidates[start : start + CHUNK]
-        encoded = zip(
-            chunk,
-            one.encode_batch([one.beginning(pairs[i][0], source_room + 1) for i in chunk]),
-            other.encode_batch([other.beginning(pairs[i][1], target_room + 1) for i in chunk]),
-            strict=True,
-        )
+    for start in range(0, len(pairs), CHUNK):
+        chunk, first, second = [], [], []
+        for i, (text, translation) in enumerate(pairs[start : start + CHUNK], start):
+            if cut or (
+                one.fewest_tokens(text) <= source_room
+                and other.fewest_tokens(translation) <= target_room
+            ):
+                chunk.append(i)
+                first.append(one.beginning(text, source_room + 1))
+                second.append(other.beginning(translation, target_room + 1))
+        encoded = zip(chunk, one.encode_batch(first), other.encode_batch(second), strict=True)
         for i, source, target in encoded:
             too_long = len(source) > source_room or len(target) > target_room
             if cut or not too_long:

@@ -172,8 +172,11 @@ class DataOptions:
     @property
     def languages(self) -> dict[str, str]:
         """The languages that are named, by their options."""
-        both = {"data.source_lang": self.source_lang, "data.target_lang": self.target_lang}
-        return {name: language for name, language in both.items() if language is not None}
+        named = {}
+        for name in ("source_lang", "target_lang"):
+            if getattr(self, name) is not None:
+                named[f"data.{name}"] = getattr(self, name)
+        return named
 
     @property
     def files(self) -> list[str]:

@@ -113,7 +113,7 @@ def _lines(content: bytes, name: str, count: int = 0) -> list[str]:
         raise errors.InputError(
             f"{name}: line {line} is not valid UTF-8 (byte 0x{byte:02x}); convert the file to UTF-8"
         ) from error
-    return [line.removesuffix("\r") for line in text.split("\n")]
+    return text.replace("\r\n", "\n").removesuffix("\r").split("\n")
 
 
 def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
@@ -260,12 +260,16 @@ def read_dataset(
 
 def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
     """Return pairs without those that have an empty side; ``name`` is their source in messages."""
-    complete = [(source, target) for source, target in pairs if source.strip() and target.strip()]
+    complete, differ = [], False
+    for source, target in pairs:
+        if source.strip() and target.strip():
+            complete.append((source, target))
+            differ = differ or source != target
     if not complete:
         raise errors.InputError(
             f"{name}: each of the {len(pairs)} pairs has an empty side; nothing is left"
         )
-    if all(source == target for source, target in complete):
+    if not differ:
         raise errors.InputError(
             f"{name}: source and target have the same content; "
             "one should be the translation of the other"

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import SupportsInt
 
@@ -36,8 +37,8 @@ class Tokenizer:
     def __init__(self, model: tokenizers.Tokenizer, path: str | Path = "tokenizer") -> None:
         """``path`` is the file of the model, for messages."""
         vocabulary = model.get_vocab(with_added_tokens=True)
-        missing = [text for text in (PAD, EOS) if text not in vocabulary]
-        if missing:
+        if PAD not in vocabulary or EOS not in vocabulary:
+            missing = [text for text in (PAD, EOS) if text not in vocabulary]
             raise errors.InputError(f"the tokenizer has no token {', '.join(missing)}")
         # Not part of the saved file: without it, "<eos>" in a line would become the end-of-sentence
         # id
@@ -90,9 +91,12 @@ class Tokenizer:
             [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
         model.decoder = decoders.ByteLevel()
+        special_tokens = []
+        for i in range(max(specials) + 1):
+            special_tokens.append(specials.get(i, f"<unused{i}>"))
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=[specials.get(i, f"<unused{i}>") for i in range(max(specials) + 1)],
+            special_tokens=special_tokens,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             max_token_length=LONGEST_TOKEN,
             show_progress=False,
@@ -111,7 +115,7 @@ class Tokenizer:
         """Return :meth:`encode` of each line, on all cores."""
         with guarded(self._path):
             encodings = self._model.encode_batch_fast(list(lines), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return list(map(attrgetter("ids"), encodings))
 
     def fewest_tokens(self, line: str) -> int:
         """Return a lower bound of the number of tokens, without encoding.

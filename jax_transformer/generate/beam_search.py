@@ -318,7 +318,8 @@ def _continuations(model: AnyModel, beams: _Beams, static_args: StaticArgs) -> _
     start = start_tokens(beams.inputs, static_args)[:, -1:]
     outputs, cache = model.decode_step(jnp.where(length == 0, start, last), beams.cache)
     scores = jax.nn.log_softmax(outputs.astype(beams.log_probs.dtype))
-    scores = logits.constrain(scores, beams.tokens, length, beams.inputs, static_args)
+    if logits.constrained(static_args, beams.inputs):
+        scores = logits.constrain(scores, beams.tokens, length, beams.inputs, static_args)
     totals = scores + beams.log_probs[:, :, None]
     vocabulary = totals.shape[-1]
     # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on

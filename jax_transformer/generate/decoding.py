@@ -227,9 +227,11 @@ def _decode(
 
     def step(carry: _Tokens) -> _Tokens:
         scores, cache = model.decode_step(carry.last[:, None], carry.cache)
-        scores = logits.constrain(
-            scores, carry.tokens[:, None], carry.length, carry.inputs, static_args
-        )[:, 0]
+        if logits.constrained(static_args, inputs):
+            scores = logits.constrain(
+                scores, carry.tokens[:, None], carry.length, carry.inputs, static_args
+            )
+        scores = scores[:, 0]
         if draws is None:
             chosen = logits.argmax(scores)
         else:

@@ -182,7 +182,9 @@ class GenerationConfig:
         Raises ConfigError for an unknown name and for values that exclude each other.
         """
         changes = canonical(options)
-        constraints = {name: changes.pop(name) for name in list(changes) if name in _CONSTRAINTS}
+        constraints = {}
+        for name in _CONSTRAINTS & changes.keys():
+            constraints[name] = changes.pop(name)
         constraints_before = changes.get("constraints", self.constraints)
         base = self
         if changes.get("do_sample"):

@@ -49,11 +49,9 @@ def constrain(
 ) -> Float[Array, "b k v"]:
     """Return the constrained scores of the tokens at position ``step``; forbidden tokens have -inf.
 
-    ``tokens`` are those before the position; whatever follows them is ignored. Without constraints
-    the scores are returned as they are, otherwise in float32 at least.
+    ``tokens`` are those before the position; whatever follows them is ignored. The scores are
+    returned in float32 at least: call this only if they are :func:`constrained`.
     """
-    if not constrained(static_args, inputs):
-        return scores
     constraints, forced_bos_ids = static_args.config.constraints, inputs.forced_bos_ids
     scores = scores.astype(np.promote_types(scores.dtype, np.float32))
     start = start_tokens(inputs, static_args)[:, None].astype(tokens.dtype)

@@ -204,8 +204,9 @@ def _check_tokens(
         "bos_id={}": (static_args.bos_id,),
         "eos_id={}": (static_args.eos_id,),
     }
-    for name, ids in constraints.tokens.items():
-        tokens[f"{name} has {{}}, which"] = ids
+    if constraints != Constraints():
+        for name, ids in constraints.tokens.items():
+            tokens[f"{name} has {{}}, which"] = ids
     if forced is not None and not isinstance(forced, jax.core.Tracer):
         tokens["forced_bos_token_id={}"] = tuple(np.unique(np.asarray(forced)).tolist())
     for subject, ids in tokens.items():
@@ -308,11 +309,6 @@ class Rows(NamedTuple):
     row_ids: Int[AnyArray, " b"] | None = None
     prompt: Int[AnyArray, "b p"] | None = None
 
-    def at(self, rows: slice) -> "Rows":
-        """Return some of the rows."""
-        some: list[Any] = [None if array is None else np.asarray(array)[rows] for array in self]
-        return Rows(*some)
-
 
 def in_halves(
     decode: Callable[[Rows], Sequence[AnyArray]], batch: Rows, weights: Sequence[Any]
@@ -324,11 +320,15 @@ def in_halves(
     """
     if not _divides(batch, weights):
         return list(map(distributed.on_host, decode(batch)))
-    source, row_ids, prompt = batch
-    count = len(np.asarray(source))
-    batch = Rows(source, np.arange(count, dtype=np.int32) if row_ids is None else row_ids, prompt)
+    source, row_ids, prompt = np.asarray(batch.source), batch.row_ids, batch.prompt
+    count = len(source)
+    numbers = np.arange(count, dtype=np.int32) if row_ids is None else np.asarray(row_ids)
     length = -(-count // 2)  # both halves of an odd number have the row in the middle
-    first, second = batch.at(slice(length)), batch.at(slice(count - length, None))
+    halves = []
+    for rows in (slice(length), slice(count - length, None)):
+        some = None if prompt is None else np.asarray(prompt)[rows]
+        halves.append(Rows(source[rows], numbers[rows], some))
+    first, second = halves
     settings = [(context, getattr(jax.config, name)) for name, context in THREAD_SETTINGS.items()]
 
     def decode_second() -> Sequence[AnyArray]:
@@ -340,10 +340,11 @@ def in_halves(
     begun = decode(first)  # compiles the program of both
     with ThreadPoolExecutor(1) as pool:  # programs of the same thread would wait for each other
         others = pool.submit(decode_second).result()
-    return [
-        np.concatenate([distributed.on_host(one), distributed.on_host(other)[2 * length - count :]])
-        for one, other in zip(begun, others, strict=True)
-    ]
+    results = []
+    for one, other in zip(begun, others, strict=True):
+        later = distributed.on_host(other)[2 * length - count :]
+        results.append(np.concatenate([distributed.on_host(one), later]))
+    return results
 
 
 def _divides(batch: Rows, weights: Sequence[Any]) -> bool:

@@ -1,10 +1,11 @@
 """Translation: lines of text in, lines of text out."""
 
 import dataclasses
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, cycle
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -102,7 +103,8 @@ class Translator:
         self.model = min(self.models, key=attrgetter("config.longest"))
         self.tokenizer, longest = tokenizer, self.model.config.longest
         self.generation_config = generation_config or GenerationConfig()
-        self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
+        known = sorted({*widths, longest})
+        self.widths = tuple(known[: known.index(longest) + 1])
         self.tokens_per_batch = tokens_per_batch
 
     @classmethod
@@ -236,12 +238,22 @@ class Translator:
 
         Raises errors as :meth:`hypotheses` does.
         """
-        config = self.generation_config.overridden(options)
+        config, longest = self.generation_config.overridden(options), self.model.config.longest
         queue: deque[Line] = deque()
         filled: set[int] = set()
         start = 0
         for window in chain(windows, [()]):  # after the last one, nothing waits
-            for line in self._encoded(window, start, too_long):
+            # As training drops pairs with a blank side, no token of a blank line is read
+            texts = [line if line.strip() else "" for line in window]
+            if too_long is LongLine.REFUSE:
+                ids = encoding.encode_sources(
+                    texts, self.tokenizer, longest, first_number=start + 1
+                )
+                cut = [False] * len(texts)
+            else:
+                ids, cut = encoding.cut_sources(texts, self.tokenizer, longest)
+            for number, each in enumerate(zip(window, ids, cut, strict=True), start):
+                line = Line(number, *each)
                 if not line.source.strip() or (line.too_long and too_long is LongLine.SKIP):
                     line.hypotheses = [empty_hypothesis(config)]
                 queue.append(line)
@@ -253,18 +265,6 @@ class Translator:
                 yield list(_ready(queue))
             yield list(_ready(queue))
             start += len(window)
-
-    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> Iterator[Line]:
-        """Yield lines, the first of which has the number ``start``, with their tokens."""
-        longest = self.model.config.longest
-        texts = [line if line.strip() else "" for line in lines]  # as training drops blank sides
-        if too_long is LongLine.REFUSE:
-            ids = encoding.encode_sources(texts, self.tokenizer, longest, first_number=start + 1)
-            cut = [False] * len(texts)
-        else:
-            ids, cut = encoding.cut_sources(texts, self.tokenizer, longest)
-        for number, each in enumerate(zip(lines, ids, cut, strict=True), start):
-            yield Line(number, *each)
 
     def _batches(
         self, lines: Sequence[Line], config: GenerationConfig, filled: set[int]
@@ -281,27 +281,23 @@ class Translator:
             if full:
                 filled.add(width)
             elif width not in filled:
-                rows = next(count for count in batches.row_counts(rows) if count >= len(indices))
+                counts = batches.row_counts(rows)
+                rows = counts[bisect_left(counts, len(indices))]
             yield Batch([lines[i] for i in indices], width, rows, full)
 
     def _translate(self, batch: Batch, config: GenerationConfig) -> None:
         """Translate a batch, and give each line its hypotheses."""
+        sources, numbers = [], np.zeros(batch.rows, np.int32)
         # A loop lasts until all rows have ended: those that are left over repeat the lines
-        lines = [batch.lines[i % len(batch.lines)] for i in range(batch.rows)]
-        source = batches.pad_rows(
-            [line.ids for line in lines],
-            batch.width,
-            batch.rows,
-            self.model.config.source_pad_id,
-            encoding.special_tokens(self.tokenizer),
-        )
-        numbers = np.array([line.number for line in lines], np.int32)
+        for row, line in zip(range(batch.rows), cycle(batch.lines), strict=False):
+            sources.append(line.ids)
+            numbers[row] = line.number
+        pad_id, added = self.model.config.source_pad_id, encoding.special_tokens(self.tokenizer)
+        source = batches.pad_rows(sources, batch.width, batch.rows, pad_id, added)
         tokens, scores = decoding.generate(self.split_model, source, config, numbers)
         for line, ids, row_scores in zip(batch.lines, tokens, scores, strict=False):
-            line.hypotheses = [
-                self.hypothesis(each, float(score), config)
-                for each, score in zip(ids, row_scores, strict=True)
-            ]
+            for each, score in zip(ids, row_scores, strict=True):
+                line.hypotheses.append(self.hypothesis(each, float(score), config))
 
     def rows_per_batch(self, config: GenerationConfig) -> tuple[int, ...]:
         """Return the number of rows in a batch of each width.
