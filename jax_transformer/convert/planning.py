@@ -194,13 +194,12 @@ def prepare(request: Request) -> Prepared:
         )
     else:
         source = source.with_names(request.names)
+    if own_config is None and is_copy:
+        return Prepared(source, to, None, _map_tensors(source, to, None), {}, [])
     if own_config is not None:
         settled = Settled(own_config, {}, {})
-    elif not is_copy:
-        settled = request.description.settle(source, request.architecture)
     else:
-        planned = _map_tensors(source, to, None)
-        return Prepared(source, to, None, planned, {}, [])
+        settled = request.description.settle(source, request.architecture)
     model = registry.model_weights(settled.config, request.architecture)
     to = replace(to, source=source, config=model.config, frozen=model.frozen)
     names = "torch" if source.format.has_torch_names else "flax"

@@ -279,10 +279,8 @@ def to_write(path: Path, to: str | None = None) -> Format:
             raise ConfigError(f"--to {to}: {path} is the name of a file, and {to} is a folder")
         return format
     if str(path).startswith(HUB):
-        raise ConfigError(
-            f"{path}: is a place to read from; nothing is uploaded: "
-            f"convert to a folder with --to hf"
-        )
+        hint = "convert to a folder with --to hf"
+        raise ConfigError(f"{path}: is a place to read from; nothing is uploaded: {hint}")
     if not path.suffix[1:].isalpha():
         return get("step" if path.name.isdecimal() else "run")
     if path.suffix in _WRITTEN:
@@ -293,10 +291,8 @@ def to_write(path: Path, to: str | None = None) -> Format:
             if path.suffix in format.suffixes:
                 return format
             known += format.suffixes
-    raise ConfigError(
-        f"{path}: {path.suffix} is none of {', '.join(known)}; a name without suffix becomes a "
-        "folder"
-    )
+    hint = "a name without suffix becomes a folder"
+    raise ConfigError(f"{path}: {path.suffix} is none of {', '.join(known)}; {hint}")
 
 
 def check_free(format: Format, target: Path, *, force: bool) -> None:

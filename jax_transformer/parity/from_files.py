@@ -130,10 +130,8 @@ def create_golden(
         recorder, batch = OtherProcess(model, python), _batch_from_file(batch_file)
         return golden.create(path, recorder, batch, source={"factory": model}, seed=seed)
     if batch_file is not None:
-        raise ConfigError(
-            f"--batch {batch_file}: is for package.module:callable only; the batch of {model} is"
-            " random"
-        )
+        use = "is for package.module:callable only"
+        raise ConfigError(f"--batch {batch_file}: {use}; the batch of {model} is random")
     jax.config.update("jax_enable_x64", True)
     source = registry.open(model, weights)
     if (config := source.config) is None:

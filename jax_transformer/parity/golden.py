@@ -296,7 +296,6 @@ class OtherProcess:
 def script() -> Path:
     """Return the file that the other interpreter runs: plain PyTorch; torch is not imported."""
     spec = importlib.util.find_spec("torch_reference")
-    assert spec is not None and spec.submodule_search_locations, (
-        "torch_reference comes with this package"
-    )
-    return Path(spec.submodule_search_locations[0]) / "recording.py"
+    folders = spec and spec.submodule_search_locations
+    assert folders, "torch_reference comes with this package"
+    return Path(folders[0]) / "recording.py"

@@ -41,9 +41,8 @@ class PairedRuns:
                 f"the Flax model returns shape {ours} and the PyTorch model {theirs}: pass"
                 " call_flax= or call_torch= to make them equal"
             )
-        measurement = self._measure(
-            {dtype: (one.result, other.result) for dtype, (one, other) in self.runs.items()}
-        )
+        both = {dtype: (one.result, other.result) for dtype, (one, other) in self.runs.items()}
+        measurement = self._measure(both)
         assert measurement is not None
         return measurement
 

@@ -52,9 +52,8 @@ def _weights_of_modules(
     weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[str]
 ) -> dict[str, set[tuple[int, str]]]:
     """Return the weights of each module that has some; outer modules come before inner ones."""
-    owned: dict[str, set[tuple[int, str]]] = {
-        name: set() for name in sorted(modules, key=lambda name: name.count("."))
-    }
+    outer_first = sorted(modules, key=lambda name: name.count("."))
+    owned: dict[str, set[tuple[int, str]]] = {name: set() for name in outer_first}
     for name, weight in weights:
         parts = name.split(".")
         for end in range(1, len(parts)):

@@ -68,10 +68,7 @@ _tap = core.Primitive("parity_tap")
 _tap.def_impl(lambda x, *, point: x)
 _tap.def_abstract_eval(lambda x, *, point: x)
 mlir.register_lowering(_tap, lambda context, x, *, point: [x])
-ad.primitive_jvps[_tap] = lambda primals, tangents, *, point: (
-    _tap.bind(*primals, point=point),
-    tangents[0],
-)
+ad.primitive_jvps[_tap] = lambda xs, dxs, *, point: (_tap.bind(*xs, point=point), dxs[0])
 # Under vmap the axis of the batch comes first, as in a model without vmap
 batching.primitive_batchers[_tap] = lambda args, axes, *, point: (
     _tap.bind(jnp.moveaxis(args[0], axes[0], 0), point=point),
@@ -137,11 +134,8 @@ def _evaluate(
 
 def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     """Run an equation as it is."""
-    named = {
-        atom: value
-        for atom, value in zip(equation.invars, inputs, strict=True)
-        if isinstance(atom, core.Var)
-    }
+    atoms = zip(equation.invars, inputs, strict=True)
+    named = {atom: value for atom, value in atoms if isinstance(atom, core.Var)}
     info = core.DebugInfo("parity", equation.primitive.name, None, None)
     alone = core.Jaxpr((), list(named), equation.outvars, [equation], equation.effects, info)
     return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*named.values())
@@ -163,11 +157,8 @@ def _scan(
 
 
 def _has_taps(equation: core.JaxprEqn) -> bool:
-    return any(
-        inner.primitive is _tap or _has_taps(inner)
-        for body in _jaxprs(equation)
-        for inner in body.jaxpr.eqns
-    )
+    inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
+    return any(each.primitive is _tap or _has_taps(each) for each in inner)
 
 
 def _jaxprs(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
@@ -219,11 +210,8 @@ class Recording:
 
 def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays whose names begin with ``GROUP/``, without it."""
-    return {
-        name.removeprefix(f"{group}/"): array
-        for name, array in arrays.items()
-        if name.startswith(f"{group}/")
-    }
+    start = f"{group}/"
+    return {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
 
 
 def record(

@@ -58,8 +58,7 @@ class Moments:
     """Adam's running means of squared gradients; empty before the first update, and for SGD."""
     hyperparameters: dict[str, Any]
     """``lr`` of the next update; ``initial_lr``, the schedule's base, if there is one; and
-    ``betas`` and ``eps``, or ``momentum`` and ``nesterov``.
-    """
+    ``betas`` and ``eps``, or ``momentum`` and ``nesterov``."""
     weight_decay: dict[str, float]
     """Weight decay of each array, frozen ones included; groups differ only in it."""
 
@@ -181,10 +180,8 @@ def _parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[st
             )
     for number, entries in states.items():
         if not isinstance(entries, Mapping):
-            raise InputError(
-                f"the optimizer's state of parameter {number} is a {type(entries).__name__},"
-                " not a dict"
-            )
+            kind = type(entries).__name__
+            raise InputError(f"the optimizer's state of parameter {number} is a {kind}, not a dict")
     return list(groups), states
 
 
