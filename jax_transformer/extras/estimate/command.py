@@ -66,16 +66,9 @@ def run(command: EstimateCommand) -> int:
     from jax_transformer.extras.estimate import estimate
 
     print(f"compiling for {topology} ...", file=sys.stderr)
-    result = estimate.estimate(
-        command.options,
-        topology,
-        length=command.length or 0,
-        memory=int((command.device_memory or 0) * GIB),
-    )
-    if command.json:
-        print(json.dumps(as_json(result)))
-    else:
-        print("\n".join(lines(result)))
+    memory = int((command.device_memory or 0) * GIB)
+    result = estimate.estimate(command.options, topology, length=command.length or 0, memory=memory)
+    print(json.dumps(as_json(result)) if command.json else "\n".join(lines(result)))
     return 0 if result.fits else 1
 
 
@@ -172,17 +165,12 @@ def as_json(estimate: "Estimate") -> dict[str, Any]:
         "precision": estimate.options.model.precision.value,
         "fits": estimate.fits,
         "advice": [] if estimate.fits else advice(estimate),
-        "memory_bytes": {
-            **dataclasses.asdict(memory),
-            "peak": memory.peak,
-            "available": estimate.available,
-        },
+        "memory_bytes": dataclasses.asdict(memory)
+        | {"peak": memory.peak, "available": estimate.available},
         "flops": estimate.flops,
         "recomputed_flops": estimate.recomputed,
         "traffic_bytes": None if traffic is None else traffic.bytes,
-        "collectives": []
-        if traffic is None
-        else [dataclasses.asdict(x) for x in traffic.collectives],
+        "collectives": [dataclasses.asdict(x) for x in (traffic.collectives if traffic else ())],
         "seconds": None
         if times is None
         else {**dataclasses.asdict(times), "least": times.least, "most": times.most},

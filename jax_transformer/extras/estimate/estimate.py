@@ -25,7 +25,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import hlo
 from jax_transformer.extras.estimate.hlo import Traffic
-from jax_transformer.extras.estimate.topologies import Topology, compiler_options
+from jax_transformer.extras.estimate.topologies import Topology
 from jax_transformer.training import corpus, init_source, run, trainable
 from jax_transformer.training.devices import Devices, bytes_of_a_device, check
 from jax_transformer.training.options import Precision, TrainOptions
@@ -159,8 +159,9 @@ def estimate(
     compiled, refused = None, of_state
     if not available or refused < available:  # otherwise there is no need to compile
         lowered = lower(options, config, state, shape, devices)
+        on_gpu = topology.accelerator.platform == "cuda"  # kernels are not timed on one
         try:
-            compiled = lowered.compile(compiler_options=compiler_options(topology))
+            compiled = lowered.compile({"xla_gpu_autotune_level": 0} if on_gpu else {})
         except jax.errors.JaxRuntimeError as error:
             if not (refused := needed_bytes(str(error))):
                 raise

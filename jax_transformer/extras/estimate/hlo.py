@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 COLLECTIVES = frozenset(
@@ -89,21 +89,13 @@ class _Instruction:
 
     @property
     def chain(self) -> str | None:
-        """The channel of a collective that the compiler for TPUs has spread over several fusions.
-
-        Each of them repeats it. None for others.
-        """
+        """The channel of a collective that a TPU's compiler spread over fusions; all repeat it."""
         match = _CHAIN.search(self.attributes)
         return match[1] if match else None
 
 
 _Computation = dict[str, _Instruction]
-
-
-@dataclass
-class _Module:
-    computations: dict[str, _Computation] = field(default_factory=dict)
-    entry: str = ""
+_Module = dict[str, _Computation]
 
 
 def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
@@ -112,10 +104,10 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     ``on_chip`` marks the layout of arrays that are not in the device's main memory: ``S(1)`` on a
     TPU.
     """
-    module = parse(text, on_chip)
+    module, entry = parse(text, on_chip)
     moved, counts, sizes = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], float](float)
     chains: set[str] = set()
-    for computation, times, fused in _runs(module, module.entry):
+    for computation, times, fused in _runs(module, entry):
         for instruction in computation.values():
             if (kind := instruction.collective) is not None and instruction.chain not in chains:
                 if instruction.chain is not None:
@@ -130,15 +122,16 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     return Traffic(moved, tuple(sorted(collectives, key=lambda each: -each.bytes)))
 
 
-def parse(text: str, on_chip: str | None = None) -> _Module:
-    """Return the computations of a program's text, and their instructions by name."""
-    module, current = _Module(), None
+def parse(text: str, on_chip: str | None = None) -> tuple[_Module, str]:
+    """Return a program's computations by name, of instructions by name; and where it begins."""
+    module: _Module = {}
+    entry, current = "", None
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(("HloModule", " ")):
             name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
-            current = module.computations.setdefault(name, {})
+            current = module.setdefault(name, {})
             if line.startswith("ENTRY "):
-                module.entry = name
+                entry = name
         elif line.startswith("}"):
             current = None
         elif current is not None and " = " in line:
@@ -151,7 +144,7 @@ def parse(text: str, on_chip: str | None = None) -> _Module:
             arguments, attributes = rest[len(opcode) + 1 : close], rest[close + 1 :]
             is_root, size = left.startswith("ROOT "), _size(result, on_chip)
             current[name] = _Instruction(name, result, opcode, arguments, attributes, is_root, size)
-    return module
+    return module, entry
 
 
 def _closing(text: str, start: int) -> int:
@@ -168,7 +161,7 @@ def _runs(
     module: _Module, name: str, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[_Computation, int, bool]]:
     """Yield each computation that one runs, itself included: how often, and if in a fusion."""
-    computation = module.computations[name]
+    computation = module[name]
     yield computation, times, fused
     for instruction in computation.values():
         opcode = instruction.opcode
@@ -186,7 +179,7 @@ def _trips(module: _Module, loop: _Instruction) -> int:
     condition = re.search(r"condition=%([\w.\-]+)", loop.attributes)
     ends = [
         int(each.arguments)
-        for each in (module.computations[condition[1]].values() if condition else ())
+        for each in (module[condition[1]].values() if condition else ())
         if each.opcode == "constant" and each.arguments.isdecimal()
     ]
     return ends[0] if len(ends) == 1 else 1
@@ -212,7 +205,7 @@ def _moved(module: _Module, computation: _Computation, instruction: _Instruction
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return 0
     if opcode == "fusion":
-        inside = module.computations[instruction.called[0]]
+        inside = module[instruction.called[0]]
         read = sum(_read(inside, each) for each in inside.values())
         return read + _written(inside, next(x for x in inside.values() if x.root))
     operands = [computation[name].size for name in instruction.operands]

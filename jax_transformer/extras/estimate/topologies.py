@@ -174,11 +174,6 @@ def prepare(topology: Topology) -> None:
             os.environ.setdefault(name, "3")
 
 
-def compiler_options(topology: Topology) -> dict[str, Any]:
-    """Return options of the compiler: on a GPU, choose kernels without timing them on one."""
-    return {"xla_gpu_autotune_level": 0} if topology.accelerator.platform == "cuda" else {}
-
-
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -215,19 +210,10 @@ def _target(accelerator: Accelerator) -> str:
             cuda_compute_capability {{ major: 9 }}
             device_memory_size: {accelerator.memory}
             memory_bandwidth: {accelerator.bandwidth:.0f}
-            l2_cache_size: 52428800
-            clock_rate_ghz: 1.98
-            core_count: 132
-            fpus_per_core: 128
-            threads_per_warp: 32
-            threads_per_block_limit: 1024
-            threads_per_core_limit: 2048
-            registers_per_block_limit: 65536
-            registers_per_core_limit: 65536
-            shared_memory_per_block: 49152
-            shared_memory_per_block_optin: 232448
+            l2_cache_size: 52428800 clock_rate_ghz: 1.98 core_count: 132 fpus_per_core: 128
+            threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+            registers_per_block_limit: 65536 registers_per_core_limit: 65536
+            shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
             shared_memory_per_core: 233472
-            block_dim_limit_x: 2147483647
-            block_dim_limit_y: 65535
-            block_dim_limit_z: 65535
+            block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
         }}"""

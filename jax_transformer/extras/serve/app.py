@@ -126,9 +126,8 @@ class Service:
 
     async def _readiness(self, request: Request) -> Response:
         live = self.failure is None
-        ready = self.ready and live
-        body = {"live": live, "ready": ready, "model": self.title}
-        return _answer(body, status=200 if ready else 503)
+        body = {"live": live, "ready": self.ready and live, "model": self.title}
+        return _answer(body, status=200 if body["ready"] else 503)
 
     async def _figures(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})

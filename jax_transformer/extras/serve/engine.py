@@ -74,21 +74,17 @@ class Engine:
     def __init__(self, translator: Translator, *, batch_rows: int, max_configs: int):
         self.translator, self.batch_rows, self.max_configs = translator, batch_rows, max_configs
         config = translator.generation_config
-        beams = config.num_beams
-        if beams == 1:
-            beams = min(_PAGE_BEAM, translator.model.config.target_vocab_size // 2)
+        most = min(_PAGE_BEAM, translator.model.config.target_vocab_size // 2)
+        beams = most if config.num_beams == 1 else config.num_beams
         # The page shows all hypotheses of a beam search
         self.page_config = config.overridden({"num_beams": beams, "num_return_sequences": beams})
-        self._warmed = {_compiled(c) for c in (translator.generation_config, self.page_config)}
+        self._warmed = {_compiled(each) for each in (config, self.page_config)}
         self._others: set[GenerationConfig] = set()
 
     def encode(
         self, lines: Sequence[str], config: GenerationConfig, attention: bool
     ) -> list[EncodedLine | None]:
-        """Return the lines as ids; None for those that have no text.
-
-        Raises RequestError 422 for a line that is longer than the model reads.
-        """
+        """Return the lines as ids, None without text. Raises RequestError 422 for one too long."""
         tokenizer = self.translator.tokenizer
         lines = [line if line.strip() else "" for line in lines]  # as the translator does
         try:
@@ -279,9 +275,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         futures = []
         for line in lines:
-            future = loop.create_future()
-            futures.append(future)
-            waiting = _Waiting(line, future, loop.time())
+            futures.append(loop.create_future())
+            waiting = _Waiting(line, futures[-1], loop.time())
             self._groups.setdefault(line.group, deque()).append(waiting)
         self._arrival.set()
         return futures
@@ -336,9 +331,8 @@ class Batcher:
         seconds = loop.time() - start
         self.metrics.batch_lines.observe(len(batch))
         self.metrics.batch_seconds.observe(seconds)
-        self._seconds_per_line = 0.9 * (
-            self._seconds_per_line or seconds / len(batch)
-        ) + 0.1 * seconds / len(batch)
+        each_line = seconds / len(batch)
+        self._seconds_per_line = 0.9 * (self._seconds_per_line or each_line) + 0.1 * each_line
         for each, translation in zip(batch, translations, strict=True):
             if not each.translation.done():
                 each.translation.set_result(translation)

@@ -61,9 +61,7 @@ def run(options: TranscribeOptions) -> int:
     transcriber = transcription.Transcriber.load(
         options.run, options.weights, precision=options.precision, beam=options.num_beams
     )
-    timestamps = options.timestamps
-    if timestamps is None:
-        timestamps = transcriber.config.timestamps
+    timestamps = transcriber.config.timestamps if options.timestamps is None else options.timestamps
     transcript = transcriber(
         options.audio,
         language=options.language,

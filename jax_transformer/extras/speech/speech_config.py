@@ -81,10 +81,7 @@ class SpeechConfig:
         return TimestampRules(self.first_time, self.max_initial)
 
     def language_id(self, language: str) -> int:
-        """Return the token of a language, which is named by its code, token or English name.
-
-        Raises ConfigError if the model does not know it.
-        """
+        """Return the token of a language, by code, token or English name. Raises ConfigError."""
         if not self.languages:
             raise ConfigError(f"language {language!r}: this model has one language; leave it out")
         name = language.removeprefix("<|").removesuffix("|>").lower()
@@ -147,12 +144,8 @@ _IGNORED = {
     "top_k",  # as do_sample
     "top_p",  # as do_sample
 }
-_REFUSED = (
-    "compression_ratio_threshold",
-    "condition_on_prev_tokens",
-    "logprob_threshold",
-    "no_speech_threshold",
-)
+_REFUSED = """compression_ratio_threshold condition_on_prev_tokens logprob_threshold
+    no_speech_threshold""".split()
 
 
 def read(folder: Path, config: TransformerConfig) -> SpeechConfig:
@@ -239,10 +232,7 @@ def _ids(
 
 
 def _forced(file: Path, pairs: Any, vocabulary: int, *, detects: bool) -> tuple[int | None, ...]:
-    """Return the tokens of pairs of a position and a token, from position 1 on.
-
-    A pair without a token is left out, but the first if the model detects languages.
-    """
+    """Return the tokens of pairs (position, token); one without a token only if detected, first."""
     try:
         tokens = [token for _, token in pairs]
         in_order = [position for position, _ in pairs] == list(range(1, len(pairs) + 1))

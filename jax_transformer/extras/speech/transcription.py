@@ -115,9 +115,8 @@ class Transcriber:
             timestamps: return the times of phrases; None is as the folder says, otherwise False.
                 Sound over a window has them in any case.
 
-        Raises:
-            InputError: the file cannot be read, or the samples are not sound.
-            ConfigError: the model does not have the language or the task, or knows no times.
+        Raises InputError if the file cannot be read or the samples are not sound; ConfigError if
+        the model does not have the language or the task, or knows no times.
         """
         samples = sound.read(source) if isinstance(source, str | Path) else _checked(source)
         windows = _Windows(samples, self.model)

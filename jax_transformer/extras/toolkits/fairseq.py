@@ -92,10 +92,7 @@ def _rows(state: Mapping[str, Any], name: str) -> int:
 
 
 def configuration(model: Options, source_size: int, target_size: int) -> TransformerConfig:
-    """Return the configuration of a model with these options and sizes of vocabularies.
-
-    Raises InputError naming every option that no model here has.
-    """
+    """Return the configuration. Raises InputError naming every option that no model here has."""
     model.check_fixed(_FIXED)
     width = model.number("encoder_embed_dim", 512)
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
@@ -197,10 +194,8 @@ class Fairseq(Toolkit):
             for pattern, reason in _NO_WEIGHTS.items()
             if re.fullmatch(pattern, name)
         }
-        files = [
-            path.parent / f"dict.{task.values.get(f'{side}_lang')}.txt"
-            for side in ("source", "target")
-        ]
+        languages = [task.values.get(f"{side}_lang") for side in ("source", "target")]
+        files = [path.parent / f"dict.{language}.txt" for language in languages]
         if not all(re.fullmatch(r"dict\.[\w-]{1,40}\.txt", file.name, re.ASCII) for file in files):
             raise InputError(f"{path}: source_lang and target_lang are not names of languages")
         words = None

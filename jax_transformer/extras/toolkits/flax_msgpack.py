@@ -30,14 +30,10 @@ _TOP_LEVEL = ("final_logits_bias",)
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Read every array of a file, or of all files in an index.
+    """Read every array of a file, or of all files in an index, with PyTorch's names and axes.
 
-    Names and axes are those of transformers' PyTorch classes.
-
-    Raises:
-        InputError: a file is missing or damaged, or has names that the Flax classes did not have;
-            all are listed.
-        UnsafeFileError: a file declares more data than it has.
+    Raises InputError if a file is missing or damaged, or has names that the Flax classes did not
+    have, listing all; UnsafeFileError if it declares more data than it has.
     """
     return tensors.arrays(scan(path))
 

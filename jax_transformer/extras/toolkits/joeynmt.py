@@ -85,10 +85,7 @@ def _stack(name: str, config: TransformerConfig) -> Table:
 
 
 def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
-    """Return the configuration of a model with these options and vocabularies.
-
-    Raises InputError naming every option that no model here has.
-    """
+    """Return the configuration. Raises InputError naming every option that no model here has."""
     encoder, decoder = model.section("encoder"), model.section("decoder")
     for stack, kind in ((encoder, "recurrent"), (decoder, "transformer")):
         stack.choice("type", {"transformer": True}, kind)
@@ -103,7 +100,9 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
     scaled = [stack.section("embeddings").flag("scale", False) for stack in stacks]
     if not tied_embeddings:  # a shared embedding is the encoder's
         _equal("embeddings.scale", scaled)
-    pre = _equal("layer_norm", [_pre_norm(encoder, "pre"), _pre_norm(decoder, "post")])
+    is_pre = {"pre": True, "post": False}
+    sides = ((encoder, "pre"), (decoder, "post"))
+    pre = _equal("layer_norm", [one.choice("layer_norm", is_pre, usual) for one, usual in sides])
     return TransformerConfig(
         **words.config_fields(),
         d_model=d_model,
@@ -133,10 +132,6 @@ def _equal(name: str, values: Sequence[T]) -> T:
     return values[0]
 
 
-def _pre_norm(stack: Options, default: str) -> bool:
-    return stack.choice("layer_norm", {"pre": True, "post": False}, default)
-
-
 def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:
     return {
         "num_heads": stack.number("num_heads", heads),
@@ -149,10 +144,9 @@ def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:
 
 def _vocabularies(lines: Sequence[Sequence[str]], symbols: Options) -> Vocabularies:
     """Return both vocabularies: the special tokens, language tags, and the lines of the files."""
-    roles = {
-        role: symbols.values.get(f"{role}_token", text) for role, (_, text) in _SPECIALS.items()
-    }
-    others = [symbols.values.get("sep_token"), *(symbols.values.get("lang_tags") or [])]
+    values = symbols.values
+    roles = {role: values.get(f"{role}_token", text) for role, (_, text) in _SPECIALS.items()}
+    others = [values.get("sep_token"), *(values.get("lang_tags") or [])]
     first = [*roles.values(), *(token for token in others if token is not None)]
     if not all(isinstance(token, str) for token in first):
         raise InputError("special_symbols are not text")

@@ -43,10 +43,8 @@ class ArrayExtent:
 def header(path: str | Path) -> dict[Keys, ArrayExtent]:
     """Return every array of a file by the keys that lead to it; no array's bytes are read.
 
-    Raises:
-        InputError: the file is damaged, or has values other than maps of arrays.
-        UnsafeFileError: it declares more bytes than it has, or is deeper or has more entries than
-            weights need.
+    Raises InputError for damage and for values other than maps of arrays; UnsafeFileError if it
+    declares more bytes than it has, or is deeper or has more entries than weights need.
     """
     extents: dict[Keys, ArrayExtent] = {}
     for keys, value in leaves(Path(path), tree(path)):

@@ -129,10 +129,7 @@ def _weights(path: Path) -> tuple[Path, ...]:
 
 
 def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
-    """Return the configuration of a model with these options and vocabularies.
-
-    Raises InputError naming every option that no model here has.
-    """
+    """Return the configuration. Raises InputError naming every option that no model here has."""
     options.check_fixed(_FIXED)
     width = options.number("enc_hid_size", options.values.get("hidden_size"))
     for name in ("dec_hid_size", "src_word_vec_size", "tgt_word_vec_size"):
@@ -203,14 +200,12 @@ class OpenNMTPy(Toolkit):
     name, toolkit = "opennmt_py", "OpenNMT-py"
 
     def recognises_content(self, content: Mapping[str, Any]) -> bool:
-        if "model" not in content:  # save_format: safetensors
-            vocab = content.get("vocab")
-            return (
-                isinstance(content.get("opt"), dict) and isinstance(vocab, dict) and "src" in vocab
-            )
-        return all(
-            isinstance(content.get(key), dict) for key in ("model", "generator", "opt", "vocab")
-        )
+        parts, vocab = ["opt", "vocab"], content.get("vocab")
+        if "model" in content:
+            parts += ["model", "generator"]
+        elif not isinstance(vocab, dict) or "src" not in vocab:  # save_format: safetensors
+            return False
+        return all(isinstance(content.get(part), dict) for part in parts)
 
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
         with about_file(path):

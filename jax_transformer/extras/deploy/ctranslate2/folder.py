@@ -197,18 +197,12 @@ def _stack(
     for i, layer in enumerate(spec.layer):
         block = f"{name}.blocks.{i}"
         attentions = [layer.self_attention, *([layer.attention] if name == "decoder" else [])]
-        for j, (part, here) in enumerate(
-            zip(attentions, ("self_attention", "cross_attention"), strict=False)
-        ):
-            query, key, value, out = (
-                f"{block}.{here}.{each}" for each in ("query", "key", "value", "out")
-            )
-            if len(part.linear) == 2:
-                _linear(part.linear[0], arrays, query, key, value)
-            else:
-                _linear(part.linear[0], arrays, query)
-                _linear(part.linear[1], arrays, key, value)
-            _linear(part.linear[-1], arrays, out)
+        for j, part in enumerate(attentions):
+            here = ("self_attention", "cross_attention")[j]
+            into = [f"{block}.{here}.{each}" for each in ("query", "key", "value")]
+            joined = [into] if len(part.linear) == 2 else [into[:1], into[1:]]
+            for linear, names in zip(part.linear, [*joined, [f"{block}.{here}.out"]], strict=True):
+                _linear(linear, arrays, *names)
             part.queries_scale = np.float32(scale)
             _norm(part.layer_norm, f"{block}.residuals.{j}.norm", arrays)
         if stack.positions in RELATIVE:
@@ -240,10 +234,7 @@ def _norm(spec: Any, name: str, arrays: Arrays) -> None:
 def _position_table(
     name: str, stack: StackConfig, config: TransformerConfig, arrays: Arrays
 ) -> np.ndarray:
-    """Return the vector of every position that the model has (n, d), in float32.
-
-    Without a table, its engine would compute one.
-    """
+    """Return the vectors of all positions (n, d), in float32; the engine's own would be others."""
     rows = [position_row(stack.position_index, i) for i in range(config.longest)]
     if stack.positions is Positions.NONE:
         return np.zeros((len(rows), config.d_model), np.float32)

@@ -24,7 +24,6 @@ from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.extras.deploy.stablehlo import run
 from jax_transformer.generate import beam_search, decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.nn.attention import Cache, Prefix
 from jax_transformer.storage import safetensors, tensors
 
 MANIFEST, WEIGHTS, LOADER = "programs.json", "weights.safetensors", "run.py"
@@ -72,10 +71,7 @@ class Settings:
 def export(
     config: TransformerConfig, dtypes: Mapping[str, Any], settings: Settings
 ) -> dict[str, jax.export.Exported]:
-    """Return the programs by name, lowered for all of :data:`PLATFORMS`.
-
-    ``dtypes`` are those of the arrays, by the paths of ``transformer.flatten``.
-    """
+    """Return the programs for all :data:`PLATFORMS`; ``dtypes`` are the arrays', by path."""
     config = config.portable
     shapes = transformer.shapes(config)
     weights = {
@@ -114,7 +110,9 @@ def _functions(config: TransformerConfig, settings: Settings) -> dict[str, Calla
     ) -> tuple[jax.Array, list[jax.Array]]:
         """Return the logits (b, 1, v) after these tokens (b, 1), and the cache with them."""
         model = transformer.unflatten(config, weights)
-        logits, after = model.decode_step(tokens, _cache(config, cache))
+        like = jax.eval_shape(lambda model: model.init_cache(np.zeros((1, 1), np.int32), 1), model)
+        structured = jax.tree.unflatten(jax.tree.structure(like), cache)
+        logits, after = model.decode_step(tokens, structured)
         return logits, jax.tree.leaves(after)
 
     def greedy(weights: Weights, source: jax.Array) -> jax.Array:
@@ -134,13 +132,6 @@ def _functions(config: TransformerConfig, settings: Settings) -> dict[str, Calla
         )
 
     return {"encode": encode, "decode_step": decode_step, "greedy": greedy, "beam": beam}
-
-
-def _cache(config: TransformerConfig, arrays: list[jax.Array]) -> Cache | Prefix:
-    """Return the cache of these arrays, see ``nn/attention.py``."""
-    small = np.zeros((1, 1), np.int32)
-    like = jax.eval_shape(lambda model: model.init_cache(small, 1), transformer.abstract(config))
-    return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
 # The folder

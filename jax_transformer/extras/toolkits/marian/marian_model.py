@@ -79,9 +79,8 @@ def weights(folder: Path) -> list[Path]:
 def find(path: Path) -> Model:
     """Find the files of the model at ``path``, a file of weights or a folder with one.
 
-    Raises:
-        InputError: a file is missing or damaged, or the folder has several models.
-        UnsafeFileError: a file declares more data than it has, or holds Python objects.
+    Raises InputError if a file is missing or damaged, or the folder has several models;
+    UnsafeFileError if a file declares more data than it has, or holds Python objects.
     """
     of_folder = path / DECODER
     if path.is_dir():
@@ -169,10 +168,7 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, ...]
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Read the id of every token of a vocabulary: YAML, JSON, or text with a token a line.
-
-    Raises InputError if an id is not a whole number or belongs to two tokens.
-    """
+    """Read the ids of a vocabulary: YAML, JSON or text. Raises InputError unless unique."""
     if path.suffix not in _VOCABULARIES:
         tokens = untrusted.read_lines(path)
         result = {token: number for number, token in enumerate(tokens)}
@@ -214,13 +210,10 @@ def is_npz(path: Path) -> bool:
 
 
 def scan_npz(path: Path) -> dict[str, LazyTensor]:
-    """Return the arrays by name, none of them read; the checksum of each is verified when it is
-    read.
+    """Return the arrays by name, none of them read; reading one verifies its checksum.
 
-    Raises:
-        InputError: the file is damaged, or an array has a form that is not known.
-        UnsafeFileError: an array holds Python objects, is compressed, or declares another number of
-            bytes than it has.
+    Raises InputError for damage and for arrays of an unknown form; UnsafeFileError for an array
+    that holds Python objects, is compressed, or declares another number of bytes than it has.
     """
     with zip_archive.Archive(path, not_for_disk=True) as archive:
         others = [name for name in archive.members if not name.endswith(_SUFFIX)]

@@ -87,10 +87,7 @@ class _Row(NamedTuple):
 
 
 def configuration(options: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration of a model with these options, computing what Marian computes.
-
-    Raises InputError naming every option that no model here has.
-    """
+    """Return what Marian computes. Raises InputError naming every option that no model here has."""
     wrong = list(_problems(options))
     if wrong:
         raise InputError("; ".join(wrong))
@@ -154,12 +151,8 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
 
 def as_transformers_computes(config: TransformerConfig) -> TransformerConfig:
     """Return the configuration with the sinusoids and the norms of transformers' ``marian``."""
-    return replace(
-        config,
-        norm_epsilon=1e-5,
-        encoder=replace(config.encoder, sinusoids=Sinusoids.HALVES),
-        decoder=replace(config.decoder, sinusoids=Sinusoids.HALVES),
-    )
+    stacks = {name: replace(getattr(config, name), sinusoids=Sinusoids.HALVES) for name in BRANCHES}
+    return replace(config, norm_epsilon=1e-5, **stacks)
 
 
 def _problems(options: Mapping[str, Any]) -> Iterator[str]:
@@ -185,10 +178,7 @@ def _operations(options: Options, name: str, known: tuple[str, ...]) -> str:
 
 
 def state(arrays: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]:
-    """Return the tensors under transformers' names, none of them read.
-
-    Raises InputError naming every array that is missing, unexpected or mis-shaped.
-    """
+    """Return the tensors under transformers' names. Raises InputError naming all wrong arrays."""
     layers = config.encoder.layers + config.decoder.layers
     if layers > len(arrays):
         raise InputError(f"enc-depth and dec-depth are {layers:,}, of {len(arrays):,} arrays")

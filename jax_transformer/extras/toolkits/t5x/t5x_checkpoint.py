@@ -62,10 +62,8 @@ class Checkpoint:
 def find(folder: Path) -> Checkpoint:
     """Find the arrays of a checkpoint, without reading one.
 
-    Raises:
-        InputError: a file is missing or damaged, or stored in a way that T5X 2021 and later does
-            not write.
-        UnsafeFileError: a file names another folder, or declares more data than it has.
+    Raises InputError if a file is missing, damaged, or stored in a way that T5X since 2021 does not
+    write; UnsafeFileError if it names another folder, or declares more data than it has.
     """
     index = folder / INDEX
     content = msgpack.tree(index)

@@ -356,10 +356,7 @@ def stored_names(layout: Layout) -> set[str]:
 
 
 def to_gin(config: TransformerConfig, layout: Layout) -> str:
-    """Return a ``config.gin`` with the bindings of T5X's ``T5Config`` for a model.
-
-    Raises InputError for an activation that flax does not have.
-    """
+    """Return the bindings of ``T5Config``. Raises InputError for an activation that flax lacks."""
     activation = config.encoder.activation.value
     if activation not in _ACTIVATIONS:
         raise InputError(f"activation={activation} is none that T5X's networks can name")

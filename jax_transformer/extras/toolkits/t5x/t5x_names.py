@@ -150,15 +150,11 @@ def _part(part: Part, layout: Layout) -> list[_Row]:
 
 
 def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layout:
-    """Return the layout of a checkpoint's weights.
+    """Return the layout of a checkpoint's weights; without ``scan_axis``, the axis of the layers in
+    arrays that hold several is found from the shapes.
 
-    Args:
-        infos: shape and dtype of every array of ``target``, by name.
-        scan_axis: the axis of the layers, if arrays hold several; None finds it from the shapes.
-
-    Raises:
-        InputError: the arrays are not those of an encoder-decoder of T5X: all that are missing,
-            unexpected and mis-shaped are named; or they fit several axes.
+    Raises InputError unless these are the arrays of an encoder-decoder of T5X, naming all that are
+    missing, unexpected and mis-shaped; and if they fit several axes.
     """
     empty = sorted(name for name, info in infos.items() if 0 in info.shape)
     if empty:
@@ -285,15 +281,10 @@ _FIXED = {
 def layout_of(
     config: TransformerConfig, *, scan_layers: bool = False, scan_axis: int | None = None
 ) -> Layout:
-    """Return the layout that T5X gives a model of ``config``.
+    """Return the layout that T5X gives a model. ``scan_layers`` puts all layers of a stack into one
+    array, with them along ``scan_axis`` if not T5X's default.
 
-    Args:
-        config: the model.
-        scan_layers: put all layers of a stack into one array.
-        scan_axis: their axis in it, if not T5X's default.
-
-    Raises:
-        ConfigError: no network of T5X computes what the model computes; the fields are named.
+    Raises ConfigError, naming the fields, if no network of T5X computes what the model computes.
     """
     if config.architecture not in FAMILIES:
         raise ConfigError(

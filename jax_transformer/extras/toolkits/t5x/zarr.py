@@ -121,11 +121,8 @@ class ZarrArray:
 def open_array(folder: Path) -> ZarrArray:
     """Open the array in a folder. Its chunks are looked for, and none is read.
 
-    Raises:
-        InputError: a file is missing or damaged, or the array is stored in another way: with
-            another compressor, with filters, in Fortran's order, or of a dtype that weights do not
-            have.
-        UnsafeFileError: it declares more numbers than its files can hold.
+    Raises InputError if a file is missing or damaged, and for other compressors, filters, Fortran's
+    order and other dtypes; UnsafeFileError if it declares more numbers than its files can hold.
     """
     path = folder / METADATA
     data = untrusted.read_json(path, longest=_LONGEST)
@@ -218,10 +215,7 @@ def chunk_shape(shape: Shape, itemsize: int) -> Shape:
 
 
 def write(folder: Path, array: np.ndarray) -> None:
-    """Write an array into a new folder, compressed with gzip as T5X does.
-
-    Equal arrays give equal files. Nothing is synced.
-    """
+    """Write an array into a new folder by gzip, as T5X does; equal arrays give equal files."""
     array = np.asarray(array)
     chunks = chunk_shape(array.shape, array.itemsize)
     stored = ZarrArray(folder, array.shape, array.dtype, chunks, "gzip", ".")
