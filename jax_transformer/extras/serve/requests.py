@@ -18,7 +18,7 @@ from jax_transformer.storage.untrusted import shown
 
 OPTIONS = frozenset(
     """num_beams num_return_sequences max_new_tokens length_penalty beam_scorer early_stopping
-    no_repeat_ngram_size repetition_penalty min_new_tokens
+    no_repeat_ngram_size encoder_no_repeat_ngram_size repetition_penalty min_new_tokens
     do_sample temperature top_k top_p seed""".split()
 )
 """The decoding options of a request, which the command ``translate`` has as well."""
