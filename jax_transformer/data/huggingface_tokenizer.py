@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_transformer.architectures.tokenizer_recipe import Algorithm, LanguagePlace, TargetStart
+from jax_transformer.architectures.tokenizer_recipe import (
+    Algorithm,
+    LanguagePlace,
+    Languages,
+    TargetStart,
+)
 from jax_transformer.data import vocabulary
 from jax_transformer.data.tokenizer import TokenizerPair
 from jax_transformer.data.vocabulary import LineEnds, TokenizerSettings, Vocabulary
@@ -126,7 +131,10 @@ def read_files(folder: Path) -> TokenizerFiles:
         raise InputError(f"{folder}: no such folder")
     settings = vocabulary.read_settings(folder)
     recipe = settings.recipe
-    contents = {name: _bytes(folder / name) for name in _SETTINGS_FILES if (folder / name).exists()}
+    contents = {}
+    for name in _SETTINGS_FILES:
+        if (folder / name).exists():
+            contents[name] = _bytes(folder / name)
     names = [*recipe.files]
     if settings.flag("separate_vocabs"):
         names.append("target_vocab.json")
@@ -141,7 +149,8 @@ def read_files(folder: Path) -> TokenizerFiles:
     else:
         contents |= {name: _bytes(folder / name) for name in names}
         source, target = _own_vocabularies(contents, settings)
-    files = TokenizerFiles(settings, source, target, contents, _languages(settings, source))
+    codes = () if recipe.languages is None else _languages(recipe.languages, source)
+    files = TokenizerFiles(settings, source, target, contents, codes)
     _check_model(files)
     return files
 
@@ -194,10 +203,7 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _languages(settings: TokenizerSettings, side: Vocabulary) -> tuple[str, ...]:
-    languages = settings.recipe.languages
-    if languages is None:
-        return ()
+def _languages(languages: Languages, side: Vocabulary) -> tuple[str, ...]:
     pattern = re.compile(languages.pattern)
     codes = [match[1] for name in side.names() if (match := pattern.fullmatch(name))]
     codes += [
@@ -215,7 +221,7 @@ def _check_model(files: TokenizerFiles) -> None:
         ("source", files.source, ("src_vocab_size", "vocab_size")),
         ("target", files.target, ("tgt_vocab_size", own)),
     ):
-        size = next((model[key] for key in keys if key in model), None)
+        size = model.get(keys[0], model.get(keys[1]))
         if type(size) is int and size < side.vocab_size:
             raise InputError(
                 f"{path}: a vocabulary of {size} is smaller than the tokenizer's of"
@@ -363,17 +369,17 @@ def _check_languages(
 def _assemble(
     files: TokenizerFiles, source_lang: str | None, target_lang: str | None
 ) -> HuggingFaceTokenizer:
-    recipe = files.settings.recipe
-    start, at_start = files.start_id, False
-    if recipe.languages is not None:
-        at_start = recipe.languages.target_start is TargetStart.DECODER_START
+    recipe, start, at_start = files.settings.recipe, files.start_id, False
+    languages = recipe.languages
+    if languages is not None:
+        at_start = languages.target_start is TargetStart.DECODER_START
     if at_start and target_lang is not None:
         start = files.language_id(files.target, target_lang)
     after = recipe.after if recipe.after_target is None else recipe.after_target
     source_ends = _plain_ends(files, files.source, recipe.after)
     target_ends = _plain_ends(files, files.target, after)
     ends: tuple[LineEnds | ConfigError, LineEnds | ConfigError] = (source_ends, target_ends)
-    if not files.reads_one_language:
+    if languages is not None and not files.reads_one_language:
         source_lang = source_lang or files.default_source_language
         ends = (
             _with_language(files, files.source, source_ends, source_lang, "source_lang"),
@@ -382,16 +388,15 @@ def _assemble(
     elif target_lang is not None and files.languages:
         code = files.language_id(files.source, target_lang)
         ends = (source_ends._replace(prefix=(code,)), target_ends)
-    source, target = (
-        vocabulary.with_ends(
-            line_ends,
-            pad_id=files.pad_id,
-            bos_id=start,
-            eos_id=files.role_id(vocabulary, "eos_token"),
-            digest=files.digest,
+    sides, digest = [], files.digest
+    for side, line_ends in zip((files.source, files.target), ends, strict=True):
+        eos_id = files.role_id(side, "eos_token")
+        sides.append(
+            side.with_ends(
+                line_ends, pad_id=files.pad_id, bos_id=start, eos_id=eos_id, digest=digest
+            )
         )
-        for vocabulary, line_ends in zip((files.source, files.target), ends, strict=True)
-    )
+    source, target = sides
     return HuggingFaceTokenizer(source, target, files, source_lang, target_lang)
 
 
@@ -423,11 +428,13 @@ def _plain_ends(files: TokenizerFiles, vocabulary: Vocabulary, after: tuple[str,
     """Return the ids around a line. A tokenizer of the generic class may name no token that begins
     a line, or none that ends it but ``eos_token``.
     """
-    named = files.settings.special_tokens
-    begins = [role for role in files.settings.recipe.before if role in named]
-    ends = [role if role in named else "eos_token" for role in after]
-    prefix, suffix = (
-        tuple(files.role_id(vocabulary, role) for role in roles) for roles in (begins, ends)
-    )
-    first = (files.id_of(vocabulary, text) for text in files.settings.recipe.before_without_role)
-    return LineEnds((*first, *prefix), suffix)
+    recipe, named = files.settings.recipe, files.settings.special_tokens
+    prefix, suffix = [], []
+    for text in recipe.before_without_role:
+        prefix.append(files.id_of(vocabulary, text))
+    for role in recipe.before:
+        if role in named:
+            prefix.append(files.role_id(vocabulary, role))
+    for role in after:
+        suffix.append(files.role_id(vocabulary, role if role in named else "eos_token"))
+    return LineEnds(tuple(prefix), tuple(suffix))

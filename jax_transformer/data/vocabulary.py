@@ -11,6 +11,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsInt
 
@@ -98,35 +100,39 @@ def read_settings(folder: Path) -> TokenizerSettings:
     values = _object(folder, FILE)
     model = _object(folder, "generation_config.json") | _object(folder, "config.json")
     recipe = _recipe(folder, values, model)
+    named, added = values, {}
     if "added_tokens_decoder" in values:
-        added = {
-            _id(folder, key): _token(folder, value)
-            for key, value in _mapping(folder, values["added_tokens_decoder"]).items()
-        }
-        named = values
+        for key, value in _mapping(folder, values["added_tokens_decoder"]).items():
+            added[_id(folder, key)] = _token(folder, value)
     else:
         named = values | _object(folder, "special_tokens_map.json")
-        special = {token.content for token in _extra_tokens(folder, named)}
-        special |= {
-            _token(folder, named[role]).content for role in ROLES if named.get(role) is not None
-        }
-        added = {
-            _id(folder, index): AddedToken(
-                text, normalized=text not in special, special=text in special
-            )
-            for text, index in _object(folder, "added_tokens.json").items()
-        }
-    by_text = {token.content: token for token in added.values()}
+        if listed := _object(folder, "added_tokens.json"):
+            special = {token.content for token in _extra_tokens(folder, named)}
+            special |= {
+                _token(folder, named[role]).content for role in ROLES if named.get(role) is not None
+            }
+            for text, index in listed.items():
+                is_special = text in special
+                token = AddedToken(text, normalized=not is_special, special=is_special)
+                added[_id(folder, index)] = token
+    by_text = {}
+    for token in added.values():
+        by_text[token.content] = token
     # The generic class, which reads tokenizer.json as it is, has no tokens of its own
     is_generic = values.get("tokenizer_class") in _GENERIC and (folder / "tokenizer.json").exists()
-    roles = ({} if is_generic else dict(recipe.tokens)) | {
-        role: named[role] for role in ROLES if named.get(role) is not None
-    }
-    special_tokens = {
-        role: _special_token(folder, recipe, role, roles[role], by_text)
-        for role in ROLES
-        if role in roles
-    }
+    special_tokens = {}
+    for role in ROLES:
+        value = named.get(role)
+        if value is None and not is_generic:
+            value = recipe.tokens.get(role)
+        if value is None:
+            continue
+        token = _token(folder, value)
+        if token.content in by_text:
+            token = by_text[token.content]
+        elif isinstance(value, str) and role in recipe.token_flags:
+            token = AddedToken(value, special=True, **recipe.token_flags[role])
+        special_tokens[role] = token
     extra = _extra_tokens(folder, named)
     return TokenizerSettings(folder, recipe, special_tokens, extra, added, values, model)
 
@@ -191,18 +197,7 @@ def _token(folder: Path, value: Any) -> AddedToken:
 
 def _is_text(value: str) -> bool:
     """Return False for half of a surrogate pair, which JSON can write and is not a character."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _special_token(
-    folder: Path, recipe: TokenizerRecipe, role: str, value: Any, added: dict[str, AddedToken]
-) -> AddedToken:
-    token = _token(folder, value)
-    if token.content in added:
-        return added[token.content]
-    if isinstance(value, str) and role in recipe.token_flags:
-        return AddedToken(value, special=True, **recipe.token_flags[role])
-    return token
+    return re.search("[\ud800-\udfff]", value) is None
 
 
 def _extra_tokens(folder: Path, named: dict[str, Any]) -> list[AddedToken]:
@@ -211,7 +206,7 @@ def _extra_tokens(folder: Path, named: dict[str, Any]) -> list[AddedToken]:
         tokens = list(tokens.values())
     if not isinstance(tokens, list):
         raise InputError(f"{folder}: the extra special tokens are {shown(tokens)}, not a list")
-    return [_token(folder, token) for token in tokens]
+    return list(map(partial(_token, folder), tokens))
 
 
 class LineEnds(NamedTuple):
@@ -254,20 +249,19 @@ class Vocabulary(Tokenizer):
         side._hash = hashlib.sha256((digest + hashed).encode()).hexdigest()
         return side
 
-    def _known_line_ends(self) -> LineEnds:
-        if isinstance(self._line_ends, ConfigError):
-            raise self._line_ends
-        return self._line_ends
-
     @property
     def prefix(self) -> tuple[int, ...]:
         """The ids before a line; raises ConfigError if a language must be given first."""
-        return self._known_line_ends().prefix
+        if isinstance(self._line_ends, ConfigError):
+            raise self._line_ends
+        return self._line_ends.prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
         """The ids after a line; raises ConfigError if a language must be given first."""
-        return self._known_line_ends().suffix
+        if isinstance(self._line_ends, ConfigError):
+            raise self._line_ends
+        return self._line_ends.suffix
 
     @property
     def hash(self) -> str:
@@ -323,7 +317,7 @@ def _add_tokens(model: tokenizers.Tokenizer, settings: TokenizerSettings) -> Non
     """Mark the special tokens of the model, and add unknown ones with the ids that the folder
     names.
     """
-    model.add_tokens([token for _, token in sorted(settings.added_tokens.items())])
+    model.add_tokens(list(dict(sorted(settings.added_tokens.items())).values()))
     known = model.get_vocab(with_added_tokens=True)
     for index, token in settings.added_tokens.items():
         if known.get(token.content) != index:
@@ -333,11 +327,14 @@ def _add_tokens(model: tokenizers.Tokenizer, settings: TokenizerSettings) -> Non
             raise InputError(
                 f"the added token {shown(token.content)} has the id {index}, and {outcome}"
             )
-    present = {token.content for token in model.get_added_tokens_decoder().values()}
-    special = [*settings.special_tokens.values(), *settings.extra_tokens]
+    present = set(map(attrgetter("content"), model.get_added_tokens_decoder().values()))
     last = settings.special_tokens.get(settings.recipe.added_last or "")
-    special.sort(key=lambda token: token is last)
-    model.add_special_tokens([token for token in special if token.content not in present])
+    special: list[AddedToken] = []
+    at_end: list[AddedToken] = []
+    for token in (*settings.special_tokens.values(), *settings.extra_tokens):
+        if token.content not in present:
+            (at_end if token is last else special).append(token)
+    model.add_special_tokens(special + at_end)
 
 
 def from_json(path: Path, content: bytes, settings: TokenizerSettings) -> FastVocabulary:
