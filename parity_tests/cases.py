@@ -6,18 +6,11 @@ from typing import Any
 import jax_transformer as jt
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
+from parity_tests.unit import helpers
 from parity_tests.unit.helpers import ODD
 
 # Square sizes (d_model = d_ff = lengths) show missing transposes, as every shape fits there
-SQUARE: dict[str, Any] = dict(
-    source_vocab_size=16,
-    target_vocab_size=16,
-    d_model=16,
-    num_heads=4,
-    d_ff=16,
-    num_layers=2,
-    max_length=20,
-)
+SQUARE: dict[str, Any] = helpers.SQUARE | dict(max_length=20)
 STOCK: dict[str, Any] = dict(architecture="torch_nn")
 
 

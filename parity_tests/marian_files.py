@@ -121,11 +121,8 @@ def opus(folder: Path, content: bytes, vocabulary: Mapping[str, int], **files: b
     folder.mkdir(parents=True, exist_ok=True)
     name = "opus.spm32k-spm32k"
     (folder / f"{name}.transformer.model1.npz.best-perplexity.npz").write_bytes(content)
-    (folder / f"{name}.vocab.yml").write_text(
-        "".join(
-            f"{json.dumps(token, ensure_ascii=False)}: {i}\n" for token, i in vocabulary.items()
-        )
-    )
+    words = (f"{json.dumps(word, ensure_ascii=False)}: {i}\n" for word, i in vocabulary.items())
+    (folder / f"{name}.vocab.yml").write_text("".join(words))
     vocabs = f"  - {name}.vocab.yml\n" * 2
     (folder / "decoder.yml").write_text(
         f"models:\n  - {name}.transformer.model1.npz.best-perplexity.npz\nvocabs:\n{vocabs}"

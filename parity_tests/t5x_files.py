@@ -64,14 +64,12 @@ def params(sizes: Sizes, *, seed: int = 0, dtype: Any = np.float64) -> Arrays:
         if not sizes.scalable:
             arrays[f"{stack}.relpos_bias.rel_embedding"] = random(sizes.heads, 32)
         layers = [dict(_layer(stack, sizes, random)) for _ in range(count)]
-        for i, layer in enumerate(layers):
+        for name in layers[0]:
+            each = [layer[name] for layer in layers]
             if sizes.scan_axis is None:
-                arrays |= {f"{stack}.layers_{i}.{name}": array for name, array in layer.items()}
-        if sizes.scan_axis is not None:
-            arrays |= {
-                f"{stack}.{stack}.{name}": np.stack([one[name] for one in layers], sizes.scan_axis)
-                for name in layers[0]
-            }
+                arrays |= {f"{stack}.layers_{i}.{name}": array for i, array in enumerate(each)}
+            else:
+                arrays[f"{stack}.{stack}.{name}"] = np.stack(each, sizes.scan_axis)
     if not sizes.via_embedding:
         arrays["decoder.logits_dense.kernel"] = random(sizes.emb, sizes.vocab)
     return arrays
@@ -236,11 +234,8 @@ def _run(
                 return weights[f"{stack}.layers_{i}.{name}"]
             return np.take(weights[f"{stack}.{stack}.{name}"], i, sizes.scan_axis)
 
-        table = (
-            param("relpos_bias.rel_embedding")
-            if sizes.scalable
-            else weights[f"{stack}.relpos_bias.rel_embedding"]
-        )
+        name = "relpos_bias.rel_embedding"
+        table = param(name) if sizes.scalable else weights[f"{stack}.{name}"]
         bias = _distances(table, x.shape[1], bidirectional=stack == "encoder")
         prefix, module = ("", "attention") if memory is None else ("self_", "self_attention")
         y = _norm(x, param(f"pre_{prefix}attention_layer_norm.scale"))

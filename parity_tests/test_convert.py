@@ -47,8 +47,7 @@ def test_into_torch_fills_a_module():
     module = jt.convert.into_torch(both.flax, twins.twin(both.config).double().eval())
     with torch.no_grad():
         assert torch.equal(
-            module(as_torch(both.source), as_torch(both.target)),
-            as_torch(both.logits()[1]),
+            module(as_torch(both.source), as_torch(both.target)), as_torch(both.logits()[1])
         )
 
 
@@ -255,15 +254,8 @@ def test_the_newest_step_is_chosen_under_the_lock(trained, console, tmp_path, mo
 
     monkeypatch.setattr(run_folder, "lock", trained_until_then)
     before = (folder / "checkpoints/100/manifest.json").read_bytes()
-    console.refused(
-        3,
-        [f"holds step {runs.STEPS}"],
-        "convert",
-        tmp_path / "a.pt",
-        folder,
-        "--training",
-        "--force",
-    )
+    command = ["convert", tmp_path / "a.pt", folder, "--training", "--force"]
+    console.refused(3, [f"holds step {runs.STEPS}"], *command)
     assert (folder / "checkpoints/100/manifest.json").read_bytes() == before
     with lock(folder):
         monkeypatch.setattr(run_folder, "lock", lock)

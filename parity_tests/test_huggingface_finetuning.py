@@ -288,15 +288,8 @@ def test_evaluate_scores_the_run_and_its_export_as_transformers_does(
     lines = folder / "valid"
     expected = folders.generated("marian", exported, folders.read(lines, "source"))
     for place in (folder / "run", exported):
-        command = [
-            *"evaluate --run".split(),
-            place,
-            "--source",
-            f"{lines}.source",
-            "--target",
-            f"{lines}.target",
-            *"--bootstrap 0 --json".split(),
-        ]
+        files = ["--source", f"{lines}.source", "--target", f"{lines}.target"]
+        command = ["evaluate", "--run", place, *files, "--bootstrap", "0", "--json"]
         assert runs.main(*command, "--hypotheses", tmp_path / "hypotheses") == 0
         assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(
             folders.mean_loss("marian", exported, lines), rel=1e-4
@@ -373,14 +366,8 @@ def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
             parameter += 0.3 * torch.randn_like(parameter) * parameter.requires_grad
     module.save_pretrained(folder)
     runs.write_text(tmp_path)
-    files = [
-        "--source",
-        f"{lines}.source",
-        "--target",
-        f"{lines}.target",
-        "--hypotheses",
-        tmp_path / "hypotheses",
-    ]
+    files = ["--source", f"{lines}.source", "--target", f"{lines}.target"]
+    files += ["--hypotheses", tmp_path / "hypotheses"]
     languages = dict(
         zip(("--source-lang", "--target-lang"), folders.FOLDERS[name].languages or (), strict=False)
     )

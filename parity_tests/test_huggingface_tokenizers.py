@@ -54,15 +54,8 @@ LINES = {
     "what is cleaned up": "do n't isn't . ? ! , it 's ' a '",
 }
 # More lines, random combinations of pieces of the above
-_PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])] + [
-    " ",
-    "\n",
-    "▁",
-    "<",
-    ">>",
-    "<<",
-    "_",
-]
+_PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])]
+_PIECES += [" ", "\n", "▁", "<", ">>", "<<", "_"]
 _RANDOM = random.Random(0)
 LINES |= {
     f"mixture {i}": "".join(_RANDOM.choices([piece[:40] for piece in _PIECES], k=1 + i % 9))

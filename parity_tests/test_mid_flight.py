@@ -27,12 +27,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic, pt
 from jax_transformer.storage.pt import writer
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import (
-    corpus,
-    optimizer,
-    recipe,
-    step,
-)
+from jax_transformer.training import corpus, optimizer, recipe, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions, Schedule
 from jax_transformer.training.options import ModelOptions, TrainOptions
@@ -309,19 +304,8 @@ def test_the_loop_by_its_command(
     """Twice two updates equal four, bit for bit; torch.load reads with weights_only."""
 
     def run(steps: int, name: str, *more: str) -> list[dict]:
-        monkeypatch.setattr(
-            sys,
-            "argv",
-            [
-                "",
-                str(flight.folder.path),
-                "--steps",
-                str(steps),
-                "--checkpoint",
-                str(tmp_path / name),
-                *more,
-            ],
-        )
+        files = [str(flight.folder.path), "--checkpoint", str(tmp_path / name)]
+        monkeypatch.setattr(sys, "argv", ["", *files, "--steps", str(steps), *more])
         training.main()
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

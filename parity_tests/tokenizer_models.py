@@ -65,9 +65,8 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
     """Write a folder of these files: bytes unchanged, other values as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(
-            content if isinstance(content, bytes) else json.dumps(content).encode()
-        )
+        content = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -105,27 +104,17 @@ def marian_separate() -> dict[str, Any]:
     source = _vocabulary(["</s>", "<unk>", *reversed(pieces(files["source.spm"])[5:])], "<pad>")
     target = _vocabulary(["</s>", "<unk>", *pieces(files["target.spm"])[5 : len(source) + 2]])
     target = {name: i for i, name in enumerate([*list(target)[: len(source) - 1], "<pad>"])}
-    sizes = {
-        "vocab_size": len(source),
-        "decoder_vocab_size": len(target),
-        "pad_token_id": source["<pad>"],
-    }
-    return files | {
-        "vocab.json": source,
-        "target_vocab.json": target,
-        "config.json": files["config.json"] | sizes,
-    }
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+    config = files["config.json"] | sizes | {"pad_token_id": source["<pad>"]}
+    return files | {"vocab.json": source, "target_vocab.json": target, "config.json": config}
 
 
 def m2m_100(*, listed: bool = True) -> dict[str, Any]:
     """Return M2M100's files; ``listed`` languages are special tokens, as published."""
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
-    special = (
-        {"additional_special_tokens": [f"__{code}__" for code in m2m_100_family.LANGUAGES]}
-        if listed
-        else {}
-    )
+    languages = [f"__{code}__" for code in m2m_100_family.LANGUAGES]
+    special = {"additional_special_tokens": languages} if listed else {}
     config = _config("m2m_100", len(vocab) + 108, pad=1, eos=2, start=2)
     files = {"sentencepiece.bpe.model": content, "vocab.json": vocab}
     return _files("M2M100", config, files | {"special_tokens_map.json": special}, {})
@@ -208,14 +197,10 @@ def whisper() -> dict[str, Any]:
         for i, token in enumerate(times)
     }
     end = special[0]
-    config = _config(
-        "whisper",
-        len(vocab) + len(times),
-        pad=vocab[end],
-        bos=vocab[end],
-        eos=vocab[end],
-        start=vocab["<|startoftranscript|>"],
-    )
+    ids = dict.fromkeys(("pad", "bos", "eos"), vocab[end]) | {
+        "start": vocab["<|startoftranscript|>"]
+    }
+    config = _config("whisper", len(vocab) + len(times), **ids)
     settings = {
         "added_tokens_decoder": {str(index): token for index, token in added.items()},
         "additional_special_tokens": special,
@@ -282,22 +267,10 @@ def fsmt_files(**settings: Any) -> dict[str, Any]:
     symbols += [first + second for first, second in merges]
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>"], *symbols)
     lines = "".join(f"{first} {second} {300 - i}\n" for i, (first, second) in enumerate(merges))
-    config = {
-        "model_type": "fsmt",
-        "src_vocab_size": len(vocab),
-        "tgt_vocab_size": len(vocab),
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-    }
-    settings = {"tokenizer_class": "FSMTTokenizer", "langs": ["en", "de"]} | settings
-    return {
-        "vocab-src.json": vocab,
-        "vocab-tgt.json": vocab,
-        "merges.txt": lines.encode(),
-        "config.json": config,
-        "tokenizer_config.json": settings,
-    }
+    config = {"model_type": "fsmt", "src_vocab_size": len(vocab), "tgt_vocab_size": len(vocab)}
+    config |= {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    files = {"vocab-src.json": vocab, "vocab-tgt.json": vocab, "merges.txt": lines.encode()}
+    return _files("FSMT", config, files, {"langs": ["en", "de"]} | settings)
 
 
 def fsmt_separate() -> dict[str, Any]:

@@ -230,13 +230,11 @@ class _OnmtStack(nn.Module):
         super().__init__()
         size, depth = options["enc_hid_size"], options["dec_layers" if decoder else "enc_layers"]
         self.embeddings = _Holder()
-        self.embeddings.make_embedding = _Holder()
-        words_of = nn.Embedding(words, size, padding_idx=1)
-        self.embeddings.make_embedding.emb_luts = nn.ModuleList([words_of])
+        self.embeddings.make_embedding = parts = _Holder()
+        parts.emb_luts = nn.ModuleList([nn.Embedding(words, size, padding_idx=1)])
         if options["position_encoding"]:
-            self.embeddings.make_embedding.pe = _Holder()
-            table = sinusoids(5000, size)[:, None]
-            self.embeddings.make_embedding.pe.register_buffer("pe", table)
+            parts.pe = _Holder()
+            parts.pe.register_buffer("pe", sinusoids(5000, size)[:, None])
         layers = nn.ModuleList([_OnmtLayer(options, decoder=decoder) for _ in range(depth)])
         setattr(self, "transformer_layers" if decoder else "transformer", layers)
         self.layers = [*layers]

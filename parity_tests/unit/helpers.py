@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -28,6 +29,17 @@ ODD: dict[str, Any] = dict(
 SQUARE: dict[str, Any] = dict(
     vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=16
 )
+
+
+@contextlib.contextmanager
+def memory_below(most: int):
+    """Assert that what runs takes less than this many bytes of Python's memory at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
 
 
 @contextlib.contextmanager

@@ -92,6 +92,11 @@ def pickle(body: bytes, protocol: int = 2) -> bytes:
     return bytes([0x80, protocol]) + body + b"."
 
 
+def typed(stored: bytes, dtype: bytes, shape: bytes = numbers(4)) -> bytes:
+    """Return a tensor whose dtype is named next to its storage."""
+    return tensor(stored, shape=shape, rest=(b"\x89", HOOKS, dtype), function=V3)
+
+
 Members = list[tuple[str, bytes]]
 
 
@@ -124,10 +129,8 @@ def gadgets(sentinel: str) -> Iterator[tuple[str, bytes]]:
     for full in GADGETS:
         module, _, attribute = full.rpartition(".")
         yield f"{full} called", file(call(name(module, attribute), order))
-        yield (
-            f"{full} called in protocol 4",
-            file(short(module) + short(attribute) + b"\x93" + tuple_of(order) + b"R", 4),
-        )
+        called = short(module) + short(attribute) + b"\x93" + tuple_of(order) + b"R"
+        yield f"{full} called in protocol 4", file(called, 4)
         yield f"{full} as a value", file(b"}" + text("weight") + name(module, attribute) + b"s")
         yield f"{full} made an object of", file(name(module, attribute) + tuple_of(order) + b"\x81")
     for instruction, body in {
@@ -137,15 +140,11 @@ def gadgets(sentinel: str) -> Iterator[tuple[str, bytes]]:
     }.items():
         yield instruction, file(body)
     inner = pickle(call(name("os", "system"), order))
-    yield (
-        "a pickle within a pickle",
-        file(call(name("pickle", "loads"), b"B" + struct.pack("<I", len(inner)) + inner)),
-    )
+    within = call(name("pickle", "loads"), b"B" + struct.pack("<I", len(inner)) + inner)
+    yield "a pickle within a pickle", file(within)
     yield "a second pickle behind the first", zipped(members(pickle(b"}") + inner))
-    yield (
-        "a name with dots",
-        file(call(name("collections", "OrderedDict.__init__.__globals__"), order)),
-    )
+    dots = name("collections", "OrderedDict.__init__.__globals__")
+    yield "a name with dots", file(call(dots, order))
     yield "a name of two modules", file(call(name("torch._utils.os", "system"), order))
     yield "a known name's method", file(call(name("torch", "FloatStorage.from_file"), order))
 
@@ -202,13 +201,8 @@ MACHINE = {
     "a key that is a tensor": b"}" + tensor() + b"Ns",
     "a key that is a huge integer": b"}" + number(2**100) + b"Ns",
     "a key twice": b"}(" + text("a") + number(1) + text("a") + number(2) + b"u",
-    "a key twice in two instructions": b"}"
-    + text("a")
-    + number(1)
-    + b"s"
-    + text("a")
-    + number(2)
-    + b"s",
+    "a key twice in two instructions": b"}%b%bs%b%bs"
+    % (text("a"), number(1), text("a"), number(2)),
     "a key of escape codes": b"}" + text("\x1b[2Jweight") + b"Ns",
     "a key of two lines": b"}" + text("a\nb") + b"Ns",
     "a key without a value": b"}(Nu",
@@ -281,17 +275,8 @@ def bombs() -> Iterator[tuple[str, bytes]]:
         yield f"10**30 values by {kind}", file(b"(" + body + b"t")
     body = b"}" + text("a") + b"Nsq\x00"
     for level in range(1, 40):
-        body += (
-            b"}("
-            + text("a")
-            + b"h"
-            + bytes([level - 1])
-            + text("b")
-            + b"h"
-            + bytes([level - 1])
-            + b"uq"
-            + bytes([level])
-        )
+        before = b"h" + bytes([level - 1])
+        body += b"}(" + text("a") + before + text("b") + before + b"uq" + bytes([level])
     yield "2**40 values by dicts", file(b"(" + body + b"t")
 
 
@@ -300,6 +285,9 @@ def lies() -> Iterator[tuple[str, bytes]]:
     double = name("torch", "DoubleStorage")
     untyped = name("torch.storage", "UntypedStorage")
     uint16 = name("torch", "uint16")
+    fields = (name("torch", "FloatStorage"), text("0"), text("cpu"), number(4))
+    sixteen = storage(kind=untyped, size=number(16))
+    parameter = name("torch._utils", "_rebuild_parameter")
     for size in (2**60, 2**40, 5, 3, 0, -1, -(2**62), 2**63, 2**100):
         yield f"a storage of {size}", file(tensor(storage(size=number(size)), shape=numbers(1)))
     for what, stored in {
@@ -314,20 +302,14 @@ def lies() -> Iterator[tuple[str, bytes]]:
         "a storage of a dtype": storage(kind=name("torch", "float32")),
         "a storage of a function": storage(kind=V2),
         "a storage of text": storage(kind=text("FloatStorage")),
-        "a module": tuple_of(
-            text("module"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(4)
-        )
-        + b"Q",
+        "a module": tuple_of(text("module"), *fields) + b"Q",
         "a reference of text": text("storage") + b"Q",
         "a reference of nothing": b")Q",
         "a reference of a list": b"]Q",
-        "a storage with a view": tuple_of(
-            text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(4), b"N"
-        )
-        + b"Q",
+        "a storage with a view": tuple_of(text("storage"), *fields, b"N") + b"Q",
         "a tensor in place of a storage": tensor(),
         "nothing in place of a storage": b"N",
-        "an untyped storage without a dtype": storage(kind=untyped, size=number(16)),
+        "an untyped storage without a dtype": sixteen,
     }.items():
         yield what, file(tensor(stored))
     for shape, stride, offset in (
@@ -370,28 +352,13 @@ def lies() -> Iterator[tuple[str, bytes]]:
         "a gradient that is a tensor": tensor(rest=(tensor(), HOOKS)),
         "numbers to be negated": tensor(rest=(b"\x89", HOOKS, b"}" + text("neg") + b"\x88s")),
         "numbers to be conjugated": tensor(rest=(b"\x89", HOOKS, b"}" + text("conj") + b"\x88s")),
-        "a dtype that is text": tensor(
-            storage(kind=untyped, size=number(16)),
-            rest=(b"\x89", HOOKS, text("uint16")),
-            function=V3,
-        ),
-        "a dtype that is a storage": tensor(
-            storage(kind=untyped, size=number(16)), rest=(b"\x89", HOOKS, double), function=V3
-        ),
-        "a dtype and a typed storage": tensor(rest=(b"\x89", HOOKS, uint16), function=V3),
-        "more of a dtype than there is": tensor(
-            storage(kind=untyped, size=number(16)),
-            rest=(b"\x89", HOOKS, uint16),
-            function=V3,
-            shape=numbers(9),
-        ),
-        "a parameter of a dict": call(
-            name("torch._utils", "_rebuild_parameter"), b"}", b"\x88", HOOKS
-        ),
-        "a parameter with hooks": call(
-            name("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"]"
-        ),
-        "a parameter of two": call(name("torch._utils", "_rebuild_parameter"), tensor(), b"\x88"),
+        "a dtype that is text": typed(sixteen, text("uint16")),
+        "a dtype that is a storage": typed(sixteen, double),
+        "a dtype and a typed storage": typed(storage(), uint16),
+        "more of a dtype than there is": typed(sixteen, uint16, shape=numbers(9)),
+        "a parameter of a dict": call(parameter, b"}", b"\x88", HOOKS),
+        "a parameter with hooks": call(parameter, tensor(), b"\x88", b"]"),
+        "a parameter of two": call(parameter, tensor(), b"\x88"),
         "truth that is 255": tensor(
             storage(kind=name("torch", "BoolStorage"), size=number(16)), shape=numbers(16)
         ),

@@ -12,6 +12,20 @@ from parity_tests.unit import hostile
 GOOD = hostile.members(hostile.pickle(hostile.tensor()))
 
 
+def _local(method: int, crc: int, packed: int, size: int, name: bytes) -> bytes:
+    fields = (20, 0, method, 0, 33, crc, packed, size, len(name), 0)
+    return struct.pack("<4s5H3L2H", b"PK\x03\x04", *fields) + name
+
+
+def _directory(method: int, crc: int, packed: int, size: int, name: bytes, at: int) -> bytes:
+    fields = (20, 20, 0, method, 0, 33, crc, packed, size, len(name), 0, 0, 0, 0, 0, at)
+    return struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields) + name
+
+
+def _end(number: int, length: int, start: int) -> bytes:
+    return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, length, start, 0)
+
+
 def patched(content: bytes, at: int, raw: bytes) -> bytes:
     at %= len(content) + 1
     return content[:at] + raw + content[at + len(raw) :]
@@ -26,6 +40,8 @@ def archives() -> Iterator[tuple[str, bytes]]:
         yield what, hostile.zipped(GOOD, method)
     yield "a deflated gigabyte", _deflated_storage()
     data = GOOD[2]
+    names = ["../evil", "a/../../evil", "/etc/passwd", "a//evil", "a/./evil", "a/dir/", "C:/evil"]
+    names += ["a\\..\\evil", "..", "a/\x1b[2Jevil"]
     for what, members in {
         "the pickle twice": [GOOD[0], *GOOD],
         "a storage twice": [*GOOD, data],
@@ -49,14 +65,7 @@ def archives() -> Iterator[tuple[str, bytes]]:
         ],
         "no storage": [GOOD[0], GOOD[1], GOOD[3]],
         "a storage that is too long": [GOOD[0], GOOD[1], ("a/data/0", b"\0" * 17), GOOD[3]],
-        **{
-            f"named {name!r}": [*GOOD, (name, b"x")]
-            for name in ("../evil", "a/../../evil", "/etc/passwd", "a//evil", "a/./evil", "a/dir/")
-        },
-        **{
-            f"named {name!r}": [*GOOD, (name, b"x")]
-            for name in ("C:/evil", "a\\..\\evil", "..", "a/\x1b[2Jevil")
-        },
+        **{f"named {name!r}": [*GOOD, (name, b"x")] for name in names},
     }.items():
         yield what, hostile.zipped(members)
     good = hostile.zipped(GOOD)
@@ -71,12 +80,8 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "a comment that is not there": good[:-2] + b"\x05\x00",
         "an empty zip": good[end:],
         "a spanned zip": patched(good, end + 4, b"\x01\x00"),
-        "fewer members than there are": patched(
-            good, end + 8, struct.pack("<HH", number - 1, number - 1)
-        ),
-        "more members than there are": patched(
-            good, end + 8, struct.pack("<HH", number + 1, number + 1)
-        ),
+        "fewer members than there are": patched(good, end + 8, struct.pack("<H", number - 1) * 2),
+        "more members than there are": patched(good, end + 8, struct.pack("<H", number + 1) * 2),
         "65535 members": patched(good, end + 8, b"\xff\xff\xff\xff"),
         "a directory elsewhere": patched(good, end + 16, struct.pack("<L", start - 1)),
         "a directory far away": patched(good, end + 16, b"\xfe\xff\xff\xff"),
@@ -134,41 +139,12 @@ def _deflated_storage() -> bytes:
         crc = zlib.crc32(zeros, crc)
     packed.append(packer.flush())
     body, name = b"".join(packed), b"a/data/0"
-    required = [GOOD[0], GOOD[1], GOOD[3]]
-    good = hostile.zipped(required)
+    good = hostile.zipped([GOOD[0], GOOD[1], GOOD[3]])
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     sizes = (crc, len(body), 64 * 2**20)
-    local = (
-        struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 8, 0, 33, *sizes, len(name), 0) + name + body
-    )
-    entry = (
-        struct.pack(
-            "<4s6H3L5H2L",
-            b"PK\x01\x02",
-            20,
-            20,
-            0,
-            8,
-            0,
-            33,
-            *sizes,
-            len(name),
-            0,
-            0,
-            0,
-            0,
-            0,
-            start,
-        )
-        + name
-    )
-    directory = good[start:end] + entry
-    return (
-        good[:start]
-        + local
-        + directory
-        + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 4, 4, len(directory), start + len(local), 0)
-    )
+    members = good[:start] + _local(8, *sizes, name) + body
+    directory = good[start:end] + _directory(8, *sizes, name, start)
+    return members + directory + _end(4, len(directory), len(members))
 
 
 def _overlapping() -> bytes:
@@ -177,39 +153,26 @@ def _overlapping() -> bytes:
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     names = [f"a/data/{number}".encode() for number in range(1, 200)]
     for name in reversed(names):
-        fields = (20, 0, 0, 0, 33, zlib.crc32(body), len(body), len(body), len(name), 0)
-        body = struct.pack("<4s5H3L2H", b"PK\x03\x04", *fields) + name + body
+        body = _local(0, zlib.crc32(body), len(body), len(body), name) + body
     at = 0
     for name in names:
         content = body[at + 30 + len(name) :]
-        sizes = (zlib.crc32(content), len(content), len(content), len(name))
-        entries += (
-            struct.pack(
-                "<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, *sizes, 0, 0, 0, 0, 0, start + at
-            )
-            + name
-        )
+        sizes = (zlib.crc32(content), len(content), len(content))
+        entries += _directory(0, *sizes, name, start + at)
         at += 30 + len(name)
     number, directory = len(names) + len(GOOD), good[start:end] + entries
-    last = struct.pack(
-        "<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, len(directory), start + len(body), 0
-    )
-    return good[:start] + body + directory + last
+    return good[:start] + body + directory + _end(number, len(directory), start + len(body))
 
 
 def no_archives() -> Iterator[tuple[str, bytes]]:
     yield "an empty file", b""
     yield "text", b"hello\n"
-    yield (
-        "a bare pickle",
-        hostile.pickle(hostile.call(hostile.name("os", "system"), hostile.text("true"))),
-    )
+    harmful = hostile.call(hostile.name("os", "system"), hostile.text("true"))
+    yield "a bare pickle", hostile.pickle(harmful)
     magic = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
     yield "the format before 1.6", b"\x80\x02" + magic + b"\x80\x02M\xe9\x03."
-    yield (
-        "the format before 1.6, protocol 4",
-        b"\x80\x04\x95" + struct.pack("<Q", len(magic)) + magic,
-    )
+    framed = b"\x80\x04\x95" + struct.pack("<Q", len(magic)) + magic
+    yield "the format before 1.6, protocol 4", framed
     yield "an archive of another kind", b"\x1f\x8b\x08" + b"\0" * 100
     yield "a tar file", b"pickle".ljust(257, b"\0") + b"ustar\0" + b"\0" * 249
 
@@ -226,41 +189,13 @@ def _entry(**changes: Any) -> dict[str, Any]:
 def headers() -> Iterator[tuple[str, bytes]]:
     for length in (0, 1, 2**27, 2**31, 2**62, 2**63, 2**64 - 1):
         yield f"a header of {length} bytes", safetensors({"a": _entry()}, length=length)
+    shapes: list[Any] = [[5], [3], [-4], [2**62], [2**40, 2**40], [2**64], ["4"], [4.0], [True] * 4]
+    shapes += [[None], "4", 4, None, [[4]], [0, 2**70], [1] * 100 + [4]]
+    offsets: list[Any] = [[0, 2**62], [0, 15], [16, 0], [-16, 0], [0.0, 16.0], [0], [0, 16, 32]]
+    offsets += ["0", [True, 16], [8, 24], [2**63 - 16, 2**63]]
     for what, entry in {
-        **{
-            f"shape {shape}": _entry(shape=shape)
-            for shape in (
-                [5],
-                [3],
-                [-4],
-                [2**62],
-                [2**40, 2**40],
-                [2**64],
-                ["4"],
-                [4.0],
-                [True] * 4,
-                [None],
-            )
-        },
-        **{
-            f"shape {shape}"[:40]: _entry(shape=shape)
-            for shape in ("4", 4, None, [[4]], [0, 2**70], [1] * 100 + [4])
-        },
-        **{
-            f"offsets {at}"[:60]: _entry(data_offsets=at)
-            for at in (
-                [0, 2**62],
-                [0, 15],
-                [16, 0],
-                [-16, 0],
-                [0.0, 16.0],
-                [0],
-                [0, 16, 32],
-                "0",
-                [True, 16],
-            )
-        },
-        **{f"offsets {at}": _entry(data_offsets=at) for at in ([8, 24], [2**63 - 16, 2**63])},
+        **{f"shape {shape}"[:40]: _entry(shape=shape) for shape in shapes},
+        **{f"offsets {at}"[:60]: _entry(data_offsets=at) for at in offsets},
         **{
             f"dtype {dtype!r}"[:60]: _entry(dtype=dtype)
             for dtype in ("F33", "", None, 32, ["F32"], "O", "object", "F4", "x" * 1_000_000)
@@ -271,19 +206,17 @@ def headers() -> Iterator[tuple[str, bytes]]:
         "a list": [],
     }.items():
         yield what, safetensors({"a": entry}, b"\xff" * 16)
-    half = json.dumps(_entry(shape=[2], data_offsets=[0, 8]))
+    half, one = (
+        json.dumps(_entry(shape=[2], data_offsets=[0, 8])),
+        _entry(shape=[1], data_offsets=[0, 4]),
+    )
     for what, header in {
         "a name twice": f'{{"a": {json.dumps(_entry())}, "a": {json.dumps(_entry())}}}',
         "a key twice": '{"a": {"dtype": "F32", "shape": [4], "shape": [4], '
         '"data_offsets": [0, 16]}}',
         "one tensor over another": json.dumps({"a": _entry(), "b": _entry()}),
         "half over another": f'{{"a": {json.dumps(_entry())}, "b": {half}}}',
-        "a hole": json.dumps(
-            {
-                "a": _entry(shape=[1], data_offsets=[0, 4]),
-                "b": _entry(shape=[1], data_offsets=[12, 16]),
-            }
-        ),
+        "a hole": json.dumps({"a": one, "b": one | {"data_offsets": [12, 16]}}),
         "bytes that nobody owns": json.dumps({"a": _entry(shape=[2], data_offsets=[0, 8])}),
         "nothing": "{}",
         "a name of escape codes": json.dumps({"\x1b[2J": _entry()}),
@@ -317,21 +250,8 @@ def contents() -> Iterator[tuple[str, bytes]]:
 
 def indexes() -> Iterator[tuple[str, bytes]]:
     """Yield indexes next to good.safetensors, which has one tensor, ``a``."""
-    for file in (
-        "../good.safetensors",
-        "/etc/passwd",
-        "..",
-        ".",
-        "",
-        "a/b",
-        "C:evil",
-        "a\\b",
-        "\0",
-        "missing.safetensors",
-        "x" * 5000,
-        "\ud800",
-        "\x1b[2J",
-    ):
+    files = ["../good.safetensors", "/etc/passwd", "..", ".", "", "a/b", "C:evil", "a\\b", "\0"]
+    for file in (*files, "missing.safetensors", "x" * 5000, "\ud800", "\x1b[2J"):
         yield f"a file {file[:20]!r}", json.dumps({"weight_map": {"a": file}}).encode()
     for what, index in {
         "a tensor too many": {"weight_map": {"a": "good.safetensors", "b": "good.safetensors"}},

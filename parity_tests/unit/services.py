@@ -33,11 +33,11 @@ LIMITS = Limits(
 
 
 @functools.cache
-def translator() -> Translator:
+def translator(num_layers: int = 1, widths: tuple[int, ...] = (8,)) -> Translator:
     """A translator whose translations differ from line to line."""
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 9, 300, pad_id=1, bos_id=2, eos_id=3)
-    config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1)
-    return Translator(loud(config, 3), tokenizer, widths=(8,))
+    sizes = dict(vocab_size=tokenizer.vocab_size, max_length=16, num_layers=num_layers)
+    return Translator(loud(tiny("lesson10_repaired", **sizes), 3), tokenizer, widths=widths)
 
 
 @contextlib.contextmanager

@@ -147,15 +147,8 @@ def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
 )
 def test_an_unreadable_configuration_is_named(console, weights, tmp_path, content, word):
     (tmp_path / "config.json").write_text(content)
-    console.refused(
-        3,
-        [tmp_path / "config.json", word],
-        "convert",
-        weights,
-        tmp_path / "new",
-        "--config",
-        tmp_path / "config.json",
-    )
+    command = ["convert", weights, tmp_path / "new", "--config", tmp_path / "config.json"]
+    console.refused(3, [tmp_path / "config.json", word], *command)
 
 
 def test_settings_keep_the_types_of_their_values(console, run, weights, tmp_path):

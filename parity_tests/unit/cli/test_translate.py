@@ -81,14 +81,8 @@ def test_beam_search_by_its_flag(console, run):
     assert not translations[2]
     assert all(line for i, line in enumerate(translations) if i != 2)
     console.refused(2, ["num_beams=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
-    console.refused(
-        2,
-        ["length_penalty=-1"],
-        *"translate --run".split(),
-        run,
-        *"--beam 2 --length-penalty -1".split(),
-        stdin=b"a\n",
-    )
+    command = ["translate", "--run", run, "--beam", "2", "--length-penalty", "-1"]
+    console.refused(2, ["length_penalty=-1"], *command, stdin=b"a\n")
 
 
 @pytest.mark.parametrize(
@@ -146,15 +140,8 @@ def test_files_in_and_out(console, run, tmp_path):
     text = "".join(line + "\n" for line in LINES).encode()
     for name, content in (("plain", text), ("packed.gz", gzip.compress(text))):
         (tmp_path / name).write_bytes(content)
-        command = [
-            "translate",
-            "--run",
-            run,
-            "--input",
-            tmp_path / name,
-            "--output",
-            tmp_path / "out",
-        ]
+        command = ["translate", "--run", run]
+        command += ["--input", tmp_path / name, "--output", tmp_path / "out"]
         assert console.say(*command) == (0, "", "")
         assert (tmp_path / "out").read_bytes().decode() == expected
     (tmp_path / "plain").write_bytes(text + b"cat " * 50 + b"\n")
@@ -409,15 +396,8 @@ def test_head_may_close_the_pipe(weights):
 
 
 def test_evaluate_gives_the_scores_of_the_end_of_training(console, run, tmp_path):
-    command = [
-        *"evaluate --run".split(),
-        run,
-        "--source",
-        run.parent / "valid.source",
-        "--target",
-        run.parent / "valid.target",
-        *"--weights last".split(),
-    ]
+    files = ["--source", run.parent / "valid.source", "--target", run.parent / "valid.target"]
+    command = ["evaluate", "--run", run, *files, "--weights", "last"]
     code, out, err = console.say(
         *command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses"
     )

@@ -277,15 +277,7 @@ def test_lesson10_has_the_document_s_numbers():
 def test_a_repair_changes_no_size(document):
     faithful, repaired = jt.preset(document), jt.preset(f"{document}_repaired")
     assert faithful != repaired and faithful.architecture == repaired.architecture == document
-    sizes = (
-        "source_vocab_size",
-        "target_vocab_size",
-        "d_model",
-        "num_heads",
-        "head_dim",
-        "d_ff",
-        "max_length",
-    )
+    sizes = "source_vocab_size target_vocab_size d_model num_heads head_dim d_ff max_length".split()
     assert all(getattr(faithful, size) == getattr(repaired, size) for size in sizes)
     assert faithful.encoder.layers == repaired.encoder.layers
     assert faithful.decoder.layers == repaired.decoder.layers

@@ -171,19 +171,9 @@ def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
         "decoder.norm.bias is int64",
         "linear.weight differs from tgt_emb.weight, but the model ties them",
     ]
-    console.refused(
-        3, words, "convert", source, tmp_path / "new", "--preset", "small", "--set", *sizes
-    )
-    console.refused(
-        3,
-        words[1:5],
-        "convert",
-        source,
-        tmp_path / "new",
-        *"--preset small --set".split(),
-        *sizes,
-        "--dry-run",
-    )
+    command = ["convert", source, tmp_path / "new", "--preset", "small", "--set", *sizes]
+    console.refused(3, words, *command)
+    console.refused(3, words[1:5], *command, "--dry-run")
     assert [path.name for path in tmp_path.iterdir()] == ["bad.safetensors"]
 
 
@@ -213,17 +203,10 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
     assert "not converted: epoch" in out
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
     writer.write(path, {"first": state, "second": state})
-    console.refused(3, ["--key", "first, second"], "convert", path, tmp_path / "two.safetensors")
-    console.refused(
-        3,
-        ["third", "first, second"],
-        "convert",
-        path,
-        tmp_path / "two.safetensors",
-        "--key",
-        "third",
-    )
-    assert console.say("convert", path, tmp_path / "two.safetensors", "--key", "second")[0] == 0
+    command = ["convert", path, tmp_path / "two.safetensors"]
+    console.refused(3, ["--key", "first, second"], *command)
+    console.refused(3, ["third", "first, second"], *command, "--key", "third")
+    assert console.say(*command, "--key", "second")[0] == 0
     assert (tmp_path / "two.safetensors").read_bytes() == weights.read_bytes()
 
 

@@ -35,16 +35,8 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     console.refused(3, [file], "convert", weights, file / "x.pt")
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "mine").write_text("")
-    console.refused(
-        3,
-        ["12", "not a checkpoint"],
-        "convert",
-        weights,
-        tmp_path / "12",
-        "--config",
-        config_file,
-        "--force",
-    )
+    command = ["convert", weights, tmp_path / "12", "--config", config_file, "--force"]
+    console.refused(3, ["12", "not a checkpoint"], *command)
     os.symlink(folder, tmp_path / "link")
     console.refused(3, ["link"], *to_folder[:2], tmp_path / "link", *to_folder[3:], "--force")
     console.refused(2, ["source"], "convert", file, file, "--force")
@@ -89,15 +81,8 @@ class Forks:
     """Run ``convert`` repeatedly in forks that are killed at a chosen call."""
 
     def __init__(self, *command: str | Path):
-        program = [
-            sys.executable,
-            "-W",
-            "ignore:os.fork",
-            "-c",
-            KILLED,
-            str(Path(command[2]).parent),
-            *map(str, command),
-        ]
+        program = [sys.executable, "-W", "ignore:os.fork", "-c", KILLED]
+        program += map(str, (Path(command[2]).parent, *command))
         pipes = dict(
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

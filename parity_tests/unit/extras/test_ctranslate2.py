@@ -54,17 +54,15 @@ def arrays_of(config: TransformerConfig) -> dict[str, np.ndarray]:
     return helpers.random_arrays(config, dtype="float32")
 
 
-def write(path: Path, config: TransformerConfig, quantization: str = "float32") -> Path:
-    vocabularies = folder.vocabularies(config, None)
-    number = checks.Quantization(quantization)
-    folder.write(path, config, arrays_of(config), vocabularies, number)
+def write(path: Path, config: TransformerConfig, **changed: np.ndarray) -> Path:
+    how = folder.vocabularies(config, None), checks.Quantization.FLOAT32
+    folder.write(path, config, arrays_of(config) | changed, *how)
     return path
 
 
-def difference(path: Path, config: TransformerConfig, quantization: str = "float32") -> float:
-    vocabularies = folder.vocabularies(config, None)
-    number = checks.Quantization(quantization)
-    return folder.check(path, config, arrays_of(config), vocabularies, number)
+def difference(path: Path, config: TransformerConfig) -> float:
+    how = folder.vocabularies(config, None), checks.Quantization.FLOAT32
+    return folder.check(path, config, arrays_of(config), *how)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -77,13 +75,7 @@ def test_a_swapped_matrix_is_noticed_and_nothing_is_written(tmp_path, monkeypatc
     config = CONFIGS["T5, gated"]()
     arrays = arrays_of(config)
     up, gate = (f"encoder.blocks.0.feed_forward.{part}.kernel" for part in ("up", "gate"))
-    folder.write(
-        tmp_path / "ct2",
-        config,
-        arrays | {up: arrays[gate], gate: arrays[up]},
-        folder.vocabularies(config, None),
-        checks.Quantization.FLOAT32,
-    )
+    write(tmp_path / "ct2", config, **{up: arrays[gate], gate: arrays[up]})
     with pytest.raises(DifferentError, match="log-probabilities differ"):
         difference(tmp_path / "ct2", config)
 
@@ -318,15 +310,9 @@ def test_settings_with_other_tokens_are_refused_by_name(words):
 
 
 def test_a_search_without_length_penalty_ends_with_its_best(copy):
+    search = dict(num_beams=4, beam_scorer=BeamScorer.AVERAGE, length_penalty=0.0)
     for stopping in (EarlyStopping.HEURISTIC, EarlyStopping.NEVER):
-        engine.check_generation(
-            GenerationConfig(
-                num_beams=4,
-                beam_scorer=BeamScorer.AVERAGE,
-                length_penalty=0.0,
-                early_stopping=stopping,
-            )
-        )
+        engine.check_generation(GenerationConfig(**search, early_stopping=stopping))
 
 
 def test_options_without_the_engine_are_refused(console, copy):
@@ -374,25 +360,12 @@ def test_searches_of_random_models_equal_ours(preset, tmp_path):
     source, _ = helpers.batch(config, rows=5, source=15)
     words = [[str(i) for i in row if i != config.source_pad_id] for row in source]
     shared = dict(max_decoding_length=12, min_decoding_length=0, return_end_token=True)
-    searches = {
-        (1, 0.0): jt.generate.greedy(model, source, max_length=12)[:, None],
-        **{
-            (4, penalty): jt.generate.beam_search.n_best(
-                model,
-                source,
-                count,
-                beam_size=4,
-                max_length=12,
-                length_penalty=penalty,
-                scorer=BeamScorer.AVERAGE,
-                early_stopping=stopping,
-            )[0]
-            for penalty, stopping, count in (
-                (1.0, EarlyStopping.FULL, 4),
-                (0.0, EarlyStopping.HEURISTIC, 1),
-            )
-        },
-    }
+    searches = {(1, 0.0): jt.generate.greedy(model, source, max_length=12)[:, None]}
+    average = dict(beam_size=4, max_length=12, scorer=BeamScorer.AVERAGE)
+    stoppings = (1.0, EarlyStopping.FULL, 4), (0.0, EarlyStopping.HEURISTIC, 1)
+    for penalty, stopping, count in stoppings:
+        search = average | dict(length_penalty=penalty, early_stopping=stopping)
+        searches[4, penalty] = jt.generate.beam_search.n_best(model, source, count, **search)[0]
     for (beams, penalty), tokens in searches.items():
         results = engine.translate_batch(
             words, beam_size=beams, length_penalty=penalty, num_hypotheses=tokens.shape[1], **shared

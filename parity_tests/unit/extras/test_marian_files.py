@@ -165,6 +165,10 @@ def header(text: str, numbers: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(raw).to_bytes(2, "little") + raw + numbers
 
 
+def of(member: bytes) -> bytes:
+    return marian_files.npz({"a.npy": member})
+
+
 def saved(save: Any, **arrays: Any) -> bytes:
     file = io.BytesIO()
     save(file, **arrays)
@@ -184,31 +188,31 @@ HOSTILE = {
     "compressed": (saved(np.savez_compressed, a=np.zeros(9)), UnsafeFileError, "compressed"),
     "bomb": (deflated(), UnsafeFileError, "compressed"),
     "too large": (
-        marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(4294967296, 9)"))}),
+        of(header(NPY.format("<f4", False, "(4294967296, 9)"))),
         UnsafeFileError,
         "declares 154,618,822,656 bytes, and has 0",
     ),
     "by columns": (
-        marian_files.npz({"a.npy": header(NPY.format("<f4", True, "(1, 1)"), bytes(4))}),
+        of(header(NPY.format("<f4", True, "(1, 1)"), bytes(4))),
         InputError,
         "column by column",
     ),
     "other byte order": (
-        marian_files.npz({"a.npy": header(NPY.format(">f4", False, "(1,)"), bytes(4))}),
+        of(header(NPY.format(">f4", False, "(1,)"), bytes(4))),
         InputError,
         "dtype '>f4'",
     ),
     "a program": (
-        marian_files.npz({"a.npy": header("{'descr': __import__('os').system('id')}")}),
+        of(header("{'descr': __import__('os').system('id')}")),
         InputError,
         "has the header",
     ),
     "digits": (
-        marian_files.npz({"a.npy": header(NPY.format("<f4", False, f"({'1' * 3000}"))}),
+        of(header(NPY.format("<f4", False, f"({'1' * 3000}"))),
         InputError,
         "has the header",
     ),
-    "no array": (marian_files.npz({"a.npy": b"\x80\x04]."}), InputError, "does not begin"),
+    "no array": (of(b"\x80\x04]."), InputError, "does not begin"),
     "other member": (
         marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(0,)")), "a.pkl": b"x"}),
         InputError,

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.extras.serve import app
 from jax_transformer.extras.serve.app import Service
 from jax_transformer.extras.serve.requests import Limits
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator
-from parity_tests.unit.helpers import tiny
-from parity_tests.unit.speakers import loud
+from parity_tests.unit import services
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -32,10 +30,7 @@ LINES = ["one two three", "four five"]
 
 @pytest.fixture(scope="module")
 def translator() -> Translator:
-    text = "one two three four five six seven eight nine ten"
-    tokenizer = Tokenizer.train([text] * 9, 300, pad_id=1, bos_id=2, eos_id=3)
-    config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=2)
-    return Translator(loud(config, 3), tokenizer)
+    return services.translator(num_layers=2, widths=())
 
 
 @pytest.fixture(scope="module")
@@ -217,10 +212,6 @@ def test_the_file_of_translate_is_the_same_page(browser, translator, tmp_path):
     assert not all_of(browser, "#request")[0].is_displayed()
     assert texts(browser, "#alternatives .output") == [each.text for each in hypotheses[0]]
     all_of(browser, "#lines label")[1].click()
-    until(
-        lambda: (
-            texts(browser, "#alternatives .output") == [each.text for each in hypotheses[1]]
-            and texts(browser, "#map td")
-        )
-    )
+    others = [each.text for each in hypotheses[1]]
+    until(lambda: texts(browser, "#alternatives .output") == others and texts(browser, "#map td"))
     assert not browser.get_log("browser")

@@ -2,7 +2,6 @@
 
 import random
 import struct
-import tracemalloc
 import wave
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.extras.speech import sound
+from parity_tests.unit import helpers
 
 WIDTHS = {1: 128, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 
@@ -124,11 +124,9 @@ LIES = {
 def test_a_header_that_lies_is_refused_before_memory_is_taken(name: str, tmp_path: Path):
     fields, message = LIES[name]
     (tmp_path / "a.wav").write_bytes(header(**fields) + bytes(8))
-    tracemalloc.start()
-    with pytest.raises(InputError, match=message) as caught:
+    with helpers.memory_below(1_000_000), pytest.raises(InputError, match=message) as caught:
         sound.read(tmp_path / "a.wav")
-    assert tracemalloc.get_traced_memory()[1] < 1_000_000 and "\n" not in str(caught.value)
-    tracemalloc.stop()
+    assert "\n" not in str(caught.value)
 
 
 def test_fuzzed_files_are_read_or_refused(tmp_path: Path):
@@ -142,14 +140,12 @@ def test_fuzzed_files_are_read_or_refused(tmp_path: Path):
         at = draw.randrange(len(content))
         content = draw.choice((content, content[:at], content + content[at:]))
         (tmp_path / "a.wav").write_bytes(content)
-        tracemalloc.start()
-        try:
-            sound.read(tmp_path / "a.wav")
-        except InputError as error:
-            assert "\n" not in str(error)
-            refused += 1
-        assert tracemalloc.get_traced_memory()[1] < 40_000_000
-        tracemalloc.stop()
+        with helpers.memory_below(40_000_000):
+            try:
+                sound.read(tmp_path / "a.wav")
+            except InputError as error:
+                assert "\n" not in str(error)
+                refused += 1
     assert 100 < refused < 300
 
 

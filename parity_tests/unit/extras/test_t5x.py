@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import serialization
 
 import jax_transformer as jt
 from jax_transformer import cli
@@ -24,6 +24,7 @@ from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights import stacked
 from parity_tests import t5x_files
 from parity_tests.t5x_files import Sizes
+from parity_tests.unit import helpers
 
 GATED: dict[str, Any] = {"activations": ("gelu", "linear"), "via_embedding": False}
 SMALL: dict[str, Any] = {"emb": 4, "head_dim": 2, "mlp": 5, "encoder": 1, "decoder": 1, "vocab": 7}
@@ -109,15 +110,10 @@ def test_layers_of_one_array_take_the_memory_of_one_array(axis, tmp_path):
     shape = np.take(stack, 0, axis).shape
     rule = stacked.StackRule("a", tuple("0123"), shape, axis=axis)
     arrays = stacked.to_flax([rule], {"a": zarr.open_array(tmp_path / "a").lazy()})
-    tracemalloc.start()
-    try:
+    with helpers.memory_below(stack.nbytes + 3 * stack.nbytes // 4 + 2_200_000):
         for number in range(4):
             expected = np.take(stack, number, axis)
             np.testing.assert_array_equal(arrays[str(number)].read(), expected)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < stack.nbytes + 3 * stack.nbytes // 4 + 2_200_000
     again = stacked.to_stored([rule], arrays)["a"].read()
     assert (again.shape, again.tobytes()) == (stack.shape, stack.tobytes())
 
@@ -140,12 +136,8 @@ def test_the_axis_of_the_layers_is_found(axis):
 
 
 def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
-    sizes = Sizes(
-        **GATED | SMALL | {"mlp": 4, "encoder": 4, "decoder": 4},
-        heads=4,
-        scalable=True,
-        scan_axis=0,
-    )
+    same = {"mlp": 4, "heads": 4, "encoder": 4, "decoder": 4}
+    sizes = Sizes(**GATED | SMALL | same, scalable=True, scan_axis=0)
     folder = written(tmp_path / "t5x", sizes)
     assert cli.main(["inspect", str(folder)]) == 0
     assert cli.main(["convert", str(folder), str(tmp_path / "run")]) == 3
@@ -232,16 +224,11 @@ def test_the_activation_is_not_guessed(tmp_path, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["plan"]["inferred"]["num_heads"] == 3
     moves = {tuple(move["target"]): move["source"] for move in data["plan"]["moves"]}
-    assert moves["encoder.blocks.0.feed_forward.gate.kernel",] == [
-        "encoder.layers_0.mlp.wi_1.kernel"
-    ]
+    gate = moves["encoder.blocks.0.feed_forward.gate.kernel",]
+    assert gate == ["encoder.layers_0.mlp.wi_1.kernel"]
     config = {"model_type": "t5", "vocab_size": 7, "d_model": 4, "d_kv": 2, "d_ff": 5}
-    config |= {
-        "num_layers": 1,
-        "num_heads": 3,
-        "tie_word_embeddings": False,
-        "feed_forward_proj": "gated-silu",
-    }
+    config |= {"num_layers": 1, "num_heads": 3}
+    config |= {"tie_word_embeddings": False, "feed_forward_proj": "gated-silu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert cli.main(["convert", *run, "--config", str(tmp_path / "config.json")]) == 0
 
@@ -302,11 +289,8 @@ def test_inspect_lists_the_moments_of_adafactor_and_checks_every_chunk(tmp_path,
     kernel = "encoder.layers_0.mlp.wi.kernel"
     assert data["kind"] == "checkpoint of T5X" and data["values"] == {"version": 3}
     assert shapes[f"target.{kernel}"] == [4, 5] and shapes["state.step"] == []
-    assert [shapes[f"state.param_states.{kernel}.{name}"] for name in ("v_row", "v_col", "m")] == [
-        [4],
-        [5],
-        [1],
-    ]
+    moments = [shapes[f"state.param_states.{kernel}.{name}"] for name in ("v_row", "v_col", "m")]
+    assert moments == [[4], [5], [1]]
     chunk = folder / f"target.{kernel}/0.0"
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 4
@@ -320,21 +304,18 @@ def test_inspect_lists_the_moments_of_adafactor_and_checks_every_chunk(tmp_path,
 def test_what_t5x_has_no_network_for_is_refused(tmp_path, capsys):
     folder = written(tmp_path / "t5x")
     out = [str(tmp_path / "out"), "--to", "t5x"]
+    sharded = ["--preset", "t5", "--set", "activation=relu"]
     for extra, message in (
         (["--scan-layers"], "T5X scans only layers that have their own"),
         (["--param-scan-axis", "1"], "no array holds several layers"),
         (["--preset", "t5", "--set", "norm_epsilon=1e-5"], "norm_epsilon=1e-05, and T5X has 1e-06"),
         (["--preset", "t5", "--set", "logit_scale=none"], "logit_scale=none, and T5X scales"),
-        (
-            ["--preset", "t5", "--set", "activation=relu", "--shard-size", "1GB"],
-            "not a Hugging Face",
-        ),
+        ([*sharded, "--shard-size", "1GB"], "not a Hugging Face"),
     ):
         assert cli.main(["convert", str(folder), *out, *extra]) in (2, 3)
         assert message in capsys.readouterr().err
-    assert (
-        cli.main(["convert", str(folder), str(tmp_path / "hf"), "--to", "hf", "--scan-layers"]) == 2
-    )
+    out = [str(tmp_path / "hf"), "--to", "hf", "--scan-layers"]
+    assert cli.main(["convert", str(folder), *out]) == 2
     assert "not a checkpoint of T5X, which --to t5x makes" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -405,12 +386,12 @@ def test_false_chunks_are_refused_within_their_size(tmp_path):
         (None, "its chunk 0.0 is missing"),
     ):
         chunk.unlink() if content is None else chunk.write_bytes(content)
-        tracemalloc.start()
-        with pytest.raises((InputError, UnsafeFileError), match=message):
+        refused = pytest.raises((InputError, UnsafeFileError), match=message)
+        with helpers.memory_below(4_000_000), refused:
             zarr.open_array(chunk.parent).read()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 4_000_000
+
+
+OTHER = {"driver": "file", "path": "target.encoder.encoder_norm.scale"}
 
 
 @pytest.mark.parametrize(
@@ -422,11 +403,7 @@ def test_false_chunks_are_refused_within_their_size(tmp_path):
         ({"kvstore": {"driver": "file", "path": "a" * 300}}, 4, "is not a plain name"),
         ({"kvstore": {"driver": "http", "path": "a"}}, 3, "is in a store 'http'"),
         ({"kvstore": {"driver": "file", "path": "nothing"}}, 3, "no such file"),
-        (
-            {"kvstore": {"driver": "file", "path": "target.encoder.encoder_norm.scale"}},
-            4,
-            "one fol",
-        ),
+        ({"kvstore": OTHER}, 4, "one fol"),
         ({"driver": "zarr3"}, 3, "by the driver 'zarr3'"),
         ({"dtype": "int8"}, 3, "is 'int8', and in its folder float32"),
         ({"transform": {"input_exclusive_max": [7, 3]}}, 3, "is a part of its folder"),
@@ -434,8 +411,6 @@ def test_false_chunks_are_refused_within_their_size(tmp_path):
     ],
 )
 def test_false_descriptions_in_the_index_are_refused(change, code, message, tmp_path, capsys):
-    from flax import serialization
-
     index = written(tmp_path / "t5x") / "checkpoint"
     tree = serialization.msgpack_restore(index.read_bytes())
     tree["optimizer"]["target"]["token_embedder"]["embedding"] |= change
@@ -454,8 +429,6 @@ def test_false_descriptions_in_the_index_are_refused(change, code, message, tmp_
     ],
 )
 def test_other_indexes_are_refused(tree, message, tmp_path, capsys):
-    from flax import serialization
-
     (tmp_path / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
     assert cli.main(["inspect", str(tmp_path)]) == 3
     assert message in capsys.readouterr().err

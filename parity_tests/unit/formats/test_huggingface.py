@@ -15,13 +15,7 @@ from jax_transformer.architectures.registry import model_weights
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.formats import registry
-from jax_transformer.storage import (
-    huggingface_folder,
-    pt,
-    run_files,
-    safetensors,
-    tensors,
-)
+from jax_transformer.storage import huggingface_folder, pt, run_files, safetensors, tensors
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 from parity_tests.unit.conversions import convert, prepare

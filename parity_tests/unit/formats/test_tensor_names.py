@@ -121,15 +121,8 @@ def test_tensors_are_renamed_and_left_out_on_request(console, tmp_path):
     command += ["--ignore", "criterion.*", "--ignore", "steps"]
     assert console.say(*command)[0] == 0  # a copy needs no model
     assert jt.convert.load(tmp_path / "copy.pt", CONFIG).config == CONFIG
-    console.refused(
-        2,
-        ["--rename heads=linear: no name"],
-        "convert",
-        path,
-        tmp_path / "b.pt",
-        "--rename",
-        "heads=linear",
-    )
+    command = ["convert", path, tmp_path / "b.pt", "--rename", "heads=linear"]
+    console.refused(2, ["--rename heads=linear: no name"], *command)
     console.refused(2, ["has the names of"], "convert", _run(tmp_path), tmp_path / "b.pt",
                     "--rename", "head=linear")  # fmt: skip
 

@@ -343,7 +343,7 @@ def test_a_generation_config_round_trips():
             "eos_token_id": CONFIG.eos_id,
             "pad_token_id": CONFIG.target_pad_id,
             "max_length": 20,
-        },
+        }
     }
     for config, message in (
         (GenerationConfig(num_beams=2), "transformers has no beam_scorer=gnmt"),

@@ -20,15 +20,8 @@ from parity_tests.unit import helpers, hostile, hostile_containers, runs
 # Audit events of reading a file, next to opening that file
 HARMLESS = (
     "mmap.__new__",  # of a file that was opened
-    "builtins.id",
-    "os.scandir",
-    "os.listdir",
-    "sys._getframe",
-    "object.__getattr__",
-    "gc.",
-    "cpython.",
-    "array.",
-    "sys.unraisablehook",
+    *("builtins.id", "os.scandir", "os.listdir", "sys._getframe", "object.__getattr__"),
+    *("gc.", "cpython.", "array.", "sys.unraisablehook"),
 )
 ROOT = Path(__file__).parents[3]
 MOST_MEMORY = 4_000_000
@@ -121,13 +114,8 @@ def path(tmp_path) -> Path:
     ):
         path.write_bytes(content)
         for read in (
-            pt.read,
-            registry.of,
-            pt.is_legacy,
-            safetensors.is_index,
-            safetensors.is_safetensors,
-            safetensors.read,
-            safetensors.describe,
+            *(pt.read, registry.of, pt.is_legacy, safetensors.is_index),
+            *(safetensors.is_safetensors, safetensors.read, safetensors.describe),
         ):
             with contextlib.suppress(InputError, UnsafeFileError):
                 read(path)

@@ -14,13 +14,7 @@ import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.formats import registry
-from jax_transformer.storage import (
-    pt,
-    read_back,
-    safetensors,
-    tensors,
-    untrusted,
-)
+from jax_transformer.storage import pt, read_back, safetensors, tensors, untrusted
 from jax_transformer.storage.pt import writer, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import hostile, runs

@@ -17,12 +17,7 @@ from jax_transformer.formats import registry
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
-from jax_transformer.training.optimizer import (
-    ADAPTERS,
-    FINE_TUNING,
-    FROM_SCRATCH,
-    Schedule,
-)
+from jax_transformer.training.optimizer import ADAPTERS, FINE_TUNING, FROM_SCRATCH, Schedule
 from jax_transformer.training.options import ModelOptions, TrainOptions, read_options
 from parity_tests.unit import runs
 

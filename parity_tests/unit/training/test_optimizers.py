@@ -11,12 +11,7 @@ import pytest
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer
-from jax_transformer.training.optimizer import (
-    USED_BY,
-    OptimizerName,
-    OptimizerOptions,
-    Schedule,
-)
+from jax_transformer.training.optimizer import USED_BY, OptimizerName, OptimizerOptions, Schedule
 from parity_tests.unit.training.test_optimizer_loss import rates
 
 RATE, DECAY, B1, B2, EPS = 0.1, 0.3, 0.8, 0.95, 1e-3
