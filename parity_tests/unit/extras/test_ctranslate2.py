@@ -55,14 +55,14 @@ def arrays_of(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, config: TransformerConfig, **changed: np.ndarray) -> Path:
-    how = folder.vocabularies(config, None), checks.Quantization.FLOAT32
-    folder.write(path, config, arrays_of(config) | changed, *how)
+    rest = folder.vocabularies(config, None), checks.Quantization.FLOAT32
+    folder.write(path, config, arrays_of(config) | changed, *rest)
     return path
 
 
 def difference(path: Path, config: TransformerConfig) -> float:
-    how = folder.vocabularies(config, None), checks.Quantization.FLOAT32
-    return folder.check(path, config, arrays_of(config), *how)
+    rest = folder.vocabularies(config, None), checks.Quantization.FLOAT32
+    return folder.check(path, config, arrays_of(config), *rest)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
