@@ -93,7 +93,7 @@ def read(folder: Path) -> Run:
         tuple(recorded["widths"]),
         tuple(recorded["rows"]),
         options.seed,
-        corpus.weights(data, train, text),
+        corpus.weights(data, train, text) if data.train_weights else None,
     )
     return Run(config, options, text, plan)
 

@@ -87,13 +87,19 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
 def prepare(folder: Path) -> None:
     """Train without a stop, and once more with a checkpoint after every step."""
     from jax_transformer.training import run
-    from jax_transformer.training.devices import StopVotes
+
+    started = run.Run.__init__
+
+    def with_votes(new: run.Run, *arguments: Any) -> None:
+        started(new, *arguments)
+        new.votes = mock.MagicMock(return_value=True)  # after each step: save
+        new.votes.now.return_value = False  # and go on
 
     for name in ("whole", "saved"):
         (folder / name).mkdir()
     (folder / UNINTERRUPTED).write_text(json.dumps(train(folder / "whole")))
     with (
-        mock.patch.object(StopVotes, "__call__", lambda votes, stop: True),  # saves, and goes on
+        mock.patch.object(run.Run, "__init__", with_votes),
         mock.patch.object(run.Run, "_prune", lambda _: None),
     ):
         train(folder / "saved")

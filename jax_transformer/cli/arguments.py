@@ -130,7 +130,12 @@ def listed(
             several |= typing.get_origin(hint) is tuple
             optional |= NoneType in parts
             hint = parts[0]
-        option = Option(**{k: v for mark in reversed(marks) for k, v in vars(mark).items() if v})
+        properties = {}
+        for mark in reversed(marks):
+            for key, setting in vars(mark).items():
+                if setting:
+                    properties[key] = setting
+        option = Option(**properties)
         group, rare = option.group or group, option.rare or outer.rare
         value = field.default if default is None else getattr(default, field.name)
         if value is MISSING and field.default_factory is not MISSING:
@@ -148,6 +153,10 @@ def listed(
             continue
         name = prefix + (option.flag or field.name)
         own = [] if option.positional else [flag(name)]
+        former = []
+        for old, new in renamed.items():
+            if new == field.name:
+                former.append(flag(prefix + old))
         yield Argument(
             name,
             (*path, field.name),
@@ -160,7 +169,7 @@ def listed(
             several,
             (*own, flag(f"{prefix}no-{field.name}")) if hint is bool else (*own,),
             (flag(prefix + field.name),) if option.flag else (),
-            tuple([flag(prefix + old) for old, new in renamed.items() if new == field.name]),
+            tuple(former),
         )
 
 
@@ -175,7 +184,7 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
     used, texts, unknown = split(known, words)
     if unknown:
         raise _unknown_options(command, unknown, known)
-    values: dict[str, Any] = {}
+    values: dict[tuple[str, ...], Any] = {}
     missing: list[str] = []
     for argument in known:
         if argument.option.positional:
@@ -183,18 +192,18 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
         else:
             uses = used.get(argument.name, [])
         if uses:
-            _section(values, argument)[argument.path[-1]] = _value(argument, uses)
+            values[argument.path] = _value(argument, uses)
         elif argument.default is MISSING:
             missing.append(*argument.flags[:1] or [argument.name.upper()])
     if missing:
         raise ConfigError(f"{command} needs {', '.join(missing)}")
     if texts:
         raise ConfigError(f"unexpected arguments: {' '.join(texts)}")
-    file = values.get("config") if hasattr(kind, "from_file") else None
+    file = values.get(("config",)) if hasattr(kind, "from_file") else None
     default = kind.from_file(file) if file else None  # type: ignore[attr-defined]
     for argument in known if file else ():
         value = argument.expanded(reduce(getattr, argument.path, default))
-        _section(values, argument).setdefault(argument.path[-1], value)
+        values.setdefault(argument.path, value)
     try:
         return _build(kind, values, default)
     except ConfigError as error:  # the class's own checks
@@ -203,16 +212,13 @@ def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
         ) from None
 
 
-def _section(values: dict[str, Any], argument: Argument) -> dict[str, Any]:
-    """Return the values of the dataclass that the option is a field of."""
-    return reduce(lambda section, name: section.setdefault(name, {}), argument.path[:-1], values)
-
-
 def split(
     known: Sequence[Argument], words: Sequence[str]
 ) -> tuple[dict[str, list[tuple[str, list[str]]]], list[str], list[str]]:
     """Return each flag with its texts by the option's name, words of no flag, and unknown flags."""
-    by_flag = {flag: each for each in known for flag in (*each.flags, *each.synonyms, *each.former)}
+    by_flag: dict[str, Argument] = {}
+    for each in known:
+        by_flag |= dict.fromkeys((*each.flags, *each.synonyms, *each.former), each)
     used: dict[str, list[tuple[str, list[str]]]] = {}
     loose: list[str] = []
     unknown: dict[str, None] = {}
@@ -267,17 +273,26 @@ def _value(argument: Argument, uses: list[tuple[str, list[str]]]) -> Any:
     return tuple(values) if argument.several else values[0]
 
 
-def _build(kind: type[T], values: dict[str, Any], default: Any = None) -> T:
-    """Return the dataclass with ``values`` by field, over ``default`` if there is one.
+def _build(
+    kind: type[T],
+    values: dict[tuple[str, ...], Any],
+    default: Any = None,
+    path: tuple[str, ...] = (),
+) -> T:
+    """Return the dataclass at ``path`` with ``values`` by the path of their field, over ``default``
+    if there is one.
 
     Every nested dataclass is made anew, so that its own checks run.
     """
+    own: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        section = field.default_factory
+        section, inner = field.default_factory, (*path, field.name)
         if isinstance(section, type) and dataclasses.is_dataclass(section):
             below = default and getattr(default, field.name)
-            values[field.name] = _build(section, values.get(field.name, {}), below)
-    return kind(**values) if default is None else dataclasses.replace(default, **values)
+            own[field.name] = _build(section, values, below, inner)
+        elif inner in values:
+            own[field.name] = values[inner]
+    return kind(**own) if default is None else dataclasses.replace(default, **own)
 
 
 def assignments(flag: str, pairs: Sequence[str], *, text: bool = False) -> dict[str, Any]:

@@ -115,13 +115,9 @@ def on_signals(
         before[number] = signal.getsignal(number)
     report = sys.unraisablehook
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
     def handle(number: int, frame: Any) -> None:
-        if once:
-            restore()
+        for each, handler in before.items() if once else ():
+            signal.signal(each, handler)
         action()
 
     def dropped(what: Any) -> None:
@@ -141,15 +137,15 @@ def on_signals(
     finally:
         if sys.unraisablehook is dropped:  # a failed save keeps a hook that silences its threads
             sys.unraisablehook = report
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stop:
     """A request to stop, which a run looks for after every step."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._at_once: str | None = None
+    asked = False
+    _at_once: str | None = None
 
     def request(self) -> None:
         """Ask the run to stop. Raises Preempted inside :meth:`at_once`."""

@@ -153,9 +153,10 @@ def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list
     Of equal scores the one with the lowest loss, then the earlier first.
     """
     sign = 1 if criterion == LOSS else -1
-    return sorted(
-        figures, key=lambda step: (sign * figures[step][criterion], figures[step][LOSS], step)
-    )
+    ranks = {}
+    for step, entry in figures.items():
+        ranks[step] = (sign * entry[criterion], entry[LOSS], step)
+    return sorted(figures, key=ranks.__getitem__)
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> T:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -55,17 +55,18 @@ def begin(
     import jax
     from orbax.checkpoint import v1 as ocp
 
-    def copied(leaf: Any) -> Any:
-        """Return a copy in the memory of the host, divided as the array is on the devices."""
-        if not isinstance(leaf, jax.Array):
-            return np.array(leaf)
-        return jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"))
-
     with contextlib.ExitStack() as entered:
         temporary = entered.enter_context(new(folder, step, about=about))
+        leaves, structure = jax.tree.flatten(tree)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, jax.Array):  # divided as the array is on the devices
+                leaves[i] = jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"))
+            else:
+                leaves[i] = np.array(leaf)
+        copied = jax.block_until_ready(jax.tree.unflatten(structure, leaves))
         # In the caller's thread: with several processes Orbax begins with a collective operation,
         # and all processes have to start those in one order
-        response = ocp.save_async(temporary, jax.block_until_ready(jax.tree.map(copied, tree)))
+        response = ocp.save_async(temporary, copied)
         writing = entered.pop_all()
 
     def complete() -> None:
@@ -161,14 +162,15 @@ def remove_unfinished(folder: Path) -> None:
             shutil.rmtree(stale)
 
 
-def prune(folder: Path, keep: Iterable[int]) -> None:
+def prune(folder: Path, keep: Container[int]) -> None:
     """Remove the checkpoints of all steps that are not in ``keep``. Each is renamed first, so
     that no incomplete one keeps its name.
     """
-    for step in set(checkpoint.steps(folder)) - set(keep):
-        nameless = folder / f"{_WRITING}{step}"
-        os.rename(folder / str(step), nameless)
-        shutil.rmtree(nameless)
+    for step in checkpoint.steps(folder):
+        if step not in keep:
+            nameless = folder / f"{_WRITING}{step}"
+            os.rename(folder / str(step), nameless)
+            shutil.rmtree(nameless)
 
 
 class BackgroundSaver(ThreadPoolExecutor):

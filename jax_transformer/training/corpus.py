@@ -1,9 +1,12 @@
 """The training data: text, tokenizer, encoded pairs, batches, and the model's configuration."""
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +86,8 @@ def prepare(
         lengths = dropped.lengths(config.longest)
     widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
     rows = _rows(options, folder, widths, devices(), len(lengths))
-    plan = BatchPlan(lengths, widths, rows, options.seed, weights(data, train, encoded))
+    of_files = weights(data, train, encoded) if data.train_weights else None
+    plan = BatchPlan(lengths, widths, rows, options.seed, of_files)
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -99,7 +103,7 @@ def prepare(
         "fill": round(plan.fill(), 4),
         **({"init_sha256": source.sha256} if source else {}),
     }
-    valid_pairs = [valid.pairs[i] for i in encoded_valid.indices]
+    valid_pairs = list(map(valid.pairs.__getitem__, encoded_valid.indices))
     return Corpus(words, config, encoded, encoded_valid, valid_pairs, plan, about, source, dropped)
 
 
@@ -142,18 +146,12 @@ def read_split(options: DataOptions, split: str) -> Pairs:
         return parallel_text.joined(
             [parallel_text.read_pair_file(path, *fields) for path in getattr(options, split)]
         )
-    files = zip(
-        getattr(options, f"{split}_source"), getattr(options, f"{split}_target"), strict=True
-    )
-    return parallel_text.joined(
-        [parallel_text.read_pairs(source, target) for source, target in files]
-    )
+    sources, targets = getattr(options, f"{split}_source"), getattr(options, f"{split}_target")
+    return parallel_text.joined(list(map(parallel_text.read_pairs, sources, targets)))
 
 
-def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.ndarray | None:
-    """Return the weight of each encoded pair, its file's. None if all files weigh the same."""
-    if not options.train_weights:
-        return None
+def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.ndarray:
+    """Return the weight of each encoded pair, its file's."""
     return np.repeat(np.array(options.train_weights), train.counts)[encoded.indices]
 
 
@@ -184,17 +182,14 @@ def _train_tokenizer(
     data: DataOptions, pairs: list[tuple[str, str]], model: TransformerConfig
 ) -> Vocabulary:
     """Train one tokenizer for both sides or one for each, with the model's special ids."""
-
-    def learn(lines: Iterable[str], pad_id: int) -> Tokenizer:
-        return Tokenizer.train(
-            lines, data.vocab_size, pad_id=pad_id, bos_id=model.bos_id, eos_id=model.eos_id
-        )
-
+    learn = partial(
+        Tokenizer.train, vocab_size=data.vocab_size, bos_id=model.bos_id, eos_id=model.eos_id
+    )
     if data.vocabularies is Vocabularies.SHARED:
-        return learn((line for pair in pairs for line in pair), model.source_pad_id)
+        return learn(itertools.chain.from_iterable(pairs), pad_id=model.source_pad_id)
     return TokenizerPair(
-        learn((source for source, _ in pairs), model.source_pad_id),
-        learn((target for _, target in pairs), model.target_pad_id),
+        learn(map(operator.itemgetter(0), pairs), pad_id=model.source_pad_id),
+        learn(map(operator.itemgetter(1), pairs), pad_id=model.target_pad_id),
     )
 
 

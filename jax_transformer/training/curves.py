@@ -79,11 +79,11 @@ def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False)
 
     Either for averaged weights or for the weights in training.
     """
-    return [
-        (entry["step"], entry[name])
-        for entry in entries
-        if ("weights" in entry) is averaged and math.isfinite(entry.get(name, math.nan))
-    ]
+    points = []
+    for entry in entries:
+        if ("weights" in entry) is averaged and math.isfinite(entry.get(name, math.nan)):
+            points.append((entry["step"], entry[name]))
+    return points
 
 
 def figure(entries: list[dict[str, Any]], title: str) -> Any:
@@ -108,8 +108,7 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
             fontweight="bold",
             parse_math=False,
         )
-        _losses_and_scores(panels[0, 0], panels[0, 1], entries)
-        _rate_and_gradient(panels[1, 0], panels[1, 1], entries)
+        _fill(panels, entries)
         for axes in panels.flat:
             axes.set_xlim(0, max(last, 1) * 1.02)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -127,7 +126,8 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
     return figure
 
 
-def _losses_and_scores(losses: Any, scores: Any, entries: list[dict[str, Any]]) -> None:
+def _fill(panels: Any, entries: list[dict[str, Any]]) -> None:
+    (losses, scores), (rate, gradient) = panels
     losses.set(title="Loss", ylabel="nats a target token")
     loss, nll_loss = _points(entries, "loss"), _points(entries, "nll_loss")
     if nll_loss and nll_loss != loss:
@@ -143,9 +143,6 @@ def _losses_and_scores(losses: Any, scores: Any, entries: list[dict[str, Any]]) 
             axes.legend(
                 loc="upper left", bbox_to_anchor=(-0.02, -0.19), borderaxespad=0, frameon=False
             )
-
-
-def _rate_and_gradient(rate: Any, gradient: Any, entries: list[dict[str, Any]]) -> None:
     rate.set(title="Learning rate")
     _line(rate, _points(entries, "learning_rate"), "learning rate", BLUE)
     rate.set_ylim(bottom=0)
@@ -153,7 +150,7 @@ def _rate_and_gradient(rate: Any, gradient: Any, entries: list[dict[str, Any]]) 
     points = _points(entries, "gradient_norm")
     gradient.set(title="Global norm of the gradient, before clipping")
     _line(gradient, points, "gradient norm", BLUE)
-    norms = [norm for _, norm in points] or [0]
+    norms = list(map(operator.itemgetter(1), points)) or [0]
     if 0 < 50 * min(norms) < max(norms):
         gradient.set_yscale("log")
     else:

@@ -26,7 +26,6 @@ from jax_transformer.config import AttentionBackend, StackConfig, TransformerCon
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import fused_attention, sharding
 from jax_transformer.nn.sharding import FSDP, TENSOR
-from jax_transformer.runtime import distributed
 from jax_transformer.training.options import MeshOptions
 from jax_transformer.weights.arrays import LORA_A, LORA_B
 
@@ -58,7 +57,14 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
     An axis that cannot divide its own dimension of a matrix divides the other one, if that is
     possible.
     """
-    rule = _rule(name)
+    kernel = name.removesuffix(LORA_A).removesuffix(LORA_B)
+    rule: tuple[str | None, ...] = ()
+    for ending, axes in PARTITION_RULES:
+        if kernel.endswith(ending):
+            rule = axes
+            break
+    if name != kernel:  # adapters: (in, rank) and (rank, out)
+        rule = (*rule[:1], None) if name.endswith(LORA_A) else (None, *rule[1:])
     if len(rule) != len(shape):  # a step, a scale, or a factored moment
         return PartitionSpec()
     dimensions: list[tuple[str, ...]] = [()] * len(shape)
@@ -68,35 +74,23 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
         others = list(range(len(shape)))
         own = others.pop(rule.index(axis))
         for i in (own, *others):
-            axes = (*dimensions[i], axis)
-            if shape[i] % math.prod(map(sizes.__getitem__, axes)) == 0:
-                dimensions[i] = axes
+            divided = (*dimensions[i], axis)
+            if shape[i] % math.prod(map(sizes.__getitem__, divided)) == 0:
+                dimensions[i] = divided
                 break
     return sharding.spec_of(dimensions, sizes)
 
 
-def _rule(name: str) -> tuple[str | None, ...]:
-    """Return the axis of each dimension of an array; none if it has no rule."""
-    kernel, dot, adapter = name.rpartition(".lora_")
-    if dot:
-        rows, columns = _rule(kernel)
-        return {LORA_A: (rows, None), LORA_B: (None, columns)}.get(f".lora_{adapter}", ())
-    for ending, axes in PARTITION_RULES:
-        if name.endswith(ending):
-            return axes
-    return ()
-
-
 def shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Return the sharding of every array of a state on this mesh, by the last name in its path."""
-
-    def of(path: Any, leaf: Any) -> NamedSharding:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    laid = []
+    for path, leaf in leaves:
         name = ""
         for key in path:
             name = key.key if isinstance(key, jax.tree_util.DictKey) else name
-        return NamedSharding(mesh, partition_spec(name, leaf.shape, mesh.shape))
-
-    return jax.tree_util.tree_map_with_path(of, tree)
+        laid.append(NamedSharding(mesh, partition_spec(name, leaf.shape, mesh.shape)))
+    return jax.tree.unflatten(structure, laid)
 
 
 def constrain(tree: Any) -> Any:
@@ -222,7 +216,8 @@ class Devices:
 
     def divide(self, batch: Any) -> Any:
         """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
-        return sharding.place(batch, jax.tree.map(lambda _: self.rows, batch))
+        arrays, structure = jax.tree.flatten(batch)
+        return sharding.place(batch, jax.tree.unflatten(structure, [self.rows] * len(arrays)))
 
 
 def bytes_of_a_device(state: Any) -> int:
@@ -234,9 +229,9 @@ def bytes_of_a_device(state: Any) -> int:
 
 
 class StopVotes:
-    """Every process votes after every step; a vote counts some steps later.
+    """Every one of several processes votes after every step; a vote counts some steps later.
 
-    So it is there when it is read, and no step waits for it. A single process needs no votes.
+    So it is there when it is read, and no step waits for it.
     """
 
     def __init__(self, devices: Devices, delay: int):
@@ -250,15 +245,11 @@ class StopVotes:
         """Return True if all processes stop after this step; ``stop`` is the vote of this
         process.
         """
-        if distributed.count() == 1:
-            return stop
         self._votes.append(self._cast(stop))
         return len(self._votes) > self._delay and bool(self._votes.popleft())
 
     def now(self, stop: bool) -> bool:
         """Return True if any process votes so now: waits for all of them."""
-        if distributed.count() == 1:
-            return stop
         self._votes.clear()
         return bool(self._cast(stop))
 

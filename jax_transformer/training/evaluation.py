@@ -65,12 +65,14 @@ def score(
         raise InputError("there are no translations to score")
     if bootstrap < 0 or bootstrap == 1:
         raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
-    exact = sum(h in several for h, *several in zip(hypotheses, references, *others, strict=True))
+    exact = 0
+    for hypothesis, *several in zip(hypotheses, references, *others, strict=True):
+        exact += hypothesis in several
     figures: dict[str, Any] = {}
     signatures, confidence = {}, {}
     for name in names:
         metric = getattr(sacrebleu.metrics, METRICS[name])()
-        streams = [list(lines) for lines in (references, *others)]
+        streams = list(map(list, (references, *others)))
         result = metric.corpus_score(list(hypotheses), streams, n_bootstrap=max(1, bootstrap))
         figures[name] = result.score
         signatures[name] = str(metric.get_signature())
@@ -149,8 +151,9 @@ class Validation:
     def __call__(self, weights: Arrays) -> ValidationReport:
         """Return the report of a model with these arrays."""
         corpus = self.corpus
-        groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
-        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
+        sums = []
+        for _, batch in batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows):
+            sums.append(self.loss_sum(weights, self.devices.divide(batch)))
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
         sources, references = map(list, zip(*self.pairs, strict=True))

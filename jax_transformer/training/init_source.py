@@ -9,7 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +61,9 @@ class InitSource:
         # Not to float32 for 16 bits: _widened recognises rounded positions by their dtype
         narrow = self.opened.format.name == "hf" and "float64" in self.dtypes
         arrays = self.opened.arrays(dtype="float32" if narrow else None)
-        return {name: _widened(name, array, self.config) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            arrays[name] = _widened(name, array, self.config)
+        return arrays
 
     def lines(self) -> Iterable[str]:
         """Yield messages about the weights for the user."""
@@ -115,7 +119,7 @@ def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
     path, data = opened.path, options.data
     tokenizer = _tokenizer(opened, data)
     config = _fitted(opened.config, options.model, tokenizer, path)
-    dtypes = {tensor.dtype for tensor in opened.tensors.values() if tensor.dtype in FLOATS}
+    dtypes = set(FLOATS).intersection(map(attrgetter("dtype"), opened.tensors.values()))
     extra = path if opened.run is None else path / folders.IN_RUN
     combined = hashlib.sha256()  # of the files' hashes, in order
     for each in (path / folders.CONFIG, *opened.files):
@@ -200,20 +204,22 @@ def _fitted(
     ids = {"source_pad_id": source.pad_id, "target_pad_id": target.pad_id, "eos_id": target.eos_id}
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         ids["bos_id"] = target.bos_id
-    wrong = [
-        f"{name} is {value}, the model's is {getattr(config, name)}"
-        for name, value in ids.items()
-        if value != getattr(config, name)
-    ]
+    wrong = []
+    for name, value in ids.items():
+        if value != getattr(config, name):
+            wrong.append(f"{name} is {value}, the model's is {getattr(config, name)}")
     if wrong:
         raise InputError(f"{path}: the tokenizer does not belong to this model: {', '.join(wrong)}")
     return dataclasses.replace(_with_options(config, options), bos_id=target.bos_id)
 
 
 def _with_options(config: TransformerConfig, options: ModelOptions) -> TransformerConfig:
-    rates = {name: rate for name in RATES if (rate := getattr(options, name)) is not None}
     precision = None if options.precision is Precision.FLOAT32 else options.precision.value
-    return dataclasses.replace(config, **rates, compute_dtype=precision)
+    changes: dict[str, Any] = {"compute_dtype": precision}
+    for name in RATES:
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    return dataclasses.replace(config, **changes)
 
 
 def _files(

@@ -41,12 +41,10 @@ def loss_sums(
     loss = normalizer - (1 - label_smoothing) * target
     if label_smoothing:
         loss = loss - label_smoothing * logits.mean(axis=-1)
-    counted = targets != pad_id
-
-    def total(loss: Float[Array, "b t"]) -> Float[Array, ""]:
-        return jnp.where(counted, loss, jnp.zeros((), loss.dtype)).sum()
-
-    return LossSums(total(loss), lax.stop_gradient(total(normalizer - target)), counted.sum())
+    counted, zero = targets != pad_id, jnp.zeros((), loss.dtype)
+    summed = jnp.where(counted, loss, zero).sum()
+    nll_loss = jnp.where(counted, normalizer - target, zero).sum()
+    return LossSums(summed, lax.stop_gradient(nll_loss), counted.sum())
 
 
 def cross_entropy(

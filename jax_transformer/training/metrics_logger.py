@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable
@@ -40,7 +41,9 @@ class MetricsLogger:
         unrecorded: list[dict[str, float]],
     ):
         self.folder, self.schedule = folder, schedule
-        self.trackers = trackers(folder, options) if distributed.first() else []
+        self.trackers: list[TensorBoard | WeightsAndBiases] = []
+        if (options.tensorboard or options.wandb) and distributed.first():
+            self.trackers = trackers(folder, options)
         self.progress = Progress(began, options.steps)
         self.pending: list[dict[str, jax.Array]] = []
         """Metrics of the last steps, perhaps not computed yet."""
@@ -65,8 +68,8 @@ class MetricsLogger:
         import jax
 
         pending, self.pending = jax.device_get(self.pending), []
-        for step, metrics in enumerate(pending, now - len(pending) + 1):
-            values = {name: value.item() for name, value in metrics.items()}
+        pending = jax.tree.map(operator.methodcaller("item"), pending)
+        for step, values in enumerate(pending, now - len(pending) + 1):
             for name in ("loss", "gradient_norm"):
                 if not math.isfinite(values[name]):
                     raise self.not_finite(name.replace("_", " "), step, values[name])
@@ -76,16 +79,19 @@ class MetricsLogger:
         """Wait for the pending steps, check them, write and show the line of step ``now``."""
         self.wait(now)
         values, self.values = self.values, []
-        tokens = np.array([value["tokens"] for value in values])
-        means = {}
+        series: dict[str, list[float]] = {}
+        for value in values:
+            for name, number in value.items():
+                series.setdefault(name, []).append(number)
+        tokens, means = np.array(series["tokens"]), {}
         for name in ("loss", "nll_loss"):
-            series = [value[name] for value in values if name in value]
-            if len(series) == len(values):  # a step that version 0.1 made has no nll_loss
-                means[name] = float(np.average(series, weights=tokens))
+            # A step that version 0.1 made has no nll_loss
+            if len(series.get(name, ())) == len(values):
+                means[name] = float(np.average(series[name], weights=tokens))
         entry = {
             "step": now,
             **means,
-            "gradient_norm": float(values[-1]["gradient_norm"]),
+            "gradient_norm": float(series["gradient_norm"][-1]),
             "learning_rate": float(self.schedule(now - 1)),
             "tokens_per_second": float(tokens.sum() / (time.monotonic() - self.since)),
         }
@@ -125,13 +131,9 @@ class Progress:
             if sys.stderr.isatty() and distributed.first()
             else None
         )
-        self.start, self.step, self.steps, self.began = start, start, steps, time.monotonic()
-
-    def advance(self) -> None:
-        """Count a step that has been started."""
-        self.step += 1
-        if self.bar is not None:
-            self.bar.update()
+        self.start, self.steps, self.began = start, steps, time.monotonic()
+        self.step = start
+        """The last step that has been started."""
 
     def show(self, entry: dict[str, Any]) -> None:
         """Show a training line of metrics.jsonl."""

@@ -136,8 +136,11 @@ class OptimizerOptions:
     @property
     def given_rate(self) -> dict[str, Any]:
         """The options of the learning rate that are given."""
-        rate = (self.learning_rate, self.schedule, self.warmup_steps)
-        return {n: v for n, v in zip(LearningRate._fields, rate, strict=True) if v is not None}
+        given = {}
+        for name in LearningRate._fields:
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
+        return given
 
     @property
     def rate(self) -> LearningRate:

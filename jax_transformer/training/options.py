@@ -4,6 +4,7 @@ that flag's help."""
 import dataclasses
 import enum
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated
 
 from jax_transformer.architectures import registry
@@ -64,6 +65,11 @@ RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropou
 training only."""
 
 
+LEAST = {
+    1: "steps log_every eval_every eval_pairs keep loss_chunks mesh.fsdp mesh.tensor",
+    0: "samples keep_best patience average devices lora.rank",
+}
+"""The least value of options of ``train`` that count something."""
 MEMORY, TRAINABLE = "memory and compile time", "parameters to train (default: all)"
 """Titles of groups of options."""
 
@@ -124,7 +130,10 @@ class ModelOptions:
     def executed(self, config: TransformerConfig) -> TransformerConfig:
         """Return the configuration of weights that exist, computed as these options say."""
         config.check_text("training")
-        return dataclasses.replace(config, **{name: getattr(self, name) for name in EXECUTION})
+        execution = {}
+        for name in EXECUTION:
+            execution[name] = getattr(self, name)
+        return dataclasses.replace(config, **execution)
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
@@ -132,11 +141,10 @@ class ModelOptions:
         """Return the preset with these sizes; ``ids`` replace its special ids, as
         ``source_pad_id``.
         """
-        sizes = {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if name not in ("preset", "precision") and value is not None
-        }
+        sizes = {}
+        for name, value in vars(self).items():
+            if name not in ("preset", "precision") and value is not None:
+                sizes[name] = value
         if self.precision is not Precision.FLOAT32:
             sizes["compute_dtype"] = self.precision.value
         config = registry.preset(
@@ -164,14 +172,6 @@ class LoraOptions:
     )
     """Names of the kernels to adapt."""
 
-    def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ConfigError(f"lora.rank={self.rank} must be at least 0")
-        if self.alpha <= 0:
-            raise ConfigError(f"lora.alpha={self.alpha} must be above 0")
-        if self.rank and not self.targets:
-            raise ConfigError("lora.targets: names no kernel to adapt")
-
 
 @dataclass(frozen=True)
 class MeshOptions:
@@ -181,11 +181,6 @@ class MeshOptions:
     """Devices that share a copy of the weights and divide the batch."""
     tensor: int = 1
     """Devices that divide heads, feed-forward and vocabulary."""
-
-    def __post_init__(self) -> None:
-        for name in ("fsdp", "tensor"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"mesh.{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -265,17 +260,25 @@ class TrainOptions:
     rate_left_out = frozenset[str]()
 
     def __post_init__(self) -> None:
-        ones = ("steps", "log_every", "eval_every", "eval_pairs", "keep", "loss_chunks")
-        at_least = dict.fromkeys(ones, 1)
-        at_least |= dict.fromkeys(("samples", "keep_best", "patience", "average", "devices"), 0)
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
+        for least, names in LEAST.items():
+            for name in names.split():
+                value = attrgetter(name)(self)
+                if value < least:
+                    raise ConfigError(f"{name}={value} must be at least {least}")
+        if self.lora.alpha <= 0:
+            raise ConfigError(f"lora.alpha={self.lora.alpha} must be above 0")
+        if self.lora.rank and not self.lora.targets:
+            raise ConfigError("lora.targets: names no kernel to adapt")
         if self.lora.rank and self.freeze:
             raise ConfigError(
                 f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
             )
-        self._check_init()
+        if self.init is not None:
+            self._check_init()
+        elif languages := self.data.languages:
+            raise ConfigError(
+                f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
+            )
         rate = self.optimizer.given_rate
         left_out = frozenset(LearningRate._fields) - rate.keys()
         object.__setattr__(self, "rate_left_out", left_out)
@@ -290,25 +293,16 @@ class TrainOptions:
         return ADAPTERS if self.lora.rank else FINE_TUNING
 
     def _check_init(self) -> None:
-        """Raise ConfigError for options that contradict ``init``, or need it."""
-        if self.init is None:
-            if languages := self.data.languages:
-                raise ConfigError(
-                    f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
-                )
-            return
+        """Raise ConfigError for options that contradict ``init``."""
         free = (*RATES, "precision", *EXECUTION)
-        fixed = [
-            (f"model.{f.name}", getattr(self.model, f.name), f.default)
-            for f in dataclasses.fields(self.model)
-            if f.name not in free
-        ]
-        fixed += [
-            (f"data.{f.name}", getattr(self.data, f.name), f.default)
-            for f in dataclasses.fields(self.data)
-            if f.name.startswith("vocab")
-        ]
-        changed = [f"{name}={value}" for name, value, default in fixed if value != default]
+        changed = []
+        for section in ("model", "data"):
+            options = getattr(self, section)
+            for f in dataclasses.fields(options):
+                value = getattr(options, f.name)
+                fixed = f.name.startswith("vocab") if section == "data" else f.name not in free
+                if fixed and value != f.default:
+                    changed.append(f"{section}.{f.name}={value}")
         if changed:
             can = ", ".join(f"model.{name}" for name in free)
             raise ConfigError(

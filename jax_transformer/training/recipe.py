@@ -1,6 +1,7 @@
 """The method of a training run, in order. ``train.py`` and ``jax-transformer train`` are this."""
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -42,14 +43,21 @@ def train(
 
         registry.register(architecture)
     stop = stop or Stop()
-    metrics_logger.check_trackers(options)
+    if options.tensorboard or options.wandb:
+        metrics_logger.check_trackers(options)
     with resume.open_run(options) as folder:
         options = resume.recorded_options(options, folder)
         with stop.at_once("stopped before the first step; the same command begins again"):
             data = corpus.prepare(options, folder, lambda: _devices(options, stop).row_shards)
             corpus.check(data, folder)
             devices = _devices(options, stop)
-            _check_devices(options, data, devices)
+            from jax_transformer.training import run, trainable
+            from jax_transformer.training.devices import check
+
+            if options.freeze or options.lora.rank:
+                trainable.check(options, data.config)
+            check(data.config, options.mesh)
+            devices.check_memory(run.abstract_state(options, data.config, devices))
             saved = resume.newest_intact(folder)
             if saved is not None:
                 resume.warn_of_changes(options, folder, saved)
@@ -60,10 +68,8 @@ def train(
             run_files.record(folder.path)
         distributed.barrier("folder written")
 
-        from jax_transformer.training import run
-
         state = run.start(options, data, devices, saved)
-        trained = sum(array.size for array in state.params.values())
+        trained = sum(map(operator.attrgetter("size"), state.params.values()))
         for line in introduction(options, data, folder, trained, saved):
             distributed.say(line)
         run.Run(options, data, folder, devices, stop, int(state.step)).train(state)
@@ -81,22 +87,6 @@ def _devices(options: TrainOptions, stop: Stop) -> "Devices":
         return Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
 
 
-def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> None:
-    """Raise ConfigError for parameters to train that do not exist, a mesh that cannot divide the
-    model, an attention backend that the devices do not have, or a state that does not fit their
-    memory.
-    """
-    from jax_transformer.training import run
-    from jax_transformer.training.devices import check
-
-    if options.freeze or options.lora.rank:
-        from jax_transformer.training import trainable
-
-        trainable.check(options, data.config)
-    check(data.config, options.mesh)
-    devices.check_memory(run.abstract_state(options, data.config, devices))
-
-
 def introduction(
     options: TrainOptions,
     data: Corpus,
@@ -106,9 +96,9 @@ def introduction(
 ) -> Iterator[str]:
     """Yield the first lines of a run: its model, text and learning rate, and where it continues."""
     about, config, source = data.about, data.config, data.init_source
-    shapes = ", ".join(
-        f"{rows}x{width}" for rows, width in zip(data.plan.rows, data.plan.widths, strict=True)
-    )
+    shapes = []
+    for rows, width in zip(data.plan.rows, data.plan.widths, strict=True):
+        shapes.append(f"{rows}x{width}")
     sizes = dict.fromkeys((config.source_vocab_size, config.target_vocab_size))
     name = options.model.preset if source is None else f"from {options.init}"
     vocabulary = " and ".join(map(str, sizes))
@@ -126,7 +116,7 @@ def introduction(
             f"yields a vocabulary of {vocabulary}"
         )
     pairs = counted(about["train_pairs"], "pair")
-    yield f"{pairs} in batches of {shapes}, {about['fill']:.0%} full"
+    yield f"{pairs} in batches of {', '.join(shapes)}, {about['fill']:.0%} full"
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""
         yield (
@@ -143,14 +133,18 @@ def introduction(
 def _rate_lines(options: TrainOptions) -> Iterator[str]:
     """Yield the learning rate and its origin, and a warning if it does not reach its peak."""
     rate, default = options.optimizer.rate._asdict(), options.default_rate._asdict()
-    changed = [f"optimizer.{name}" for name in rate if rate[name] != default[name]]
+    shown, changed = [], []
+    for name, value in rate.items():
+        shown.append(f"{name} {value}")
+        if value != default[name]:
+            changed.append(f"optimizer.{name}")
     kind = "low-rank adapters" if options.lora.rank else "fine-tuning"
     origin = "default" if options.init is None else f"default for {kind}"
     if len(changed) == len(rate):
         origin = "as given"
     elif changed:
         origin = f"{' and '.join(changed)} as given, the rest by {origin}"
-    yield f"{', '.join(f'{name} {value}' for name, value in rate.items())} ({origin})"
+    yield f"{', '.join(shown)} ({origin})"
     peak, _, warmup = options.optimizer.rate
     if warmup >= options.steps:
         yield (

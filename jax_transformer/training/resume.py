@@ -104,7 +104,7 @@ def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
             raise ConfigError(
                 f"{folder.path} is a run of other options: {', '.join(refused)}; give another --run"
             )
-    elif folder.path.exists() and (not folder.path.is_dir() or _visible(folder.path)):
+    elif folder.path.exists() and not (folder.path.is_dir() and _is_empty(folder.path)):
         raise ConfigError(f"{folder.path} exists and is not a run folder; give another --run")
     elif not (parent := (folder.path, *missing)[-1].absolute().parent).is_dir():
         raise ConfigError(f"cannot create {folder.path}: {parent} is a file")
@@ -156,19 +156,23 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
         return False
 
 
-def _visible(path: Path) -> list[str]:
-    """Return the files of a folder except locks and temporary files of a killed process."""
-    return [name for name in os.listdir(path) if not name.startswith(".")]
+def _is_empty(path: Path) -> bool:
+    """Return True if a folder holds only locks and temporary files of a killed process."""
+    return not any(path.glob("[!.]*"))
 
 
 def _missing(path: Path) -> list[Path]:
     """Return the folders that do not exist yet, innermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = []
+    for folder in (path, *path.parents):
+        if not folder.exists():
+            missing.append(folder)
+    return missing
 
 
 def _remove_empty(path: Path, created: list[Path]) -> None:
     """Remove the folders that were created for a run that was then refused."""
-    if path.is_dir() and not _visible(path):
+    if path.is_dir() and _is_empty(path):
         for name in run_folder.LOCK_FILES:
             (path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty after all
@@ -351,8 +355,9 @@ def environment() -> dict[str, Any]:
     """
     import jax
 
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
+    versions = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
+        versions[name] = version(name)
     machine = {
         "device": jax.devices()[0].device_kind,
         "cores": distributed.cores(),

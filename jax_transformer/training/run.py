@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,6 @@ from flax import nnx
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches
-from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted, counted
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.runtime import distributed
@@ -67,11 +65,13 @@ def start(
         return state
     with devices.context():
         if corpus.init_source is None:
-            weights: Any = _weights(Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed)))
+            weights = _weights(Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed)))
         else:
             arrays = corpus.init_source.arrays()  # in the memory of the host
-            shapes = _weights(transformer.abstract(corpus.config))
-            weights = [{name: arrays[name] for name in each} for each in shapes]
+            weights = _weights(transformer.abstract(corpus.config))
+            for each in weights:
+                for name in each:
+                    each[name] = arrays[name]
         params, frozen = devices.place(weights)
         laid = shardings(abstract, devices.mesh)
         begin = jax.jit(partial(_state_of, options), donate_argnums=(0, 1), out_shardings=laid)
@@ -116,17 +116,18 @@ class Run:
         self.devices, self.stop = devices, stop
         self.validation = Validation(options, corpus, devices)
         about = checkpoint.read_manifest(folder.checkpoints, began) if began else {}
-        self.validated = not began or "figures" in about or not self._validates(began)
+        due = began % options.eval_every == 0 or began == options.steps
+        self.validated = not began or "figures" in about or not due
         if distributed.first():
             average = checkpoint.steps(folder.averaged)
             # Averages of later steps are out of date: those steps are made again
-            saving.prune(folder.averaged, [step for step in average if step <= began])
+            saving.prune(folder.averaged, range(began + 1))
             folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
         schedule = optimizer.schedule(options.optimizer, options.steps)
         self.logger = MetricsLogger(options, folder, schedule, began, about.get("unrecorded", []))
         self.progress = self.logger.progress
         self.saver = BackgroundSaver()
-        self.votes = StopVotes(devices, AHEAD)
+        self.votes = StopVotes(devices, AHEAD) if distributed.count() > 1 else None
 
     def train(self, state: TrainState) -> None:
         """Train to the end. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
@@ -135,7 +136,7 @@ class Run:
             with self.devices.context():
                 with self.saver:
                     if not self.validated:  # it ended between the step and its validation
-                        self._pause(state)
+                        self._pause(state, validate=True)
                     if not self._patience_ended():
                         state = self._steps(state)
                 self._average(state)
@@ -145,42 +146,47 @@ class Run:
             self.logger.close()
 
     def _steps(self, state: TrainState) -> TrainState:
-        options = self.options
-        train_step = make_step(options, self.corpus.config, state)
-        key = self.devices.key(options.seed)
-        for group in self._groups(int(state.step)):
-            state, metrics = train_step(state, group, key)
-            self.progress.advance()
-            self.logger.pending.append(metrics)
-            jax.block_until_ready(self.logger.pending[-AHEAD - 1 : -AHEAD])
-            # Read once: a request that comes later is for the next step
-            now, stop = self.progress.step, self.votes(self.stop.asked)
-            if now % options.log_every == 0 or now == options.steps:
-                self.logger.flush(now)
-            if distributed.count() == 1:  # several notice an error when all wait for the checkpoint
-                self.saver.check()
-            if self._validates(now) or stop:
-                self._pause(state)
-                if self._patience_ended():
-                    break
+        options, corpus, began = self.options, self.corpus, int(state.step)
+        train_step = make_step(options, corpus.config, state)
+        key, each = self.devices.key(options.seed), options.optimizer.accumulate
+        first, end = began * each, options.steps * each
+        stream = batches.train_stream(corpus.train, corpus.plan, first, end, dropped=corpus.dropped)
+        placed = map(self.devices.divide, stream)
+        with contextlib.closing(stream):  # type: ignore[type-var]
+            while group := list(itertools.islice(placed, each)):
+                state, metrics = train_step(state, group, key)
+                self.progress.step = now = self.progress.step + 1
+                if self.progress.bar is not None:
+                    self.progress.bar.update()
+                self.logger.pending.append(metrics)
+                jax.block_until_ready(self.logger.pending[-AHEAD - 1 : -AHEAD])
+                stop = self.stop.asked  # read once: a later request is for the next step
+                if self.votes is not None:
+                    stop = self.votes(stop)
+                if now % options.log_every == 0 or now == options.steps:
+                    self.logger.flush(now)
+                if self.votes is None:  # several notice an error when all wait for the checkpoint
+                    self.saver.check()
+                due = now % options.eval_every == 0 or now == options.steps
+                if due or stop:
+                    self._pause(state, validate=due)
+                    if self._patience_ended():
+                        break
         return state
-
-    def _validates(self, now: int) -> bool:
-        return now % self.options.eval_every == 0 or now == self.options.steps
 
     def _patience_ended(self) -> bool:
         ended = resume.stops_early(self.options, self.folder.validations())
         return bool(distributed.from_first("patience", ended))
 
-    def _pause(self, state: TrainState) -> None:
-        """Validate if this step is due, begin to save, and stop if requested.
+    def _pause(self, state: TrainState, *, validate: bool) -> None:
+        """Validate if ``validate``, begin to save, and stop if requested.
 
         The checkpoint is written while training goes on.
         """
         now = self.progress.step
         self.logger.wait(now)  # a state after a loss that is not finite is never saved
         about = {**resume.environment(), "unrecorded": list(self.logger.values)}
-        if self._validates(now):
+        if validate:
             # A validation that is cut short is made when the run is resumed
             with contextlib.suppress(Preempted):
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
@@ -189,7 +195,8 @@ class Run:
         self.saver.save(self.folder.checkpoints, now, state, about=about, then=self._prune)
         self.logger.since = time.monotonic()  # the time since the last line does not count
         ended = "figures" in about and (now == self.options.steps or self._patience_ended())
-        if not ended and self.votes.now(self.stop.asked):
+        stop = self.stop.asked
+        if not ended and (stop if self.votes is None else self.votes.now(stop)):
             self.saver.wait()
             raise Preempted(
                 f"stopped at step {now}, saved in {self.folder.path}; "
@@ -208,11 +215,10 @@ class Run:
 
         Several processes validate together, so a request has to come before that.
         """
-        several = distributed.count() > 1
         message = f"stopped after step {entry['step']}; the same command continues from there"
-        if several and self.votes.now(self.stop.asked):
+        if self.votes is not None and self.votes.now(self.stop.asked):
             raise Preempted(message)
-        with contextlib.nullcontext() if several else self.stop.at_once(message):
+        with self.stop.at_once(message) if self.votes is None else contextlib.nullcontext():
             report = self.validation(weights)
         now = entry["step"]
         if not math.isfinite(report.figures["valid_loss"]):
@@ -246,14 +252,3 @@ class Run:
         saving.save(self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about)
         if distributed.first():
             saving.prune(self.folder.averaged, [now])
-
-    def _groups(self, began: int) -> Iterator[list[Batch]]:
-        """Yield the batches of each update after step ``began``, on the devices."""
-        each, corpus = self.options.optimizer.accumulate, self.corpus
-        first, end = began * each, self.options.steps * each
-        stream = batches.train_stream(corpus.train, corpus.plan, first, end, dropped=corpus.dropped)
-        try:
-            while group := list(itertools.islice(map(self.devices.divide, stream), each)):
-                yield group
-        finally:
-            stream.close()  # type: ignore[attr-defined]

@@ -212,10 +212,9 @@ def make_step(
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        average = {
-            name: optax.incremental_update(params[name], old, 1 - ema)
-            for name, old in state.ema.items()
-        }
+        average = {}
+        for name, old in state.ema.items():
+            average[name] = optax.incremental_update(params[name], old, 1 - ema)
         metrics = {
             "loss": losses.loss / count,
             "nll_loss": losses.nll_loss / count,

@@ -211,7 +211,7 @@ def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
 def test_progress_shows_both_losses_and_hours(capsys, monkeypatch):
     monkeypatch.setattr(metrics_logger.time, "monotonic", lambda: 0.0)
     progress = metrics_logger.Progress(0, 1001)
-    progress.advance()
+    progress.step += 1
     monkeypatch.setattr(metrics_logger.time, "monotonic", lambda: 3.723)
     progress.show(train(1) | {"nll_loss": 8.5})
     progress.show(train(1) | {"loss": 8.5, "nll_loss": 8.5})

@@ -22,7 +22,7 @@ from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
 from jax_transformer.training import devices, optimizer, step
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
-from jax_transformer.training.options import MeshOptions
+from jax_transformer.training.options import MeshOptions, TrainOptions
 from parity_tests import preset_names
 from parity_tests.unit import helpers, on_meshes, runs
 from parity_tests.unit.on_meshes import ONE
@@ -299,7 +299,7 @@ def test_axes_that_do_not_divide_the_devices_are_refused():
     with pytest.raises(ConfigError, match=r"mesh.fsdp=2 times mesh.tensor=3 does not divide 4 "):
         Devices.of(jax.devices()[:1] * 4, 2, 3)
     with pytest.raises(ConfigError, match=r"mesh.tensor=0 must be at least 1"):
-        MeshOptions(tensor=0)
+        TrainOptions(mesh=MeshOptions(tensor=0))
 
 
 # Constraints
