@@ -136,11 +136,11 @@ class OptimizerOptions:
     @property
     def given_rate(self) -> dict[str, Any]:
         """The options of the learning rate that are given."""
-        given = {}
+        rate = {}
         for name in LearningRate._fields:
             if getattr(self, name) is not None:
-                given[name] = getattr(self, name)
-        return given
+                rate[name] = getattr(self, name)
+        return rate
 
     @property
     def rate(self) -> LearningRate:
