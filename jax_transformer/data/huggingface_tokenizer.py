@@ -194,7 +194,7 @@ def _missing_files(settings: TokenizerSettings, missing: list[str]) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    untrusted.check_readable(path)
+    atomic.check_readable(path)
     if path.stat().st_size > MAX_FILE_SIZE:
         raise InputError(
             f"{path}: {path.stat().st_size:,} bytes, over the {MAX_FILE_SIZE:,} that a tokenizer's"

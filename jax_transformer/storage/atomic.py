@@ -6,7 +6,8 @@ are written with these functions.
 
 Only regular files are replaced. A symbolic link is followed, and the file that it points to is
 replaced; a device, a FIFO or an open file of this process (``/dev/stdout``) is written directly,
-and ``-`` is standard output.
+and ``-`` is standard output. Before hours of work, :func:`check_output` and :func:`check_readable`
+refuse a path that cannot be written or read.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, InputError
 
 STDOUT = "-"
 PARTIAL = ".partial"
@@ -43,6 +44,16 @@ def check_output(path: str | Path | None) -> None:
     if not target.parent.is_dir():
         missing = target.parent if os.path.islink(path) else Path(path).parent
         raise ConfigError(f"cannot write {path}: folder {missing} does not exist")
+
+
+def check_readable(path: Path) -> None:
+    """Raise InputError unless ``path`` is a file that can be read."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if not path.is_file():
+        raise InputError(f"{path}: not a file")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{path}: cannot be read: permission denied")
 
 
 def is_stream(path: str | Path) -> bool:

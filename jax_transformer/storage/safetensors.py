@@ -226,7 +226,7 @@ def header(path: Path) -> dict[str, TensorExtent]:
 
 def _entries(path: Path) -> tuple[dict[str, Any], int]:
     """Return the JSON of the header, no key of it twice, and the first byte after it."""
-    untrusted.check_readable(path)
+    atomic.check_readable(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
         begin = file.read(8)

@@ -7,31 +7,21 @@ JSON may have no key twice, and no more nesting and brackets than weights and co
 import collections
 import functools
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
+from jax_transformer.storage import atomic
 
 MOST_BRACKETS = 600_000  # three a tensor
 LONGEST_JSON = 100_000_000  # as the header of a .safetensors file
 _LONGEST_VOCABULARY = 64_000_000
 
 
-def check_readable(path: Path) -> None:
-    """Raise InputError unless ``path`` is a file that can be read."""
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    if not path.is_file():
-        raise InputError(f"{path}: not a file")
-    if not os.access(path, os.R_OK):
-        raise InputError(f"{path}: cannot be read: permission denied")
-
-
 def read_bytes(path: Path, longest: int) -> bytes:
     """Read a file. Raises UnsafeFileError if it has more than ``longest`` bytes."""
-    check_readable(path)
+    atomic.check_readable(path)
     size = path.stat().st_size
     if size > longest:
         raise UnsafeFileError(f"{path}: refused: {size:,} bytes, more than {longest:,}")

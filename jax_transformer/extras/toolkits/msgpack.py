@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import tensors, untrusted
+from jax_transformer.storage import atomic, tensors
 from jax_transformer.storage.untrusted import shown
 
 DEEPEST = 32
@@ -61,7 +61,7 @@ def tree(path: str | Path) -> dict[str, Any]:
     Raises as :func:`header`, but for leaves that are not arrays.
     """
     path = Path(path)
-    untrusted.check_readable(path)
+    atomic.check_readable(path)
     with open(path, "rb") as file:
         reader = _Reader(path, file, path.stat().st_size)
         content = reader.value(0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import tensors, untrusted
+from jax_transformer.storage import atomic, tensors
 from jax_transformer.storage.pt import zip_archive
 from jax_transformer.storage.pt.unpickler import Unpickler
 from jax_transformer.storage.tensors import LazyTensor, Note, TensorInfo, TensorView
@@ -96,7 +96,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _open(path: str | Path) -> zip_archive.Archive:
     path = Path(path)
-    untrusted.check_readable(path)
+    atomic.check_readable(path)
     if is_legacy(path):
         raise InputError(
             f"{path}: is in the format from before PyTorch 1.6: load it there, if you trust it, "

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import untrusted
+from jax_transformer.storage import atomic
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.untrusted import shown
 
@@ -76,7 +76,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
 
     def __init__(self, path: str | Path, *, not_for_disk: bool = False):
         self.path, self._signs = Path(path), set("\\" if not_for_disk else "\\:")
-        untrusted.check_readable(self.path)
+        atomic.check_readable(self.path)
         self._file = open(self.path, "rb")  # noqa: SIM115 (close() is __exit__'s)
         try:
             self.size = os.fstat(self._file.fileno()).st_size
