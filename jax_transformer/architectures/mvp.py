@@ -18,7 +18,7 @@ class Mvp(bart.Bart):
     defaults = bart.DEFAULTS | {"vocab_size": 50267}
     fixed = bart.Bart.fixed | {"use_prompt": False}
     ignored = dict.fromkeys(("prompt_length", "prompt_mid_dim"), "describes prompts, of which none")
-    tokenizers = (replace(bart.Bart.tokenizers[0], other_classes=("MvpTokenizer",)),)
+    tokenizers = (replace(bart.Bart.tokenizers[0], name="Mvp", other_classes=()),)
 
 
 ARCHITECTURE = Mvp()
