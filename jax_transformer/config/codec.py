@@ -47,7 +47,7 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
     data, prefix = dict(data), f"{where}." if where else ""
     for old, new in getattr(cls, "RENAMED", {}).items():
         if old in data:
-            data[new] = data.pop(old)
+            data.setdefault(new, data.pop(old))
     known: list[str] = []
     missing: list[str] = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
