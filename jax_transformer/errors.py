@@ -99,9 +99,7 @@ class ReportedError(Refusal):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True for an error of Python, NumPy or JAX that says that there is not enough
-    memory.
-    """
+    """Return True for an error of Python, NumPy or JAX that says that memory ran out."""
     of_jax = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     return of_jax or isinstance(error, MemoryError)
 

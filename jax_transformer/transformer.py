@@ -126,9 +126,7 @@ class Transformer(nnx.Module):
         )
 
     def hidden(self, source: Source, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
-        """Return the decoder's output (b, t, d), of which :meth:`logits` makes the result of a
-        call.
-        """
+        """Return the decoder's output (b, t, d), which :meth:`logits` makes a call's result."""
         return self._run(source, target, rngs, False)[0]
 
     def _run(
@@ -192,8 +190,7 @@ class Transformer(nnx.Module):
     def decode_step(
         self, tokens: Int[Array, "b k"], cache: Cache | Prefix
     ) -> tuple[Float[Array, "b k v"], Cache | Prefix]:
-        """Return logits of the token after each beam's last one, and the cache with these last ones
-        in it.
+        """Return logits of the token after each beam's last, and the cache with these last ones.
 
         With cached keys and values the beams are queries at one position, ``cache.length``: each
         sees the memory of its row, and those of the row's entries that hold its own past.
@@ -245,9 +242,7 @@ class Transformer(nnx.Module):
     def _encode(
         self, source: Array, dropout: Dropout, attention: bool = False
     ) -> tuple[Memory, Bool[Array, "b s"], list[BlockResult]]:
-        """Return the memory, the mask that is False at the source's padding, and every block's
-        result.
-        """
+        """Return the memory, the mask that is False at source padding, and each block's result."""
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
         if self.stem is None:
             valid = source != self.config.source_pad_id
@@ -304,9 +299,7 @@ class Transformer(nnx.Module):
 
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
-    """Return the model's arrays of one kind by path:
-    ``encoder.blocks.0.self_attention.query.kernel``.
-    """
+    """Return the arrays of one kind by path: ``encoder.blocks.0.self_attention.query.kernel``."""
     arrays = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, kind)):
         arrays[".".join(map(str, path))] = variable.get_value()

@@ -89,9 +89,7 @@ class BartFamily(HuggingFaceFamily):
     embedding_tensors: tuple[str, ...] = (SHARED, "model.decoder.embed_tokens.weight")
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies among
-        them.
-        """
+        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         table: Table = []
         if config.logits_bias:
             table.append(Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0))
@@ -110,9 +108,7 @@ class BartFamily(HuggingFaceFamily):
         return [*table, *linear("lm_head", "output", bias=False)]
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Return the sizes of the source's and the target's vocabulary, and True if they have one
-        embedding.
-        """
+        """Return the source's and target's vocabulary sizes, and if they have one embedding."""
         return values["vocab_size"], values["vocab_size"], True
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
@@ -186,8 +182,7 @@ class BartFamily(HuggingFaceFamily):
 def fixed(
     *, pre_norm: bool = False, embedding_norm: bool = False, computed_positions: bool = False
 ) -> dict[str, Any]:
-    """Return the attributes that describe a family's blocks in old files: they have one value in
-    each family.
+    """Return the attributes of a family's blocks in old files, with one value in each family.
 
     Args:
         pre_norm: norms stand before the branches and after the stacks.

@@ -69,9 +69,7 @@ class Architecture:
     """
 
     def usual_length(self, config: TransformerConfig) -> int:
-        """Return the longest source and target, in tokens, if no length is given: as far as
-        positions reach.
-        """
+        """Return the default longest source and target, in tokens: as far as positions reach."""
         return config.longest
 
 
@@ -149,9 +147,7 @@ def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *
 
 
 def one_rate(config: TransformerConfig, *names: str) -> float:
-    """Return the one dropout rate; raise ConfigError if a rate of ``names`` differs from
-    ``dropout``.
-    """
+    """Return the dropout rate; raise ConfigError if one of ``names`` differs from ``dropout``."""
     for name in names:
         if getattr(config, name) != config.dropout:
             raise ConfigError(
@@ -185,9 +181,7 @@ def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[
 
 
 def _leaves(config: TransformerConfig) -> dict[str, Any]:
-    """Return every field by dotted name; a field of None that stands for a number of the model has
-    that number.
-    """
+    """Return every field by dotted name; where None stands for a model's number, that number."""
     leaves = vars(config) | {"head_dim": config.head_width}
     for stack_name in ("encoder", "decoder"):
         for name, value in vars(leaves.pop(stack_name)).items():

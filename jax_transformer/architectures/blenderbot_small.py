@@ -1,5 +1,4 @@
-"""BlenderbotSmall: conversations; BART's blocks, and a decoder that norms its tokens before
-positions.
+"""BlenderbotSmall: conversations; BART's blocks; the decoder norms tokens before positions.
 
 Roller et al. 2020. Facts from ``configuration_blenderbot_small.py``,
 ``modeling_blenderbot_small.py`` and ``tokenization_blenderbot_small.py`` of transformers 5.23, and

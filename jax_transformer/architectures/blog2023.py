@@ -40,9 +40,7 @@ _NAMES = {"query": "queries", "key": "keys", "value": "values", "out": "fc"}
 
 
 def _shared_block(torch: str, flax: str, part: str, first: int, *, bias: bool) -> Table:
-    """Return an encoder block; its norms belong to branches ``first`` and ``first + 1`` of the
-    Flax block.
-    """
+    """Return an encoder block with the norms of the Flax branches ``first`` and ``first + 1``."""
     return [
         *attention(f"{torch}.attention", f"{flax}.{part}", _NAMES, bias=bias),
         *layer_norm(f"{torch}.layer_norm1", f"{flax}.residuals.{first}.norm"),

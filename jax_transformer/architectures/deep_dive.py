@@ -44,9 +44,7 @@ _CROSS = {
 def _encoder_block(
     torch: str, attend: str, attend_norm: str, feed_forward: str, feed_forward_norm: str
 ) -> Table:
-    """Return the rules of the document's encoder block; the arguments after ``torch`` are the Flax
-    modules.
-    """
+    """Return the document's encoder block; the arguments after ``torch`` are Flax modules."""
     return [
         *attention(f"{torch}.attention_mechanism", attend, _SELF),
         *layer_norm(f"{torch}.normalization1", attend_norm),

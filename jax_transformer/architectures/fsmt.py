@@ -85,9 +85,7 @@ class FSMT(bart.BartFamily):
         }
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies among
-        them.
-        """
+        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         target, source = _EMBEDDINGS
         if config.tying is Tying.ALL:
             tied: Table = [

@@ -88,14 +88,11 @@ class HuggingFaceFamily(Architecture, abc.ABC):
 
     @abc.abstractmethod
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies among
-        them.
-        """
+        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
 
     @abc.abstractmethod
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
-        """Return the configuration of a model with these attributes, all of ``defaults`` among
-        them.
+        """Return the configuration of a model with these attributes, which hold all ``defaults``.
 
         ``tie_word_embeddings`` says whether the output layer is the embedding. Raises ConfigError
         for values that no model has.
@@ -137,15 +134,11 @@ class HuggingFaceFamily(Architecture, abc.ABC):
         return config.tying is Tying.EMBEDDINGS
 
     def saves_positions(self) -> bool:
-        """Return True if a file holds the sines and cosines that the module keeps; otherwise
-        transformers computes them again.
-        """
+        """Return True if a file holds the module's sinusoids; else transformers computes them."""
         return True
 
     def recipe(self, files: Collection[str]) -> TokenizerRecipe:
-        """Return the recipe for a folder with these files that does not name its
-        tokenizer's class.
-        """
+        """Return the recipe for a folder with these files that names no tokenizer class."""
         return self.tokenizers[0]
 
     def shared_rates(self) -> tuple[str, ...]:
@@ -225,9 +218,7 @@ def find_recipe(class_name: str, family: HuggingFaceFamily | None = None) -> Tok
 
 
 def published_codes() -> set[str]:
-    """Return the short codes (``en``, ``ceb``) of all languages of the published models of this
-    package's families.
-    """
+    """Return the codes (``en``, ``ceb``) of all languages of these families' published models."""
     codes: set[str] = set()
     for family in registry.built_in().values():
         for recipe in family.tokenizers if isinstance(family, HuggingFaceFamily) else ():

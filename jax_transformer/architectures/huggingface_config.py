@@ -136,8 +136,7 @@ def from_config(
 def to_config(
     config: TransformerConfig, original: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the ``config.json`` with which transformers computes what a model of ``config``
-    computes.
+    """Return the ``config.json`` with which transformers computes as a model of ``config``.
 
     The inverse of :func:`from_config`. Left out are fields that act only in training here and have
     no attribute there (dropouts other than the family's, masks, initialisation, dtypes), and the
@@ -191,9 +190,7 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
 def _check_read_back(
     family: HuggingFaceFamily, config: TransformerConfig, read: TransformerConfig
 ) -> None:
-    """Raise ConfigError that names the fields in which what would be read differs from
-    ``config``.
-    """
+    """Raise ConfigError naming the fields in which what would be read differs from ``config``."""
     ours, theirs = flat(config), flat(read)
     wrong = [
         f"{name}={ours[name]}: {family.name} of transformers has {theirs[name]}"
@@ -205,9 +202,7 @@ def _check_read_back(
 
 
 def flat(config: TransformerConfig) -> dict[str, Any]:
-    """Return every field by its dotted name; a stack's number that it takes from the model is the
-    model's.
-    """
+    """Return every field by dotted name; a stack's number taken from the model is the model's."""
     fields = dict(vars(config))
     for name in ("encoder", "decoder", "num_heads", "d_ff", "head_dim"):
         del fields[name]

@@ -61,8 +61,7 @@ def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str
 
 
 def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """Return the tensors of a whole module that transformers writes: one of tied copies, no
-    computed positions.
+    """Return the tensors that transformers writes: one of tied copies, no computed positions.
 
     Raises:
         InputError: positions are not those that transformers would compute, and would be lost.
@@ -123,9 +122,7 @@ def _reason_unused(name: str, config: TransformerConfig) -> str | None:
 
 
 def _tied_names(config: TransformerConfig) -> Iterable[list[str]]:
-    """Return groups of names that are one tensor, each with the name first that transformers
-    saves.
-    """
+    """Return groups of names of one tensor, each with the name first that transformers saves."""
     groups: dict[str, list[str]] = {}
     for name, of in rules.aliases(registry.unchecked_table(config.architecture, config)).items():
         groups.setdefault(of, [of]).append(name)
@@ -145,9 +142,7 @@ def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
 
 
 def _computed(name: str, shape: Shape, config: TransformerConfig, like: Any) -> Any:
-    """Return a tensor that transformers makes if it is not in a file, in the kind and the dtype of
-    ``like``.
-    """
+    """Return a tensor that transformers makes if no file has it, in ``like``'s kind and dtype."""
     if isinstance(like, TensorInfo):
         return replace(like, shape=shape)
     dtype = like.info.numpy_dtype() if isinstance(like, LazyTensor) else like.dtype
@@ -161,17 +156,14 @@ def _table_in(config: TransformerConfig, dtype: np.dtype) -> Callable[[], np.nda
 
 
 def _table(config: TransformerConfig) -> np.ndarray:
-    """Return the positions (n, d) in float32, in which transformers computes them whatever dtype it
-    keeps them in.
-    """
+    """Return the positions (n, d) in float32: transformers computes them so for every dtype."""
     from jax_transformer.nn.embeddings import position_sinusoids  # loads jax
 
     return position_sinusoids(config, config.encoder).astype(np.float32)
 
 
 def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
-    """Return the largest difference between a table and the computed one, or None if rounding
-    explains it.
+    """Return a table's largest difference from the computed one, None if rounding explains it.
 
     The rounding may be to the table's own dtype, or to one of 16 bits on the way.
     """

@@ -1,6 +1,4 @@
-"""The architecture of "Lesson 10: Transformers II": a subclass of torch.nn.Transformer that
-translates.
-"""
+"""Architecture of "Lesson 10: Transformers II": a torch.nn.Transformer subclass that translates."""
 
 from jax_transformer.architectures import base, torch_nn
 from jax_transformer.architectures.base import Architecture, Arguments, Preset

@@ -1,7 +1,6 @@
 """LongT5: T5 v1.1 with an encoder whose attention is local, or local and transient-global.
 
-Guo et al. 2022. Facts from ``configuration_longt5.py`` and ``modeling_longt5.py`` of transformers
-5.23.
+Guo et al. 2022. Facts: ``configuration_longt5.py``, ``modeling_longt5.py`` of transformers 5.23.
 """
 
 from collections.abc import Mapping
@@ -12,10 +11,7 @@ from jax_transformer.architectures import t5
 from jax_transformer.config import AttentionSpan, TransformerConfig
 from jax_transformer.errors import ConfigError
 
-_SPANS = {
-    "local": AttentionSpan.LOCAL,
-    "transient-global": AttentionSpan.TRANSIENT_GLOBAL,
-}
+_SPANS = {"local": AttentionSpan.LOCAL, "transient-global": AttentionSpan.TRANSIENT_GLOBAL}
 
 
 class LongT5(t5.T5Family):

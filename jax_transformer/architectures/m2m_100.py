@@ -133,9 +133,7 @@ class M2M100Family(bart.BartFamily):
     tokenizers = (M2M100, NLLB)
 
     def recipe(self, files: Collection[str]) -> TokenizerRecipe:
-        """Return NLLB's recipe for a folder without ``vocab.json``: its vocabulary is the
-        SentencePiece model's.
-        """
+        """Return NLLB's recipe without ``vocab.json``: its vocabulary is SentencePiece's."""
         return M2M100 if "vocab.json" in files else NLLB
 
 

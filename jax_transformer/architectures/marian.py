@@ -70,9 +70,7 @@ class Marian(bart.BartFamily):
         }
 
     def output_embedding(self, values: Mapping[str, Any]) -> str:
-        """Return the name of the tensor to which the output layer may be tied: the decoder's
-        embedding.
-        """
+        """Return the name of the tensor the output may be tied to: the decoder's embedding."""
         return self.embedding_tensors[0 if values["share_encoder_decoder_embeddings"] else 1]
 
     def saves_positions(self) -> bool:

@@ -34,16 +34,10 @@ _MASK = {"mask_token": {"lstrip": True, "normalized": False}}
 
 
 def _arrange(first_role: str, scored: Scored, tokens: Mapping[str, str], own: Sequence[str]):
-    """Put four tokens in the place of the file's first three pieces, and the languages and the mask
-    at the end.
-    """
+    """Replace the file's first three pieces by four tokens; append the languages and the mask."""
     first = [tokens[role] for role in (first_role, "pad_token", "eos_token", "unk_token")]
     last = [*own, tokens["mask_token"]]
-    return [
-        *((text, 0.0) for text in first),
-        *scored[3:],
-        *((text, 0.0) for text in last),
-    ]
+    return [*((text, 0.0) for text in first), *scored[3:], *((text, 0.0) for text in last)]
 
 
 MBART = TokenizerRecipe(

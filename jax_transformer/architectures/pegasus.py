@@ -24,9 +24,7 @@ def _own_tokens(settings: Settings) -> Sequence[str]:
 
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
-    """Put four tokens, and those that were kept for later use, in the place of the file's first two
-    pieces.
-    """
+    """Replace the file's first two pieces by four tokens and those kept for later use."""
     first = (tokens["pad_token"], tokens["eos_token"], _FIRST_MASK, tokens["mask_token"])
     unused = [text for text in own if text.startswith("<unk_")]
     return [*((text, 0.0) for text in first), *((text, -100.0) for text in unused), *scored[2:]]

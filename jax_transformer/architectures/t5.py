@@ -145,9 +145,7 @@ class T5Family(HuggingFaceFamily):
         return False
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the attributes with the scale of the logits, which version 1 implies by its tied
-        output.
-        """
+        """Return the attributes with the logits' scale, which version 1's tied output implies."""
         if self.scales_logits is not None:
             return dict(values)
         return {"scale_decoder_outputs": values["tie_word_embeddings"], **values}
@@ -232,9 +230,7 @@ class T5Family(HuggingFaceFamily):
         return values
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies among
-        them.
-        """
+        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         copies = [
             Alias(f"{stack}.embed_tokens.weight", "shared.weight")
             for stack in ("encoder", "decoder")

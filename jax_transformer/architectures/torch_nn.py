@@ -1,5 +1,4 @@
-"""torch.nn.Transformer with embeddings and an output layer, under the names of "Lesson 10:
-Transformers II".
+"""torch.nn.Transformer, embeddings and an output layer, with names of "Lesson 10: Transformers II".
 
 Source: torch/nn/modules/transformer.py and activation.py (MultiheadAttention) of PyTorch 2.13.
 ``pos_enc.pe`` (length, 1, d) is one buffer that both stacks read, so both hold a copy and the two

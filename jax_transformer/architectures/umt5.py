@@ -1,7 +1,6 @@
 """UMT5: mT5 with a table of distances in every block.
 
-Chung et al. 2023. Facts from ``configuration_umt5.py`` and ``modeling_umt5.py`` of transformers
-5.23.
+Chung et al. 2023. Facts: ``configuration_umt5.py``, ``modeling_umt5.py`` of transformers 5.23.
 """
 
 from jax_transformer.architectures import mt5, t5

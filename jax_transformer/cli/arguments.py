@@ -296,9 +296,7 @@ def _build(
 
 
 def assignments(flag: str, pairs: Sequence[str], *, text: bool = False) -> dict[str, Any]:
-    """Return the values of ``name=value`` pairs by name: text, or unless ``text`` is set what a
-    value is as JSON.
-    """
+    """Return ``name=value`` pairs by name; a value that is JSON is read so unless ``text``."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, values[name] = pair.partition("=")

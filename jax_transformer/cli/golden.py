@@ -74,8 +74,5 @@ def run(options: GoldenOptions) -> int:
 COMMAND = Command(
     GoldenOptions,
     run,
-    examples=(
-        "golden make outputs.safetensors model.pt",
-        "golden check outputs.safetensors",
-    ),
+    examples=("golden make outputs.safetensors model.pt", "golden check outputs.safetensors"),
 )

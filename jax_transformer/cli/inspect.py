@@ -26,8 +26,4 @@ def run(options: InspectOptions) -> int:
     return 0
 
 
-COMMAND = Command(
-    InspectOptions,
-    run,
-    examples=("inspect model.pt", "inspect runs/phrases --json"),
-)
+COMMAND = Command(InspectOptions, run, examples=("inspect model.pt", "inspect runs/phrases --json"))

@@ -48,9 +48,6 @@ def run(command: TrainCommand) -> int:
 COMMAND = Command(
     TrainCommand,
     run,
-    examples=(
-        "train --steps 400",
-        "train --config run.yaml --optimizer.learning-rate 1e-3",
-    ),
+    examples=("train --steps 400", "train --config run.yaml --optimizer.learning-rate 1e-3"),
     synonyms="fit finetune run",
 )

@@ -32,8 +32,7 @@ def from_json(cls: type[T], text: str) -> T:
 
 
 def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True) -> T:
-    """Return a dataclass from nested dicts; a key that is not there keeps its default, at every
-    depth.
+    """Return a dataclass from nested dicts; at every depth, a missing key keeps its default.
 
     A string may stand for a list of one string.
 
@@ -67,9 +66,7 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
 
 
 def names(cls: type, where: str = "") -> list[str]:
-    """Return the dotted keys of a dataclass and of those nested in it, such as
-    ``model.d_model``.
-    """
+    """Return the dotted keys, such as ``model.d_model``, of a dataclass and those nested in it."""
     keys = []
     for name, kind in typing.get_type_hints(cls).items():
         key = f"{where}.{name}" if where else name

@@ -43,9 +43,7 @@ from jax_transformer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Branch:
-    """Parts composed in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and
-    one norm.
-    """
+    """Parts in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and norm."""
 
     parts: tuple[Part, ...]
     """Modules of the branch, in order."""
@@ -114,9 +112,7 @@ class StackConfig:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The distinct parts of a block, in order of first use: a part named in two branches is one
-        module.
-        """
+        """The block's distinct parts in order of first use; one in two branches is one module."""
         parts: dict[Part, None] = {}
         for branch in self.branches:
             parts |= dict.fromkeys(branch.parts)

@@ -4,8 +4,7 @@ Bucket k holds the pairs that fit its width, and each of its batches has the sha
 widths[k]) on both sides, so a run compiles one program per bucket and never again. The pairs of
 batch n are a pure function of (seed, n): a run can resume at any step.
 
-Axes: b batch, s source, t target, n all pairs. The length of a side counts the special tokens
-around it.
+Axes: b batch, s source, t target, n all pairs. A side's length counts the special tokens around it.
 """
 
 import functools
@@ -35,8 +34,7 @@ def choose_widths(
 
     The optimum is exact, by dynamic programming over the histogram of lengths.
 
-    Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the
-    longest pair.
+    Widths are multiples of ``multiple``, at most ``max_length``; the last covers the longest pair.
     """
     if min(count, max_length, multiple) < 1:
         raise errors.ConfigError(
@@ -111,9 +109,7 @@ class BatchPlan:
 
     @functools.cached_property
     def _groups(self) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
-        """The pairs of one bucket and weight are a group: the group of each pair, and of each group
-        the number of pairs in an epoch.
-        """
+        """Each pair's group, by bucket and weight, and each group's number of pairs in an epoch."""
         assert self.weights is not None
         keys = np.stack([self._buckets, self.weights], axis=1)
         unique, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
@@ -178,9 +174,7 @@ class BatchPlan:
         return [batches[i] for i in _permutation(random, len(batches))]
 
     def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
-        """Return the bucket and the pairs of the batch of a step, counted from 0 over all
-        epochs.
-        """
+        """Return the bucket and pairs of the batch of a step, counted from 0 over all epochs."""
         if step < 0:
             raise errors.ConfigError(f"step={step} is negative")
         epoch, position = divmod(step, self.batches_per_epoch)
@@ -347,9 +341,7 @@ def row_counts(most: int) -> tuple[int, ...]:
 def by_length(
     lengths: Int[np.ndarray, " n"], widths: tuple[int, ...], rows: tuple[int, ...]
 ) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-    """Yield the bucket and the indices of each batch, narrowest bucket and shortest length
-    first.
-    """
+    """Yield each batch's bucket and indices, narrowest bucket and shortest length first."""
     order = np.argsort(lengths, kind="stable")
     buckets = narrowest(lengths, widths)[order]
     for bucket, size in enumerate(rows):

@@ -135,16 +135,13 @@ def paired(
 
 
 def suffix(path: str) -> str | None:
-    """Return the suffix of a path among SUFFIXES, with or without ``.gz``; None if it has
-    another.
-    """
+    """Return a path's suffix among SUFFIXES, with or without ``.gz``; None if it has another."""
     name = path.lower().removesuffix(".gz")
     return next((known for known in SUFFIXES if name.endswith(known)), None)
 
 
 def read_pair_file(path: str, source_field: str, target_field: str) -> Pairs:
-    """Return the pairs of a file without those with an empty side, see
-    :func:`read_pair_lines`."""
+    """Return the pairs of a file that have no empty side, see :func:`read_pair_lines`."""
     return checked(read_pair_lines(path, source_field, target_field), path)
 
 

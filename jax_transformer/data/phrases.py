@@ -13,8 +13,7 @@ Pair = tuple[str, str]
 
 
 def load() -> dict[str, list[Pair]]:
-    """Return the (source, target) pairs under "train" (about 60,000, shuffled), "valid" and "test"
-    (1,000 each).
+    """Return (source, target) pairs: "train" (about 60,000 shuffled), "valid", "test" (1,000 each).
 
     A source starts with the tag of its target language, as in ``("<2de> March 5, 2024", "5. März
     2024")``. No source occurs twice.
@@ -27,16 +26,12 @@ def load() -> dict[str, list[Pair]]:
 
 
 def header() -> list[str]:
-    """Return the comment lines on top of the data file: how it was made, from which versions, and
-    its licence.
-    """
+    """Return the data file's comments: how it was made, from which versions, and its licence."""
     return [line.removeprefix("# ") for line in _lines(comments=True)]
 
 
 def _lines(*, comments: bool = False) -> list[str]:
-    """Return the data file's lines without their ends: those that are comments, or those that are
-    not.
-    """
+    """Return the lines of the data file without their ends: only comments, or all others."""
     packed = importlib.resources.files("jax_transformer.data").joinpath("phrases.tsv.xz")
     with packed.open("rb") as file, lzma.open(file) as lines:
         return [line.decode().rstrip("\n") for line in lines if line.startswith(b"#") == comments]

@@ -54,9 +54,7 @@ def vocabularies(
 def _arranged(
     path: Path, model: Any, scored: list[tuple[str, float]], settings: TokenizerSettings
 ) -> Vocabulary:
-    """Return the vocabulary whose ids are the family's order of the model's pieces and its
-    languages.
-    """
+    """Return the vocabulary with ids in the family's order of the model's pieces and languages."""
     layout, languages = settings.recipe.pieces, settings.recipe.languages
     assert layout is not None and languages is not None, "of every recipe with ARRANGED_PIECES"
     codes = [languages.token.format(code) for code in _language_set(languages, settings)]
@@ -73,9 +71,7 @@ def _arranged(
 def _with_ids(
     models: list[Any], contents: Mapping[str, bytes], settings: TokenizerSettings
 ) -> tuple[Vocabulary, Vocabulary]:
-    """Return vocabularies whose ids are in ``vocab.json``, with one model for both sides or one for
-    each.
-    """
+    """Return vocabularies with the ids of ``vocab.json``; one model for both sides or one each."""
     path = settings.folder / "vocab.json"
     ids = vocabulary.read_ids(path, contents["vocab.json"])
     languages = settings.recipe.languages

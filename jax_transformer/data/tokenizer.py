@@ -1,6 +1,4 @@
-"""Byte-level BPE: any text becomes ids and comes back unchanged; a thin wrapper of Hugging Face
-``tokenizers``.
-"""
+"""Byte-level BPE, by Hugging Face ``tokenizers``: any text becomes ids and comes back unchanged."""
 
 import contextlib
 import hashlib
@@ -30,8 +28,7 @@ PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|
 class Tokenizer:
     """Text to ids and back.
 
-    Special tokens are added where batches are built; in text, ``<eos>`` is five ordinary
-    characters.
+    Special tokens are added where batches are built; in text, ``<eos>`` is five characters.
     """
 
     def __init__(self, model: tokenizers.Tokenizer, path: str | Path = "tokenizer") -> None:

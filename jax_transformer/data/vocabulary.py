@@ -1,5 +1,4 @@
-"""The settings of a Hugging Face folder's tokenizer, and the vocabularies that ``tokenizers``
-encodes with.
+"""The settings of a Hugging Face folder's tokenizer, and the vocabularies of ``tokenizers``.
 
 Settings come from a folder's small JSON files, vocabularies from a ``tokenizer.json`` or from the
 two files of byte-level BPE. What is built is as transformers 5.23 builds it, so that ids are the
@@ -86,9 +85,7 @@ class TokenizerSettings:
 
     @property
     def lists_extra_tokens(self) -> bool:
-        """True if extra special tokens are listed, even none: transformers then adds none of its
-        own.
-        """
+        """True if extra special tokens are listed, even none, so transformers adds none itself."""
         return "extra_special_tokens" in self.values or "additional_special_tokens" in self.values
 
 
@@ -314,9 +311,7 @@ class FastVocabulary(Vocabulary):
 
 
 def _add_tokens(model: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-    """Mark the special tokens of the model, and add unknown ones with the ids that the folder
-    names.
-    """
+    """Mark the model's special tokens, and add unknown ones with the ids that the folder names."""
     model.add_tokens(list(dict(sorted(settings.added_tokens.items())).values()))
     known = model.get_vocab(with_added_tokens=True)
     for index, token in settings.added_tokens.items():
@@ -365,9 +360,7 @@ def from_merges(
 
 
 def read_ids(path: Path, content: bytes) -> dict[str, int]:
-    """Return the tokens and ids of a ``vocab.json``. Raises InputError if it is not a
-    vocabulary.
-    """
+    """Return the tokens and ids of a ``vocab.json``. Raises InputError if it is no vocabulary."""
     data = untrusted.parse_json(path, content)
     if not isinstance(data, dict) or not all(
         type(index) is int and 0 <= index < 2**31 for index in data.values()

@@ -177,8 +177,7 @@ class Pretrained:
         dtype: Any = None,
         architecture: "Architecture | str | None" = None,
     ) -> dict[str, np.ndarray]:
-        """Return the model's arrays by path, on the host, in the dtypes of its files or in
-        ``dtype``.
+        """Return the model's arrays by path, on the host, in its files' dtypes or in ``dtype``.
 
         Raises as :meth:`state`, and for float64 in JAX's 32-bit mode.
         """

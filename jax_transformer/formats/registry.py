@@ -134,8 +134,7 @@ def inspect(path: str | Path) -> Contents:
 def download(path: str) -> Path:
     """Return the local folder of ``hf:owner/name`` or ``hf:owner/name@revision``.
 
-    Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
-    the download fails.
+    Raises ConfigError for a bad name or no ``huggingface_hub``, InputError if downloading fails.
     """
     name = path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name) or ".." in name:

@@ -144,9 +144,7 @@ class Scorer:
     def candidates(
         self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
     ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
-        """Return log-probabilities of the best continuations, which of them end, and which of these
-        are returned.
-        """
+        """Return the best continuations' log-probabilities, which end, and which are returned."""
         if self.constrained:  # what constraints forbid neither goes on nor ends
             log_probs = jnp.maximum(log_probs, self.masked)
             is_eos &= log_probs > self.masked

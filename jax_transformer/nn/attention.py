@@ -121,8 +121,7 @@ def visible_keys(
     query_positions: Int[Array, " q"],
     key_positions: Int[Array, " k"],
 ) -> Bool[Array, "#b 1 #q k"] | None:
-    """Return the mask of ``kinds``: True at the keys that a query may see; None if nothing is
-    masked.
+    """Return the mask of ``kinds``: True at the keys a query may see; None if nothing is masked.
 
     ``source_valid`` and ``target_valid`` are False at padding; None if there are no ids to tell by.
     """
@@ -230,9 +229,7 @@ class BlockCache(NamedTuple):
     def append(
         self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]
     ) -> "BlockCache":
-        """Return the cache with the keys and values of the beams' new tokens at position
-        ``length``.
-        """
+        """Return the cache with the keys and values of the new tokens at position ``length``."""
         start = length * keys.shape[1]
         return self._replace(
             self_keys=jax.lax.dynamic_update_slice_in_dim(
@@ -255,18 +252,14 @@ class Cache(NamedTuple):
     """The beam in whose entry a hypothesis has its token, by position; later its own."""
 
     def follow(self, parents: Int[Array, "b k"]) -> "Cache":
-        """Return the cache in which beam j continues the hypothesis that was in beam
-        ``parents[j]``.
-        """
+        """Return the cache in which beam j continues the hypothesis of beam ``parents[j]``."""
         positions = jnp.arange(self.beam_indices.shape[2], dtype=jnp.int32)[None, None]
         past = jnp.take_along_axis(self.beam_indices, parents[:, :, None], axis=1)
         past = jnp.where(positions < self.length, past, self.beam_indices)
         return self._replace(beam_indices=past)
 
     def beam_mask(self) -> Bool[Array, "b 1 k m"]:
-        """Return True at the entries that hold each beam's own past; positions to come are not
-        masked.
-        """
+        """Return True at entries of each beam's own past; positions to come are not masked."""
         batch, beams, length = self.beam_indices.shape
         own = self.beam_indices[..., None] == jnp.arange(beams, dtype=jnp.int32)[None, None, None]
         return own.reshape(batch, 1, beams, length * beams)

@@ -31,15 +31,11 @@ class Dropout:
         return self
 
     def layer(self: Self, name: str, index: Int[Array, ""], count: int) -> Self:
-        """Return the same as ``scope(f"{name}.{index}")``, for an index below ``count`` that is
-        traced.
-        """
+        """Return the same as ``scope(f"{name}.{index}")``, for a traced index below ``count``."""
         return self
 
     def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
-        """Return ``x`` with elements zeroed with probability ``rate``, the others over ``1 -
-        rate``.
-        """
+        """Return ``x``, elements zeroed with probability ``rate``, the others over ``1 - rate``."""
         return x
 
 

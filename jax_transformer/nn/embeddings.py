@@ -85,9 +85,7 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(table if self.padding_trained else table.at[pad_id].set(0))
 
     def __call__(self, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Float[Array, "b n d"]:
-        """Return the rows of ``ids``, which must lie inside the table; ``valid`` is False at
-        padding.
-        """
+        """Return the rows of ``ids``, all inside the table; ``valid`` is False at padding."""
         rows = jnp.take(self._table(), ids, axis=0, mode="clip")
         return (
             rows
@@ -104,9 +102,7 @@ class Embedding(nnx.Module):
         return jnp.where(frozen[None, None], jax.lax.stop_gradient(logits), logits)
 
     def _table(self) -> Float[Array, "v d"]:
-        """Return the table in the dtype of the computation, which looks up rows that are
-        complete.
-        """
+        """Return the table in the computation's dtype, which looks up rows that are complete."""
         table = self.embedding[...]
         table = table if self.dtype is None else table.astype(self.dtype)
         return sharding.constrain(table, TENSOR, None)

@@ -43,9 +43,7 @@ def _draw(
     dtype: Any,
     *bounds: float,
 ) -> Array:
-    """Return the sampler's values; without a mesh, or inside a jitted function, as it makes
-    them.
-    """
+    """Return the sampler's values; without a mesh, or in a jitted function, as it makes them."""
     if isinstance(key, jax.core.Tracer) or (mesh := jax.sharding.get_mesh()).empty:
         return sampler(key, shape, dtype, *bounds)
     laid = NamedSharding(mesh, sharding.even_spec(shape, axes, mesh.shape))
@@ -56,8 +54,7 @@ def _draw(
 def flat_dot_general(
     x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_
 ):
-    """Return ``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes flattened into
-    one.
+    """Return ``jax.lax.dot_general`` of (..., i) and (i, o), all leading axes flattened into one.
 
     XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
     the gradient of a kernel under two leading axes contracts both, and took twice as long.
@@ -105,8 +102,7 @@ def linear(
 
 
 def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
-    """Return ``x`` with mean 0 and variance 1 along the last axis: Ba et al. 2016,
-    torch.nn.LayerNorm.
+    """Return ``x`` with mean 0, variance 1 on the last axis: Ba et al. 2016, torch.nn.LayerNorm.
 
     The variance is the biased one, with ``epsilon`` inside the root. Two passes: the mean of
     squares minus the square of the mean loses every digit if the mean is large.
@@ -127,8 +123,7 @@ def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "
 
 
 class Normalization(nnx.Module):
-    """:func:`standardize` or :func:`root_mean_square`, then a learned scale, and a bias after the
-    former.
+    """:func:`standardize` or :func:`root_mean_square`, a learned scale, a bias after the former.
 
     16-bit input is computed in float32 and rounded once.
     flax.nnx.LayerNorm has no strict promotion in float64 (it promotes to float32 first).

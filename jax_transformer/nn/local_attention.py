@@ -41,18 +41,14 @@ def cut(x: Array, length: int) -> Array:
 
 
 def windows(x: Array, length: int) -> Array:
-    """Return the three blocks around each block, (b, n, 3 · length, …), zeros outside the
-    sequence.
-    """
+    """Return the three blocks around each, (b, n, 3 · length, …), zeros outside the sequence."""
     blocks = cut(x, length)
     padded = jnp.pad(blocks, [(0, 0), (1, 1), *[(0, 0)] * (blocks.ndim - 2)])
     return jnp.concatenate([padded[:, :-2], padded[:, 1:-1], padded[:, 2:]], axis=2)
 
 
 def global_blocks(valid: Bool[Array, "b s"], size: int) -> Int[Array, "b s"]:
-    """Return the number of each token's global block; -1 at padding, and in rows without a whole
-    block.
-    """
+    """Return each token's global block's number; -1 at padding and in rows with no whole block."""
     positions = jnp.arange(valid.shape[1], dtype=jnp.int32)
     ends = valid & (positions % size == size - 1)[None]
     last = ends.sum(axis=1, dtype=jnp.int32)[:, None] - 1
@@ -101,9 +97,7 @@ class LocalAttention(HeadProjections):
     def __call__(
         self, x: Float[Array, "b s d"], window: Window, dropout: Dropout
     ) -> tuple[Float[Array, "b s d"], Float[Array, "b h s k"]]:
-        """Return the attended values, and the weights of each query over its window (after
-        dropout).
-        """
+        """Return the attended values, and each query's weights over its window (after dropout)."""
         queries = self._heads(self.query(x))
         keys, values = (windows(part, self.length) for part in self.keys_values(x))
         if self.global_norm is not None and window.members is not None:

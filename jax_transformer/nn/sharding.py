@@ -33,9 +33,7 @@ def constrain(x: Array, *dimensions: Axes) -> Array:
 
 
 def row_shards() -> int:
-    """Return the number of parts that the mesh divides the rows of a batch into; 1 without a
-    mesh.
-    """
+    """Return the number of parts into which the mesh divides a batch's rows; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROWS)
 
@@ -77,8 +75,7 @@ def even_spec(
 
 
 def spec_of(dimensions: Sequence[tuple[str, ...]], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Return the spec of an array whose dimensions are divided over these axes, in its shortest
-    form.
+    """Return the shortest spec of an array whose dimensions are divided over these axes.
 
     Without axes of size 1 and trailing Nones: JAX compiles a program again for a spec that differs
     in them only.

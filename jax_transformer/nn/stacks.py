@@ -131,9 +131,7 @@ class Stack(nnx.Module):
         return jax.lax.scan(run, x, layers)[0]
 
     def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
-        """Return the function; ``config.remat`` says what inside it is not stored for the
-        gradient.
-        """
+        """Return the function; ``config.remat`` says what in it is not stored for the gradient."""
         return jax.checkpoint(
             function, prevent_cse=prevent_cse, policy=_SAVEABLE[self.config.remat]
         )
@@ -163,8 +161,7 @@ class Encoder(Stack):
         *,
         rngs: Randomness = None,
     ) -> Memory:
-        """Return the encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token
-        embeddings.
+        """Return the encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled embeddings.
 
         ``valid`` (b, s) is False at padding; nothing is padding if None. Deterministic unless
         ``rngs`` is given. Raises InputError for wrong shapes and dtypes, and for more positions
@@ -238,9 +235,7 @@ def check_alike(states: Sequence[Any]) -> None:
 def check_ids(
     ids: AnyArray, config: TransformerConfig, vocab_size: int, name: str
 ) -> Int[Array, "b n"]:
-    """Return the ids as int32. Raises InputError, with the side's ``name``, for ids out of
-    range.
-    """
+    """Return the ids as int32. Raises InputError with the side's ``name`` for ids out of range."""
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     shape = ids.shape
     if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -298,9 +293,7 @@ def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: Transfo
 def check_embeddings(
     x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None, config: TransformerConfig
 ) -> tuple[Float[Array, "b s d"], Bool[Array, "b s"] | None]:
-    """Return the embeddings and their mask. Raises InputError for wrong shapes or dtypes, or if
-    empty.
-    """
+    """Return embeddings and mask. Raises InputError for wrong shapes or dtypes, or if empty."""
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim != 3 or x.shape[-1] != config.d_model or not jnp.issubdtype(x.dtype, jnp.floating):
         raise InputError(

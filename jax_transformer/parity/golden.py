@@ -117,8 +117,7 @@ def is_golden(path: str | Path) -> bool:
 def load(path: str | Path) -> Golden:
     """Return the golden in a file.
 
-    Raises InputError if the file is not a golden, has another version, or has changed since it was
-    written.
+    Raises InputError if the file is no golden, has another version, or has changed.
     """
     text = safetensors.metadata(path).get("golden")
     if text is None:

@@ -50,8 +50,7 @@ class Parity:
         call_torch: Callable[..., Any] | None = None,
         architecture: Any = None,
     ) -> "Report":
-        """Return the report if the models agree; otherwise the test fails with the report as its
-        message.
+        """Return the report if the models agree; otherwise fail the test with it as the message.
 
         Args:
             flax_model, torch_module, batch, rules: as for :func:`jax_transformer.parity.compare`.

@@ -188,9 +188,7 @@ def from_first(name: str, value: Any) -> Any:
 
 
 def on_host(array: Any) -> Any:
-    """Return a JAX array in NumPy, whole, also if other processes have parts of it: all call
-    this.
-    """
+    """Return a JAX array in NumPy, whole, also with parts in other processes: all call this."""
     import numpy as np
 
     if count() == 1 or array.is_fully_addressable or array.is_fully_replicated:

@@ -63,8 +63,7 @@ def keep_freed_memory(keep: bool = True) -> bool:
 
 
 def use_program_cache(folder: str | None = None) -> None:
-    """Keep JAX's compiled programs in ``folder``, to be read at the next start; ``none`` turns the
-    cache off.
+    """Keep JAX's compiled programs in ``folder`` for the next start; ``none`` turns the cache off.
 
     By default they are in JAX_COMPILATION_CACHE_DIR, or in the user's cache folder if that is not
     set. A program fits one kind of processor, so each kind has its own subfolder, named after its
@@ -197,9 +196,7 @@ def stop_requests() -> Iterator[Stop]:
 
 
 def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of a group by name, of the packages that are installed now, and of
-    this package's own extras.
-    """
+    """Return a group's entry points by name, of packages installed now and of our own extras."""
     folders = []
     for path in sys.path:
         if os.path.isdir(path or "."):
@@ -211,9 +208,7 @@ def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
 def _entry_points(
     group: str, folders: tuple[tuple[str, int], ...]
 ) -> dict[str, importlib.metadata.EntryPoint]:
-    """Reading the metadata of every installed package takes 6 ms; it is read again if one of the
-    folders has changed.
-    """
+    """Reading all packages' metadata takes 6 ms; it is read again if one of the folders changed."""
     points = {}
     for point in sorted(importlib.metadata.entry_points(group=group)):
         points[point.name] = point

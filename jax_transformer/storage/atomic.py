@@ -57,9 +57,7 @@ def check_readable(path: Path) -> None:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Return True if ``path`` is written directly: ``-``, a device, a FIFO, or an open file of this
-    process.
-    """
+    """Return True if ``path`` is written directly: ``-``, a device, a FIFO, or a file open here."""
     if str(path) == STDOUT or _descriptor(path) is not None:
         return True
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
@@ -103,8 +101,7 @@ def file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Yield a text file, ``path`` with ``.partial`` after its name, that becomes ``path`` at the
-    end.
+    """Yield a text file, ``path`` with ``.partial`` appended, that becomes ``path`` at the end.
 
     After an error it stays, unless it is empty. If ``path`` is not a regular file, the text is
     written to it directly.
@@ -182,9 +179,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files that a killed process left in ``folder``. No other process may be
-    writing there.
-    """
+    """Remove the temporary files of a killed process in ``folder``, where no other may write."""
     for path in folder.glob(".*"):
         if path.suffix[1:].isdecimal() and not path.is_dir():
             path.unlink()
@@ -232,9 +227,7 @@ def _stream(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _descriptor(path: str | Path) -> int | None:
-    """Return the number of the open file of this process that ``path`` names, such as 1 for
-    /dev/stdout; None for other paths.
-    """
+    """Return the number of our open file that ``path`` names (1: /dev/stdout), None for others."""
     open_files = rf"/dev/fd|/proc/{os.getpid()}/(task/\d+/)?fd"
     for _ in range(40):  # as many links as Linux follows
         folder, name = os.path.split(os.path.abspath(path))

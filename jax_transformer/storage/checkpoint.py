@@ -42,9 +42,7 @@ _ALONE = 4 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint: when it was opened, its files had the hashes of its manifest. Arrays
-    are read on demand.
-    """
+    """A checkpoint whose files had its manifest's hashes when opened; arrays are read on demand."""
 
     path: Path
     step: int
@@ -297,8 +295,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
 
 
 def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
-    """Verify every file of a checkpoint against its manifest. Return the manifest and the files'
-    identity.
+    """Verify all files of a checkpoint; return its manifest, which they match, and their identity.
 
     Raises CheckpointError naming the first file that is missing, changed or not in the manifest,
     and what :func:`read_manifest` raises.

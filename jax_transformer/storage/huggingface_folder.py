@@ -86,9 +86,7 @@ def configuration(path: Path) -> Mapping[str, Any]:
 
 
 def find(path: str | Path) -> Folder:
-    """Find the files of a folder. Raises InputError with the names of weight files if it has none
-    of them.
-    """
+    """Find a folder's files. Raises InputError naming weight files if it has none of them."""
     path = Path(path)
     data = configuration(path)
     weights = next(filter(Path.is_file, map(path.joinpath, WEIGHTS)), None)
@@ -156,9 +154,7 @@ def write(
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names into a folder, which is created if needed. They are on the disk
-    when this returns.
-    """
+    """Write files by name into a folder, created if needed; on the disk when this returns."""
     path.mkdir(exist_ok=True)
     for name, content in files.items():
         atomic.write_bytes(path / name, content)
@@ -172,9 +168,7 @@ def is_written(name: str) -> bool:
 
 
 def split(state: "LazyState", most: int) -> list[dict[str, "LazyTensor"]]:
-    """Split tensors, in order, into groups of at most ``most`` bytes; a larger one has a group of
-    its own.
-    """
+    """Split tensors, in order, into groups of at most ``most`` bytes; a larger one is alone."""
     parts: list[dict[str, LazyTensor]] = [{}]
     filled = 0
     for name, tensor in state.items():
@@ -187,9 +181,7 @@ def split(state: "LazyState", most: int) -> list[dict[str, "LazyTensor"]]:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes: ``5GB``, ``200MB`` or a plain number. Raises ConfigError for other
-    text.
-    """
+    """Parse a size in bytes: ``5GB``, ``200MB`` or a number. Raises ConfigError for other text."""
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     unit = units.get(text[-2:].upper(), 1)
     number = text if unit == 1 else text[:-2]

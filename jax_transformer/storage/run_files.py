@@ -53,9 +53,7 @@ def sha256(path: Path) -> str:
 
 
 def read_sums(folder: Path) -> dict[str, list[str]]:
-    """Return the sums that a folder lists; empty if it has no such file. Raises InputError naming
-    a line that is damaged.
-    """
+    """Return the sums a folder lists; empty without a list. Raises InputError naming a bad line."""
     path = folder / SHA256SUMS
     try:
         text = path.read_bytes().decode("utf-8")

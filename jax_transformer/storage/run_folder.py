@@ -47,15 +47,11 @@ class RunFolder:
     averaged = property(lambda self: self.path / "averaged")
 
     def train_options(self) -> dict[str, Any]:
-        """Return the options that the run was started with, as stored in the file. Raises
-        InputError with its name.
-        """
+        """Return the stored options that the run began with. Raises InputError with its name."""
         return parsed(self.train_config, lambda text: dict(json.loads(text)))
 
     def best_first(self) -> list[int]:
-        """Return the steps of the checkpoints that were validated, best first by the figure that
-        the run's ``best_by`` names.
-        """
+        """Return the steps of validated checkpoints, best first by the run's ``best_by`` figure."""
         options = self.train_options() if self.train_config.exists() else {}
         figures = self.figures()
         criterion = options.get("best_by", "bleu")
@@ -119,8 +115,7 @@ class RunFolder:
         return figures
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
-        """Drop what metrics.jsonl has got since the checkpoint of ``step`` was saved, or its
-        average.
+        """Drop what metrics.jsonl got since the checkpoint of ``step``, or its average, was saved.
 
         A checkpoint of version 0.1 does not record how much that is: the lines of later steps go,
         and the validations of ``step`` that it does not have.
@@ -248,9 +243,7 @@ def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[CheckpointError
 
 
 def quarantine(folder: Path, step: int) -> Path:
-    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is no longer listed, and return
-    the new path.
-    """
+    """Rename a damaged checkpoint to ``damaged-STEP``, no longer listed; return the new path."""
     for number in itertools.count(1):
         path = folder / (f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")
         if not path.exists():
@@ -263,9 +256,7 @@ def quarantine(folder: Path, step: int) -> Path:
 
 
 def verify(run: Path) -> None:
-    """Raise InputError naming the first file, of all that SHA256SUMS lists or should list, that
-    is damaged, missing or added.
-    """
+    """Raise InputError naming the first file that SHA256SUMS shows damaged, missing or added."""
     if any(problems(run)):  # twice: a run that starts may be replacing its options just now
         for problem in problems(run):
             raise InputError(problem)

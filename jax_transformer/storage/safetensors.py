@@ -116,18 +116,14 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
 
 
 def files(path: str | Path) -> list[Path]:
-    """Return the files that hold the tensors: all that an index names, in order, or the file
-    itself.
-    """
+    """Return the files with the tensors: all that an index names, in order, or the file itself."""
     return untrusted.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
 def write(
     path: str | Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file, complete or not at all, and verify it before it gets its name. ``metadata``
-    goes into the header.
-    """
+    """Write a file whole or not at all, verify, then name it; ``metadata`` goes into the header."""
     with atomic.file(Path(path)) as temporary:
         save(temporary, tensors.in_memory(state), metadata, target=path)
 
@@ -174,9 +170,7 @@ def save(
 
 
 def _header(metadata: Mapping[str, str], state: LazyState) -> tuple[dict[str, LazyTensor], bytes]:
-    """Return the tensors in the library's order, wide dtypes first, then by name, and the header
-    of a file of them.
-    """
+    """Return the tensors in the library's order, wide dtypes first, then names, and the header."""
     for name, tensor in state.items():
         if tensor.dtype not in _CODES:
             raise InputError(f"{shown(name)} is {tensor.dtype}, which no .safetensors file holds")

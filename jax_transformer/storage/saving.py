@@ -141,9 +141,7 @@ def _failures_reported_once() -> Iterator[None]:
 
 
 def _report_unless_of_orbax(hook: Callable[[Any], Any], unhandled: Any) -> None:
-    """Call the hook, except for exceptions that passed through Orbax, or through the event loops
-    that it runs.
-    """
+    """Call the hook except for exceptions that passed through Orbax or the event loops it runs."""
     files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
     packages = [f"{os.sep}{package}{os.sep}" for package in ("orbax", "asyncio")]
     if not any(package in file for file in files for package in packages):
@@ -151,9 +149,7 @@ def _report_unless_of_orbax(hook: Callable[[Any], Any], unhandled: Any) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files of an interrupted or failed save. A checkpoint that was being replaced gets
-    its name back.
-    """
+    """Remove an interrupted or failed save's files; a checkpoint being replaced is renamed back."""
     for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
         name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
         if stale.suffix == ".replaced" and not (folder / name).exists():

@@ -213,9 +213,7 @@ def _pieces(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor of a PyTorch file: ``offset`` and ``stride`` count elements in the storage of that
-    name.
-    """
+    """A tensor of a PyTorch file: ``offset`` and ``stride`` count elements of the named storage."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

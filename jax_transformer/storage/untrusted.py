@@ -53,9 +53,7 @@ def plain(name: str) -> str:
 
 
 def read_json(path: Path, *, longest: int = LONGEST_JSON) -> Any:
-    """Read a JSON file. Raises UnsafeFileError if it has more than ``longest`` bytes, and as
-    :func:`parse_json`.
-    """
+    """Read a JSON file. Raises as :func:`parse_json`; UnsafeFileError above ``longest`` bytes."""
     return parse_json(path, read_bytes(path, longest))
 
 

@@ -20,9 +20,7 @@ _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def read(path: Path, *, longest: int = LONGEST) -> Any:
-    """Read a YAML file. Raises as :func:`parse`, and UnsafeFileError for more bytes than
-    ``longest``.
-    """
+    """Read a YAML file. Raises as :func:`parse`, and UnsafeFileError above ``longest`` bytes."""
     return parse(str(path), untrusted.read_bytes(path, longest))
 
 

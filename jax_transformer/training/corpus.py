@@ -159,8 +159,7 @@ def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.nda
 
 
 def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | None:
-    """Return the tokenizer that the options name or that the run has; None if it must be trained
-    first.
+    """Return the tokenizer that the options name or the run has; None if it must be trained.
 
     A named tokenizer is read again at every resume, so that a changed file is noticed. A folder
     without data.json, which is written last, is unfinished: its tokenizer is not used.

@@ -100,9 +100,7 @@ def constrain(tree: Any) -> Any:
 
 
 def check(config: TransformerConfig, options: MeshOptions) -> None:
-    """Raise ConfigError for a mesh that cannot divide the model, or for an attention backend that
-    the devices do not have.
-    """
+    """Raise ConfigError if a mesh cannot divide the model or devices lack an attention backend."""
     sizes = [("fsdp", options.fsdp, "d_model", config.d_model)]
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
@@ -242,9 +240,7 @@ class StopVotes:
         self._votes: deque[jax.Array] = deque()
 
     def __call__(self, stop: bool) -> bool:
-        """Return True if all processes stop after this step; ``stop`` is the vote of this
-        process.
-        """
+        """Return True if all processes stop after this step; ``stop`` is this process's vote."""
         self._votes.append(self._cast(stop))
         return len(self._votes) > self._delay and bool(self._votes.popleft())
 

@@ -277,9 +277,7 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
 
 
 def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
-    """Return the summed loss of the references in nats, their tokens, and the number of pairs that
-    fit.
-    """
+    """Return the references' summed loss in nats, their tokens, and how many pairs fit."""
     config = translator.model.config
     try:
         encoded = encoding.encode_pairs(

@@ -172,9 +172,7 @@ def check_trackers(options: TrainOptions) -> None:
 
 
 def trackers(folder: RunFolder, options: TrainOptions) -> "list[TensorBoard | WeightsAndBiases]":
-    """Return the trackers of a run. Raises ConfigError if a package is not installed, or refuses
-    to start.
-    """
+    """Return a run's trackers. Raises ConfigError if a package is missing, or refuses to start."""
     check_trackers(options)
     started: list[TensorBoard | WeightsAndBiases] = []
     if options.tensorboard:

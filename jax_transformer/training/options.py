@@ -138,9 +138,7 @@ class ModelOptions:
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
     ) -> TransformerConfig:
-        """Return the preset with these sizes; ``ids`` replace its special ids, as
-        ``source_pad_id``.
-        """
+        """Return the preset with these sizes; ``ids`` replace special ids, as ``source_pad_id``."""
         sizes = {}
         for name, value in vars(self).items():
             if name not in ("preset", "precision") and value is not None:

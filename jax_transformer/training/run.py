@@ -1,5 +1,4 @@
-"""A run: its state, and the loop of steps, metrics, validations and checkpoints, from any step
-on."""
+"""A run: state, and the loop of steps, metrics, validations and checkpoints, from any step on."""
 
 import contextlib
 import itertools

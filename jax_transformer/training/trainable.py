@@ -63,9 +63,7 @@ def _adapters(params: Mapping[str, jax.Array], options: TrainOptions) -> tuple[A
 
 
 def _matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the names that fit any of the shell-style patterns. Raises ConfigError for one
-    without.
-    """
+    """Return names that fit any of the shell-style patterns. Raises ConfigError for one without."""
     names = list(names)
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):

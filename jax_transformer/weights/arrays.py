@@ -76,9 +76,7 @@ def adapted_kernels(arrays: Mapping[str, Any]) -> list[str]:
 
 
 def merge_adapters(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays of the model itself, with each adapter added to its kernel. They are
-    NumPy's or JAX's.
-    """
+    """Return the model's arrays, NumPy's or JAX's, with each adapter added to its kernel."""
     merged = dict(arrays)
     for name in adapted_kernels(arrays):
         a, b, scale = (merged.pop(name + part) for part in (LORA_A, LORA_B, LORA_SCALE))

@@ -96,9 +96,7 @@ class Rule:
         *,
         own: bool = False,
     ) -> np.ndarray:
-        """Return one of the parts, contiguous. It may share the tensor's memory unless it is to
-        ``own`` its own.
-        """
+        """Return a part, contiguous; it may share the tensor's memory unless ``own`` is set."""
         full = cut = tensor.read() if isinstance(tensor, LazyTensor) else tensor
         if self.several is not Several.COPY and len(flax_shapes) > 1:
             lengths = [self.each.torch_shape(shape)[0] // self.heads for shape in flax_shapes]
@@ -109,9 +107,7 @@ class Rule:
         return _owned(part, full) if own else part
 
     def joined(self, arrays: Sequence[np.ndarray | LazyTensor], *, own: bool = False) -> np.ndarray:
-        """Return the tensor, contiguous. It may share the memory of an array unless it is to
-        ``own`` its own.
-        """
+        """Return the tensor, contiguous; it may share an array's memory unless ``own`` is set."""
         read = [array.read() if isinstance(array, LazyTensor) else array for array in arrays]
         if self.several is Several.COPY:
             for name, array in zip(self.flax[1:], read[1:], strict=True):
@@ -130,9 +126,7 @@ class Rule:
         return _owned(tensor, read[0]) if own else tensor
 
     def holds(self, tensor: np.ndarray, arrays: Sequence[np.ndarray]) -> bool:
-        """Return True if the tensor is made of the arrays, bit for bit. A single one is not
-        copied.
-        """
+        """Return True if the tensor is made of the arrays, bit for bit. One alone is not copied."""
         if len(arrays) == 1:
             return tensors.same(self.each.to_torch(arrays[0]), tensor)
         return tensors.same(self.joined(arrays), tensor)

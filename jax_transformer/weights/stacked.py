@@ -138,9 +138,7 @@ def _layer(rule: StackRule, tensor: LazyTensor, number: int, spool: _Spool) -> n
 
 
 def to_stored(rules: Sequence[StackRule], arrays: LazyState) -> dict[str, LazyTensor]:
-    """Return the stored arrays, none of them read. Raises InputError if the layers that one array
-    is made of have several dtypes.
-    """
+    """Return the stored arrays, unread. Raises InputError if one array's layers differ in dtype."""
     stored = {}
     for rule in rules:
         layers = [arrays[name] for name in rule.flax]

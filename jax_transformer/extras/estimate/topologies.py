@@ -152,8 +152,7 @@ _COMPILERS = {
 
 
 def prepare(topology: Topology) -> None:
-    """Let JAX start on a machine without the topology's accelerators; call it before JAX is
-    imported.
+    """Let JAX start without the topology's accelerators; call this before JAX is imported.
 
     Nothing runs on an accelerator that is there, and no compiler looks for one. Raises ConfigError
     if the compiler is not installed.

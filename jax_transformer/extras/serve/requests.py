@@ -1,6 +1,4 @@
-"""Limits of the service, and the body of a translation request: JSON, checked against them and the
-known options.
-"""
+"""Limits of the service, and a translation request: JSON, checked by them and the known options."""
 
 import dataclasses
 import enum

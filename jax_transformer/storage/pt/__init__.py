@@ -62,9 +62,7 @@ def describe(path: str | Path) -> Any:
 
 
 def verify(path: str | Path) -> str:
-    """Read every byte and return the file's SHA-256. Raises InputError if a checksum in the file
-    does not hold.
-    """
+    """Read the file and return its SHA-256. Raises InputError if a checksum does not hold."""
     with _open(path) as archive:
         return archive.verify()
 

@@ -88,8 +88,7 @@ class Unpickler:
     _seen: set[TensorView] = field(default_factory=set, init=False)
 
     def value(self, pickle: bytes) -> Any:
-        """Return the value that the file's pickle describes: plain containers and values, and the
-        leaf of each tensor.
+        """Return what the file's pickle describes: plain containers, values, each tensor's leaf.
 
         Raises:
             InputError: the pickle is damaged.

@@ -76,9 +76,7 @@ def _next_bytes(arrays: Iterator[np.ndarray]) -> np.ndarray:
 
 
 def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
-    """Return True if two values are equal, in equal containers, and tensors have their own
-    storages.
-    """
+    """Return True if two values are equal, in equal containers, tensors in their own storages."""
     if isinstance(value, np.ndarray | LazyTensor):
         expected = (0, tuple(value.shape), str(pickler.number(value)))
         return isinstance(again, TensorView) and expected == (

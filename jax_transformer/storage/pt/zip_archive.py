@@ -99,9 +99,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         return content
 
     def verify(self) -> str:
-        """Read the file once and return its SHA-256. Raises InputError if the checksum of a member
-        is wrong.
-        """
+        """Return the SHA-256 in one read. Raises InputError if a member's checksum is wrong."""
         digest, at = hashlib.sha256(), 0
         for name, member in sorted(self.members.items(), key=lambda item: item[1].start):
             digest.update(self._at(at, member.start - at))
@@ -130,9 +128,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         return UnsafeFileError(f"{self.path}: refused: {what}")
 
     def _end(self) -> tuple[int, int, int]:
-        """Return the number of members, and start and end of their directory, which must end at the
-        end record.
-        """
+        """Return the member count and the directory's span, which must end at the end record."""
         if self.size < _END.size:
             raise self._damaged("it is too short")
         at = self.size - _END.size
@@ -231,9 +227,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         return name
 
     def _wide(self, extra: bytes, fields: tuple[tuple[int, int], ...]) -> list[int]:
-        """Return the fields of a directory entry; those that are full are in the zip64 field, in
-        this order.
-        """
+        """Return a directory entry's fields; full ones are in the zip64 field, in this order."""
         wide = b""
         at = 0
         while at + 4 <= len(extra):

@@ -51,9 +51,7 @@ _BOUND = 1e-3
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """The tokens of both sides by id, all different, and the settings of CTranslate2's
-    ``config.json`` that name some of them.
-    """
+    """Both sides' tokens by id, all different, and ``config.json``'s settings that name some."""
 
     source: list[str]
     target: list[str]
@@ -261,8 +259,7 @@ def check(
 ) -> float:
     """Return the largest difference of the log-probabilities of random targets.
 
-    Raises DifferentError if it is above what float32's rounding explains, and the folder is in
-    float32.
+    Raises DifferentError if the folder is in float32 and its rounding does not explain it.
     """
     import ctranslate2
 
