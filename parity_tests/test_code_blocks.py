@@ -48,9 +48,9 @@ NOT_RUN = {
         "parity_tests/test_own_architecture.py::"
         "test_python_takes_an_architecture_that_is_not_registered"
     ),
-    ("docs/mid-flight.md", "from jax_transformer.convert.training_state import"): (
+    ("docs/switching-frameworks.md", "from jax_transformer.convert.training_state import"): (
         "parity_tests/test_optimizer_state.py::test_adamw_of_every_architecture "
-        "parity_tests/test_mid_flight.py::test_there_and_back_changes_no_bit"
+        "parity_tests/test_switching_frameworks.py::test_there_and_back_changes_no_bit"
     ),
     ("docs/parity-report.md", "# their_block.py"): PLUGIN
     + "the_example_passes_and_its_faults_are_named",

@@ -19,7 +19,7 @@ from jax_transformer.convert.training_state import opt_state, torch_checkpoint, 
 from jax_transformer.errors import InputError
 from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import DOCUMENTS, config_of
-from parity_tests.test_mid_flight import as_arrays, as_tensors
+from parity_tests.test_switching_frameworks import as_arrays, as_tensors
 from parity_tests.unit.convert.test_optimizer_state import assert_same
 
 NAMES = [

@@ -16,7 +16,7 @@ from typing import Any
 
 from campaigns.case import Campaign, Case
 from campaigns.damages import runs_copy
-from campaigns.damages.kinds import Damage
+from campaigns.damages.damage import Damage
 from campaigns.interruptions import tiny_run
 from jax_transformer.errors import Refusal
 from jax_transformer.storage import checkpoint, run_files, run_folder

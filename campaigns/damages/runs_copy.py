@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from campaigns.damages.kinds import files
+from campaigns.damages.damage import files
 from jax_transformer.config import codec
 from jax_transformer.storage import checkpoint, run_files, run_folder
 

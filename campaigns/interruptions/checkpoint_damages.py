@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from campaigns.damages.kinds import Damage, files
+from campaigns.damages.damage import Damage, files
 from campaigns.interruptions import comparison, verdicts
 from campaigns.interruptions.chains import Reference
 from campaigns.interruptions.processes import Sandbox

@@ -26,8 +26,7 @@ from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import huggingface_folder as folders
-from jax_transformer.storage import run_folder
+from jax_transformer.storage import huggingface_folder, run_folder
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import FLOATS
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
@@ -97,11 +96,11 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
 
     Only config.json is read: there need be no weights. Raises InputError naming the file.
     """
-    data = folders.configuration(Path(folder))
+    data = huggingface_folder.configuration(Path(folder))
     if "model_type" in data:
         return _with_options(huggingface_config.from_config(data), options)
     run_folder.verify(Path(folder))
-    file = Path(folder) / folders.CONFIG
+    file = Path(folder) / huggingface_folder.CONFIG
     return _with_options(parsed(file, TransformerConfig.from_json), options)
 
 
@@ -109,7 +108,7 @@ def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
     sha256 = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
     tokenizer = encoding.named_tokenizer(options.data) or load_tokenizer(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
-    greedy = _greedy(folder.path / folders.IN_RUN, config, tokenizer)
+    greedy = _greedy(folder.path / huggingface_folder.IN_RUN, config, tokenizer)
     return InitSource(Path(options.init or ""), config, tokenizer, sha256, frozenset(), {}, greedy)
 
 
@@ -120,9 +119,9 @@ def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
     tokenizer = _tokenizer(opened, data)
     config = _fitted(opened.config, options.model, tokenizer, path)
     dtypes = set(FLOATS).intersection(map(attrgetter("dtype"), opened.tensors.values()))
-    extra = path if opened.run is None else path / folders.IN_RUN
+    extra = path if opened.run is None else path / huggingface_folder.IN_RUN
     combined = hashlib.sha256()  # of the files' hashes, in order
-    for each in (path / folders.CONFIG, *opened.files):
+    for each in (path / huggingface_folder.CONFIG, *opened.files):
         with open(each, "rb") as file:
             combined.update(hashlib.file_digest(file, "sha256").digest())
     return InitSource(
@@ -230,10 +229,10 @@ def _files(
     It gets the target language of the training and, if it sets no length, the length of the
     longest target: transformers would stop after twenty tokens.
     """
-    files = folders.contents(opened.extra_files)
-    if folders.CONFIG not in files:
+    files = huggingface_folder.contents(opened.extra_files)
+    if huggingface_folder.CONFIG not in files:
         return files
-    settings, _ = transformers_config.read(opened.extra_files[folders.CONFIG].parent)
+    settings, _ = transformers_config.read(opened.extra_files[huggingface_folder.CONFIG].parent)
     changed: dict[str, int] = {}
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.target_lang is not None:
         forced = tokenizer.forced_bos_id()
@@ -250,9 +249,9 @@ def _files(
             "eos_token_id": config.eos_id,
             "pad_token_id": config.target_pad_id,
         }
-        files[folders.GENERATION] = folders.to_json(
+        files[huggingface_folder.GENERATION] = huggingface_folder.to_json(
             {**ids, **settings, **changed}
-            if folders.GENERATION not in files
+            if huggingface_folder.GENERATION not in files
             else {**settings, **changed}
         )
     return files
@@ -263,7 +262,7 @@ def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> Gen
 
     Raises InputError naming the file if it has unsupported settings.
     """
-    if not (path / folders.CONFIG).is_file():
+    if not (path / huggingface_folder.CONFIG).is_file():
         return GenerationConfig()
     settings = transformers_config.of_folder(path, config, tokenizer)
     return GenerationConfig(

@@ -16,8 +16,7 @@ from jax_transformer.extras.speech import sound
 from jax_transformer.extras.speech.timestamps import TimestampRules
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import huggingface_folder as folders
-from jax_transformer.storage import untrusted
+from jax_transformer.storage import huggingface_folder, untrusted
 from jax_transformer.storage.untrusted import shown
 
 _LANGUAGES = """
@@ -177,7 +176,7 @@ def read(folder: Path, config: TransformerConfig) -> SpeechConfig:
     languages, tasks = _ids(file, data, vocabulary)
     forced = data.get("forced_decoder_ids")
     if forced is None:
-        forced = folders.configuration(folder).get("forced_decoder_ids")
+        forced = huggingface_folder.configuration(folder).get("forced_decoder_ids")
     settings = SpeechConfig(
         generation,
         {name.removeprefix("<|").removesuffix("|>"): index for name, index in languages.items()},

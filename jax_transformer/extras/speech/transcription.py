@@ -20,7 +20,7 @@ from jax_transformer.generate import decoding, generation_config, prepare
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.inference import translation
 from jax_transformer.shapes import Features
-from jax_transformer.storage import huggingface_folder as folders
+from jax_transformer.storage import huggingface_folder
 from jax_transformer.transformer import Transformer
 
 
@@ -88,7 +88,7 @@ class Transcriber:
             raise ConfigError(
                 f"{opened.path}: transcribe reads sound, and this model reads text: use translate"
             )
-        file = opened.extra_files.get(folders.CONFIG)
+        file = opened.extra_files.get(huggingface_folder.CONFIG)
         if file is None:
             raise InputError(f"{opened.path}: has no config.json of a Hugging Face folder")
         config = speech_config.read(file.parent, opened.config)

@@ -14,8 +14,7 @@ from jax_transformer.formats import model_card
 from jax_transformer.formats.base import Destination, Format, Pretrained
 from jax_transformer.formats.contents import Contents
 from jax_transformer.formats.huggingface_folders import completed_notes
-from jax_transformer.storage import huggingface_folder as folders
-from jax_transformer.storage import run_files
+from jax_transformer.storage import huggingface_folder, run_files
 from jax_transformer.storage.tensors import Note
 from jax_transformer.storage.untrusted import shown
 
@@ -87,15 +86,16 @@ class MarianWeights(Pretrained):
             "decoder_vocab_size": config.target_vocab_size,
             **ids,
         }
-        files[folders.GENERATION] = folders.to_json(ids | _decoding(model, config.target_pad_id))
+        generation = ids | _decoding(model, config.target_pad_id)
+        files[huggingface_folder.GENERATION] = huggingface_folder.to_json(generation)
         if to.format.name == "hf":
             dtypes = {to.dtype or array.dtype for array in model.arrays.values()}
             data = huggingface_config.to_config(config)
             data |= {"dtype": next(iter(dtypes))} if len(dtypes) == 1 else {}
             numbers = sum(array.info.size for array in model.arrays.values())
             name = to.path.absolute().name
-            files[folders.CARD] = model_card.new(name, "marian", numbers, None).encode()
-        return files | {folders.CONFIG: folders.to_json(data)}
+            files[huggingface_folder.CARD] = model_card.new(name, "marian", numbers, None).encode()
+        return files | {huggingface_folder.CONFIG: huggingface_folder.to_json(data)}
 
 
 class MarianModel(Format):
@@ -182,7 +182,7 @@ def _tokenizer(model: Model, pad_id: int) -> dict[str, bytes]:
         "separate_vocabs": separate,
         "model_max_length": _LONGEST,
     }
-    files = {"tokenizer_config.json": folders.to_json(settings)}
+    files = {"tokenizer_config.json": huggingface_folder.to_json(settings)}
     for side, name in enumerate(names):
         ids = _ids(model, side)
         if any(token not in ids for token in (marian_model.END, UNKNOWN)):
@@ -194,7 +194,7 @@ def _tokenizer(model: Model, pad_id: int) -> dict[str, bytes]:
                 f"{model.vocabularies[side]}: does not belong to {model.path}, whose {pad_id:,} "
                 f"words are followed by {PAD}"
             )
-        files[name] = folders.to_json(ids | {PAD: pad_id})
+        files[name] = huggingface_folder.to_json(ids | {PAD: pad_id})
     sides = zip(marian_model.SENTENCEPIECE, (model.sentencepiece * 2)[:2], strict=True)
     return files | {name: path.read_bytes() for name, path in sides}
 

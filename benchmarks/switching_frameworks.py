@@ -1,9 +1,9 @@
 """One training run that switches PyTorch → JAX → PyTorch, against runs that stay in either.
 
-See docs/mid-flight.md.
+See docs/switching-frameworks.md.
 
-``python benchmarks/mid_flight.py`` trains on the built-in task, in float64 and in float32, with
-every switch through a .pt file, prints a Markdown table and draws the loss curve.
+``python benchmarks/switching_frameworks.py`` trains on the built-in task, in float64 and in
+float32, with every switch through a .pt file, prints a Markdown table and draws the loss curve.
 """
 
 import argparse
@@ -219,7 +219,10 @@ def main() -> None:
         "--updates", type=int, default=40, help="in each of the three legs (%(default)s)"
     )
     parser.add_argument(
-        "--plot", type=Path, default=Path("mid-flight.png"), help="the picture (%(default)s)"
+        "--plot",
+        type=Path,
+        default=Path("loss.png"),
+        help="the picture (%(default)s)",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)  # the thread pools of two frameworks would compete
