@@ -45,7 +45,7 @@ def serving(translator: Translator, **changes: Any) -> Iterator[tuple[Service, A
     """A service whose programs are compiled, and a client of it."""
     service = Service(translator, dataclasses.replace(LIMITS, **changes), title="a <model>")
     with testclient.TestClient(service.app, raise_server_exceptions=False) as client:
-        until(lambda: service.ready)
+        until(lambda: service.ready and service.compiled == service.programs)
         yield service, client
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import signal
@@ -19,6 +20,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from jax_transformer import webpage
 from jax_transformer.errors import ConfigError
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _DEFAULTS = Limits()
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_PROGRESS = 10.0
+"""Seconds between two lines about the programs that are compiled."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLIENT_CLOSED = 499
 """Status of a request whose client has gone, in logs and metrics; nobody receives it."""
@@ -62,6 +67,7 @@ class Service:
         self.title = title
         self.accepted = self.answered = self.abandoned = 0
         self.ready = False
+        self.compiled = self.programs = 0
         self.failure: BaseException | None = None
         """An error outside of requests: the service cannot go on."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -78,9 +84,10 @@ class Service:
                 Route("/metrics", self._figures),
             ],
             middleware=[
+                Middleware(_JsonErrors),
                 Middleware(
                     TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False
-                )
+                ),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _internal_error},
             lifespan=self._lifespan,
@@ -90,6 +97,7 @@ class Service:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.batcher = Batcher(self.engine, self.limits, self.metrics)
         self._encoder = ThreadPoolExecutor(1, "encode")
+        self._compiler = ThreadPoolExecutor(1, "compile")
         tasks = [asyncio.create_task(self._warm()), asyncio.create_task(self.batcher.run())]
         for task in tasks:
             task.add_done_callback(self._finished)
@@ -97,8 +105,8 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._encoder.shutdown()
-        self.batcher.device.shutdown()
+        for threads in (self._encoder, self._compiler, self.batcher.device):
+            threads.shutdown()
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -106,13 +114,23 @@ class Service:
             self.on_failure()
 
     async def _warm(self) -> None:
-        """Compile all programs of the start, one at a time."""
+        """Compile all programs of the start, one at a time; after the first, requests come in."""
         loop = asyncio.get_running_loop()
-        programs, start = list(self.engine.programs()), loop.time()
-        for program in programs:
-            await loop.run_in_executor(self.batcher.device, program)
-        self.ready = True
-        logger.info("ready: %d programs after %.0f s", len(programs), loop.time() - start)
+        programs = list(self.engine.programs())
+        self.programs, start = len(programs), loop.time()
+        last, first = start, min(len(self.engine.translator.widths), len(programs))
+        for self.compiled, program in enumerate([*programs, None]):
+            seconds = loop.time() - start
+            if self.compiled == first:
+                self.ready = True
+                logger.info("ready: %d of %d programs after %.0f s", first, len(programs), seconds)
+            elif program is None or loop.time() >= last + _PROGRESS:
+                logger.info(
+                    "compiled %d of %d programs after %.0f s", self.compiled, len(programs), seconds
+                )
+                last = loop.time()
+            if program is not None:
+                await loop.run_in_executor(self._compiler, program)
 
     # Endpoints
 
@@ -127,6 +145,7 @@ class Service:
     async def _readiness(self, request: Request) -> Response:
         live = self.failure is None
         body = {"live": live, "ready": self.ready and live, "model": self.title}
+        body |= {"compiled": self.compiled, "programs": self.programs}
         return _answer(body, status=200 if body["ready"] else 503)
 
     async def _figures(self, request: Request) -> Response:
@@ -245,6 +264,41 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     return _answer({"error": "internal error: see the server's log"}, status=500)
 
 
+class _JsonErrors:
+    """ASGI middleware that answers in JSON what another one refuses in plain text."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused: Message | None = None
+
+        async def as_json(message: Message) -> None:
+            nonlocal refused
+            headers = dict(message.get("headers", ()))
+            plain = headers.get(b"content-type", b"").startswith(b"text/plain")
+            if plain and message["status"] >= 400:
+                refused = message
+            elif refused is None:
+                await send(message)
+            else:
+                answer = _answer({"error": message["body"].decode()}, status=refused["status"])
+                await answer(scope, receive, send)
+
+        await self.app(scope, receive, as_json)
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, with JSON for what is not HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = json.dumps({"error": msg}).encode()
+        head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        if self.cycle is None or self.cycle.response_complete:  # not within another answer
+            self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
 # The process
 
 
@@ -295,6 +349,7 @@ def serve(service: Service, bound: socket.socket) -> None:
     logger.propagate = False  # other packages give the root logger a handler of its own
     config = uvicorn.Config(
         service.app,
+        http=_Protocol,
         log_config=None,
         access_log=False,
         proxy_headers=False,

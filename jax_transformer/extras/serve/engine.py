@@ -67,8 +67,9 @@ class Engine:
     """Translates lines as its translator does, in batches of the translator's widths.
 
     A batch of each width has one of a few numbers of rows, so a set of options compiles few
-    programs; those of :meth:`programs` at the start, others when they are first asked for. Only
-    one thread may translate at a time; another one may encode.
+    programs; those of :meth:`programs` at the start, others when they are first asked for. One
+    thread may translate, one encode, and one compile the programs of the start: if two of them need
+    the same program, JAX compiles it once and the other waits.
     """
 
     def __init__(self, translator: Translator, *, batch_rows: int, max_configs: int):
@@ -80,6 +81,9 @@ class Engine:
         self.page_config = config.overridden({"num_beams": beams, "num_return_sequences": beams})
         self._warmed = {_compiled(each) for each in (config, self.page_config)}
         self._others: set[GenerationConfig] = set()
+        self._pending = {
+            _program(group, rows) for group in self._groups() for rows in self.rows(group)
+        }
 
     def encode(
         self, lines: Sequence[str], config: GenerationConfig, attention: bool
@@ -115,6 +119,15 @@ class Engine:
         most = min(self.batch_rows, self.translator.rows_per_batch(group.config)[index])
         return batches.row_counts(most)
 
+    def rows_now(self, group: Group) -> tuple[int, ...]:
+        """Return the numbers of rows whose programs are not still to be compiled at the start.
+
+        If all of them are, a batch has one line and compiles the smallest.
+        """
+        rows = self.rows(group)
+        done = tuple(each for each in rows if _program(group, each) not in self._pending)
+        return done or rows[:1]
+
     def admit(self, config: GenerationConfig) -> None:
         """Raise RequestError 422 for a length beyond the model, or programs over the maximum."""
         try:
@@ -139,29 +152,48 @@ class Engine:
     def programs(self) -> Iterator[Callable[[], None]]:
         """Yield a function for each program of the start, which compiles it: of the default
         options, of the page's, and of every attention map.
+
+        The first ones are for single lines of each width with the default options.
         """
-        for config in dict.fromkeys((self.translator.generation_config, self.page_config)):
-            for width in self.translator.widths:
-                group = Group(
-                    dataclasses.replace(config, num_return_sequences=config.num_beams), width
-                )
-                for rows in self.rows(group):
-                    yield partial(self.compile, group, rows)
+        groups = self._groups()
+        defaults, page = (
+            groups[: len(self.translator.widths)],
+            groups[len(self.translator.widths) :],
+        )
+        for group in (*defaults, *page):
+            yield partial(self.compile, group, self.rows(group)[0])
         for widths in attention_page.shapes(self.translator):
             yield partial(attention_page.compile, self.translator, *widths)
+        for group in groups:
+            for rows in self.rows(group)[1:]:
+                yield partial(self.compile, group, rows)
+
+    def _groups(self) -> list[Group]:
+        """Return the groups whose programs are compiled at the start."""
+        groups = []
+        for config in dict.fromkeys((self.translator.generation_config, self.page_config)):
+            for width in self.translator.widths:
+                shared = dataclasses.replace(config, num_return_sequences=config.num_beams)
+                groups.append(Group(shared, width))
+        return groups
 
     def compile(self, group: Group, rows: int) -> None:
-        """Translate a batch of empty lines, so that its program is compiled."""
-        self.translate([EncodedLine("", (), group, 0, 1, False)] * rows)
+        """Translate a batch of empty lines, unless its program is compiled."""
+        if _program(group, rows) in self._pending:
+            self._translate([EncodedLine("", (), group, 0, 1, False)], rows)
 
     def translate(self, lines: Sequence[EncodedLine]) -> list[Translation]:
-        """Return the translation of each line of a batch; all are of the same group.
+        """Return the translation of each line of a batch; all are of the same group."""
+        counts = self.rows_now(lines[0].group)
+        return self._translate(lines, next(rows for rows in counts if rows >= len(lines)))
+
+    def _translate(self, lines: Sequence[EncodedLine], count: int) -> list[Translation]:
+        """Translate a batch with so many rows.
 
         The rows that are left over repeat the lines, because a decoding loop lasts until all rows
         have ended.
         """
         group, translator = lines[0].group, self.translator
-        count = next(rows for rows in self.rows(group) if rows >= len(lines))
         filled = [lines[i % len(lines)] for i in range(count)]
         source = batches.pad_rows(
             [line.ids for line in filled],
@@ -172,6 +204,7 @@ class Engine:
         )
         row_ids = np.array([line.row_id for line in filled], np.int32)
         tokens, scores = decoding.generate(translator.split_model, source, group.config, row_ids)
+        self._pending.discard(_program(group, count))
         result = []
         for line, ids, row_scores in zip(lines, tokens, scores, strict=False):
             hypotheses = [
@@ -197,6 +230,10 @@ def _compiled(config: GenerationConfig) -> GenerationConfig:
         top_p=1.0 if config.top_p == 1 else 0.5,
         seed=0,
     )
+
+
+def _program(group: Group, rows: int) -> tuple[GenerationConfig, int, int]:
+    return _compiled(group.config), group.width, rows
 
 
 # Batches
@@ -296,7 +333,7 @@ class Batcher:
                 await self._arrival.wait()
                 self._drop_cancelled()
             group, members = min(self._groups.items(), key=lambda item: item[1][0].since)
-            most = self.engine.rows(group)[-1]
+            most = self.engine.rows_now(group)[-1]
             patience = members[0].since + self.limits.batch_wait - loop.time()
             if len(members) >= most or patience <= 0:
                 break

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jax_transformer.errors import ConfigError, nearest
 from jax_transformer.generate.generation_config import ALIASES, Constraints, GenerationConfig
@@ -46,12 +46,13 @@ class RequestError(Exception):
 class Limits:
     """Bounds on what one request, and all requests together, can ask for."""
 
-    queue_size: int = 1024
-    """Lines that wait for a batch, at most; requests beyond are answered 429."""
+    queue_size: int = cast(int, None)
+    """Lines that wait for a batch, at most; requests beyond are answered 429 (default: 1024, or
+    --max-lines if that is more)."""
     timeout: float = 30.0
     """Seconds until a request is answered 504; a request can ask for less."""
-    max_lines: int = 256
-    """Lines of a request, at most."""
+    max_lines: int = cast(int, None)
+    """Lines of a request, at most (default: 256, or --queue-size if that is less)."""
     max_characters: int = 100_000
     """Characters of a request's lines together, at most."""
     max_body_bytes: int = 1_000_000
@@ -66,6 +67,11 @@ class Limits:
     """Seconds that a line waits for others to share its batch while the device is free."""
 
     def __post_init__(self) -> None:
+        lines, queue = self.max_lines, self.queue_size
+        if queue is None:
+            object.__setattr__(self, "queue_size", max(1024, lines or 0))
+        if lines is None:
+            object.__setattr__(self, "max_lines", min(256, self.queue_size))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in ("max_configs", "batch_wait") else 1
@@ -77,7 +83,7 @@ class Limits:
         if self.max_lines > self.queue_size:
             raise ConfigError(
                 f"max_lines={self.max_lines} is over queue_size={self.queue_size}: such a request "
-                "would never fit the queue; lower the one or raise the other"
+                "would never fit the queue; lower --max-lines or raise --queue-size"
             )
 
 
@@ -152,9 +158,10 @@ def _lines(fields: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
         raise RequestError(422, "text must be a string or a list of strings")
     if not lines:
         raise RequestError(422, "text is an empty list")
-    if len(lines) > limits.max_lines:
+    count = sum(line.removesuffix("\n").count("\n") + 1 for line in lines)
+    if count > limits.max_lines:
         raise RequestError(
-            413, f"{len(lines)} lines are over this server's maximum of {limits.max_lines}"
+            413, f"{count} lines are over this server's maximum of {limits.max_lines}"
         )
     characters = sum(map(len, lines))
     if characters > limits.max_characters:

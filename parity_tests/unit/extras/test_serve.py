@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from starlette import testclient
 
 from jax_transformer.cli import translate
+from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import app, requests
 from jax_transformer.extras.serve.app import Service
 from jax_transformer.extras.serve.engine import Engine
@@ -197,6 +199,7 @@ def test_requests_of_equal_options_share_batches(served, monkeypatch):
         ({"text": "a", "timeout": 21}, 422, "at most this server's 20.0"),
         ({"text": "a", "timeout": 0}, 422, "timeout=0"),
         ({"text": ["a"] * 12}, 413, "12 lines"),
+        ({"text": ["a\n" * 6, "\n\n", "a\nb\r\n", "", ""]}, 413, "12 lines"),
         ({"text": "a" * 201}, 413, "201 characters"),
         ({"text": " " * 2000}, 413, "2000 bytes"),
         ({"text": ["a"] * 11, "beam": 6, "n_best": 6, "attention": True}, 413, "64"),
@@ -211,6 +214,30 @@ def test_a_wrong_request_is_refused_in_one_line(client, body, status, words):
     assert actual == status and words in message, message
 
 
+def test_the_limits_of_lines_follow_each_other():
+    def limits(**values: int) -> tuple[int, int]:
+        result = requests.Limits(**values)
+        return result.queue_size, result.max_lines
+
+    assert limits() == (1024, 256)
+    assert [limits(queue_size=size) for size in (64, 256, 257)] == [
+        (64, 64),
+        (256, 256),
+        (257, 256),
+    ]
+    assert [limits(max_lines=n) for n in (1024, 1025)] == [(1024, 1024), (1025, 1025)]
+    assert limits(queue_size=8, max_lines=8) == (8, 8)
+    message = r"max_lines=9 is over queue_size=8.*--max-lines.*--queue-size"
+    with pytest.raises(ConfigError, match=message):
+        limits(queue_size=8, max_lines=9)
+    texts = ["\n" * 11, "a\n" * 4 + "b", "", *["c"] * 5]  # 11 + 5 + 1 + 5 lines
+    body = json.dumps({"text": texts}).encode()
+    parsed = requests.parse(body, GenerationConfig(), requests.Limits(max_lines=22))
+    assert parsed.lines == tuple(texts)
+    with pytest.raises(requests.RequestError, match="22 lines"):
+        requests.parse(body, GenerationConfig(), requests.Limits(max_lines=21))
+
+
 def test_other_methods_and_paths_are_refused(client):
     assert services.status_and_message(client.get("/translate"))[0] == 405
     for path in ("/nothing", "/../../etc/passwd", "/%2e%2e/config.json", "/alignment.js"):
@@ -223,7 +250,8 @@ def test_other_methods_and_paths_are_refused(client):
 def test_only_known_hosts_are_answered(translator):
     service = Service(translator, services.LIMITS, allowed_hosts=app.hosts("127.0.0.1"))
     client = testclient.TestClient(service.app, base_url="http://evil.example")
-    assert client.get("/health/live").status_code == 400
+    status, message = services.status_and_message(client.get("/health/live"))
+    assert status == 400 and "host" in message
     for host in ("localhost:8000", "[::1]:8000"):
         assert client.get("/metrics", headers={"Host": host}).status_code == 200
 
@@ -292,20 +320,79 @@ def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch,
 # Health, metrics and the page
 
 
-def test_health_says_when_the_programs_are_compiled(translator, monkeypatch):
-    compiled = threading.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "compile", lambda *_: compiled.wait(60))
-        service = Service(translator, services.LIMITS)
-        with testclient.TestClient(service.app) as client:
-            assert client.get("/health/live").status_code == 200
-            answer = client.get("/health")
-            assert (answer.status_code, answer.json()["ready"]) == (503, False)
+@pytest.fixture
+def gated(monkeypatch) -> Iterator[threading.Semaphore]:
+    """Each release lets the start of a service compile one program."""
+    gate, compile = threading.Semaphore(0), Engine.compile
+    monkeypatch.setattr(Engine, "compile", lambda *all: gate.acquire() and compile(*all))
+    yield gate
+    gate.release(99)
+
+
+def test_requests_are_answered_after_the_first_programs(gated, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(app, "_PROGRESS", 0)
+    translator = services.translator(widths=(4, 8))
+    service, counts, translate = Service(translator, services.LIMITS), [], Engine._translate
+    monkeypatch.setattr(Engine, "_translate", lambda *all: counts.append(all[2]) or translate(*all))
+
+    def health(status: int) -> tuple[bool, int, int]:
+        answer = client.get("/health")
+        assert answer.status_code == status and answer.json()["live"]
+        return tuple(answer.json()[name] for name in ("ready", "compiled", "programs"))
+
+    def ask(**options: Any) -> list[int]:
+        """The rows of the batches of a request, whose translations are right."""
+        counts.clear()
+        answer = client.post("/translate", json={"text": services.LINES[:2] * 2, **options}).json()
+        texts = [each["text"] for each in answer["translations"]]
+        assert texts == translator(services.LINES[:2] * 2, **options)
+        return counts
+
+    with testclient.TestClient(service.app) as client:
+        assert client.get("/health/live").status_code == 200
+        for compiled in range(3):  # one for each width
+            services.until(lambda compiled=compiled: service.compiled == compiled)
+            assert health(503) == (False, compiled, 16)
             early = client.post("/translate", json={"text": "one"})
             assert services.status_and_message(early)[0] == 503 and early.headers["retry-after"]
-            compiled.set()
-            services.until(lambda: service.ready)
-            assert client.get("/health/ready").status_code == 200
+            gated.release()
+        services.until(lambda: service.ready)
+        assert health(200) == (True, 3, 16)
+        assert ask() == ask(beam=4) == [1] * 4  # those that are there, or else the smallest
+        for compiled, rows in ((10, [1] * 4), (13, [4] * 2)):  # 10: with those of attention
+            for _ in range(3):
+                gated.release()
+            services.until(lambda compiled=compiled: service.compiled == compiled)
+            assert ask() == rows and ask(beam=4, length_penalty=0.1) == [1] * 4
+        gated.release(3)
+        services.until(lambda: service.compiled == 16)
+        assert ask(beam=4, length_penalty=0.1) == [4] * 2
+    lines = [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
+    lines = [line for line in lines if "programs" in line]
+    assert lines[3:] == [
+        "ready: 3 of 16 programs",
+        *(f"compiled {n} of 16 programs" for n in range(4, 17)),
+    ]
+
+
+@pytest.mark.parametrize("stage", [0, 4])  # a program of decoding, and one of attention
+def test_a_program_that_two_threads_need_is_compiled_once(stage):
+    compiled, barrier = [], threading.Barrier(2)
+    engine = Engine(services.translator(widths=(3,)), batch_rows=4, max_configs=2)
+    program = list(engine.programs())[stage]
+
+    def listen(name: str, _: float, **more: Any) -> None:
+        if "backend_compile" in name:
+            compiled.append(more.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda _: (barrier.wait(60), program()), range(2)))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == ["jit(_attend)" if stage else "jit(_decode)"]
 
 
 def test_a_failed_start_is_neither_live_nor_ready(translator, monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import http.client
 import json
@@ -30,6 +31,14 @@ from parity_tests.unit.services import LIMITS, device_busy, serving, until
 @pytest.fixture(scope="module")
 def translator() -> Translator:
     return services.translator()
+
+
+@pytest.fixture(autouse=True)
+def logger(monkeypatch) -> None:
+    """Undo the changes of `app.serve` after the test."""
+    logger = logging.getLogger("jax_transformer.extras.serve")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
 
 
 # Requests that end early
@@ -154,6 +163,11 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
             lines.append(process.stderr.readline())
             assert lines[-1], lines
         port = int(re.search(r"127\.0\.0\.1:(\d+)", lines[0])[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as nonsense:
+            nonsense.sendall(b"no HTTP\r\n\r\n")
+            head, body = nonsense.makefile("rb").read().split(b"\r\n\r\n")
+        assert b"400 Bad Request" in head and b"application/json" in head
+        assert json.loads(body) == {"error": "Invalid HTTP request received."}
         answers: list[bool] = []
 
         def load(number: int) -> None:
@@ -175,15 +189,43 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
         process.kill()
         process.wait()
     assert process.returncode == 0, errors
+    assert re.search(r"^ready: \d of \d\d programs after \d+ s$", "".join(lines), re.MULTILINE)
     accepted, answered, abandoned = map(int, re.findall(r"(\d+) ", errors.splitlines()[-1]))
     assert accepted == answered == len(answers) and abandoned == 0
     assert all(answers)
 
 
+def test_a_stop_while_programs_are_compiled_compiles_no_more(translator, monkeypatch, capfd):
+    started, compiled = threading.Event(), []
+
+    def compile(number: int) -> None:
+        compiled.append(number)
+        if number:
+            started.set()
+            until(ending)
+
+    def ending() -> bool:
+        with contextlib.suppress(RuntimeError):  # new work is refused
+            return not service._encoder.submit(int)
+        return True
+
+    def stop() -> None:
+        assert started.wait(60)
+        until(lambda: service.ready and not refuses(port))  # ready may be before listening
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    service, bound = Service(translator, LIMITS), app.bind("127.0.0.1", 0)
+    port, first = bound.getsockname()[1], len(translator.widths)
+    programs = [functools.partial(compile, max(0, n + 1 - first)) for n in range(first + 3)]
+    monkeypatch.setattr(service.engine, "programs", lambda: programs)
+    with ThreadPoolExecutor(1) as threads:
+        stopped = threads.submit(stop)
+        app.serve(service, bound)
+        stopped.result()
+    assert compiled == [0] * first + [1] and "stopped: 0 requests" in capfd.readouterr().err
+
+
 def test_a_second_ctrl_c_does_not_wait_for_answers(translator, monkeypatch, capfd):
-    logger = logging.getLogger("jax_transformer.extras.serve")
-    monkeypatch.setattr(logger, "handlers", [])
-    monkeypatch.setattr(logger, "propagate", True)  # and so again after the test
     service, bound = Service(translator, LIMITS), app.bind("127.0.0.1", 0)
     port, started, free = bound.getsockname()[1], threading.Event(), threading.Event()
 
