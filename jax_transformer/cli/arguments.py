@@ -176,9 +176,9 @@ def listed(
 def parse(command: str, kind: type[T], words: Sequence[str]) -> T:
     """Return the options on a command line.
 
-    Underscores in flags are dashes, and ``~`` in a path is the home folder. The last of repeated
-    flags counts, but a flag of several values must not be repeated, unless it is ``Repeatable``. If
-    ``kind`` has a ``from_file``, ``--config FILE`` gives what flags leave out. Raises ConfigError.
+    Underscores in flags are dashes, and ``~`` in a path is the home folder. A flag may be repeated
+    with the same value, but one of several values only if it is ``Repeatable``. If ``kind`` has a
+    ``from_file``, ``--config FILE`` gives what flags leave out. Raises ConfigError.
     """
     known = list(listed(kind))
     used, texts, unknown = split(known, words)
@@ -247,7 +247,11 @@ def split(
 
 def _value(argument: Argument, uses: list[tuple[str, list[str]]]) -> Any:
     """Return an option's value from the flags that name it, each with its texts."""
-    flag, texts = uses[-1]
+    (flag, texts), *others = uses
+    for use in others if not argument.several else ():
+        if _value(argument, [use]) != _value(argument, uses[:1]):
+            first, second = (" ".join((name, *words)) for name, words in (uses[0], use))
+            raise ConfigError(f"{first} and {second} contradict each other: give one of them")
     if argument.type is bool:
         if texts:
             raise ConfigError(f"{flag}: takes no value, not {texts[0]!r}")

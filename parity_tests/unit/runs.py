@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,16 @@ def fields_of(flags: list[str]) -> dict[str, tuple[str, ...]]:
     return {name: (path,) for name, path in zip(names, flags[1::2], strict=True)}
 
 
+def last_of_each(arguments: Sequence[str | Path]) -> list[str]:
+    """Return the arguments without a flag, and its values, that comes again."""
+    uses: list[list[str]] = [[]]
+    for word in map(str, arguments):
+        uses += [[]] if word.startswith("--") else []
+        uses[-1].append(word)
+    last = {use[0]: use for use in uses[1:]}
+    return [*uses[0], *itertools.chain(*last.values())]
+
+
 def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
     """Return the arguments with one flag's value changed."""
     where = arguments.index(name) + 1
@@ -125,7 +136,7 @@ def start(
     """Start a command in a separate process, with pipes of text."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments)],
+        [sys.executable, *program, *last_of_each(arguments)],
         env=environment(),
         text=True,
         **pipes,
@@ -175,7 +186,7 @@ def train(*arguments: str | Path, curves: bool = False) -> CommandResult:
         patch.setattr(step, "make_step", record)
         if not curves:
             patch.setattr(training_run.curves, "draw", _no_curves)
-        code = main("train", *arguments)
+        code = main("train", *last_of_each(arguments))
     return CommandResult(
         code,
         out.getvalue(),

@@ -240,6 +240,15 @@ def test_flags_have_the_names_of_transformers_as_well():
     assert short == long and (short.search.num_beams, short.num_return_sequences) == (4, 2)
 
 
+def test_a_flag_may_be_repeated_with_its_value():
+    kind = cli.COMMANDS["translate"].kind
+    words = "--run a --run a --temperature 1e-1 --temperature=0.1 --beam 4 --num-beams 4 --sample"
+    words += " --sample --ensemble a --ensemble b --ensemble a"  # which is Repeatable
+    options = cli.parse("translate", kind, words.split())
+    assert (options.run, options.ensemble) == ("a", ("a", "b", "a"))
+    assert (options.sampling.temperature, options.search.num_beams) == (0.1, 4)
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(jax_transformer.errors.ConfigError):
         runs.main("train", "--steps", "0", "--debug")
@@ -293,7 +302,8 @@ def test_an_error_of_the_runtime_that_is_no_lack_of_memory_has_its_traceback(mon
 def test_a_model_that_is_larger_than_the_memory_is_refused(console, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = runs.write_text(tmp_path)
-    command = ["train", *flags, *runs.OPTIONS, "--run", "run", "--model.d-ff", 10**12]
+    options = runs.with_option(runs.OPTIONS, "--model.d-ff", 10**12)
+    command = ["train", *flags, *options, "--run", "run"]
     console.refused(2, ["the weights and the optimizer state take", "GiB of cpu"], *command)
     assert not (tmp_path / "run/config.json").exists()
 
@@ -383,6 +393,9 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
             ["--data.train-source is given 2 times", "all values after one"],
         ),
         ("convert a b --set heads=4 --set=dropout=0", ["--set is given 2 times"]),
+        ("train --steps 3 --seed 1 --steps=4 --seed 1", ["--steps 3 and --steps 4 contradict"]),
+        ("translate --run a --beam 4 --beam 4 --num_beams 5", ["--beam 4 and --num-beams 5"]),
+        ("train --tensorboard --no-tensorboard", ["--tensorboard and --no-tensorboard contra"]),
         ("translate", ["--run"]),
         ("translate --run a --beam two", ["--beam", "two"]),
         ("evaluate --run a --source b", ["--target"]),
@@ -422,7 +435,8 @@ def test_unreadable_text_is_named(console, tmp_path, monkeypatch):
     console.refused(3, [source], *command)
     source.rmdir()
     source.write_bytes(good)
-    console.refused(3, ["max_length=1"], *command, "--model.max-length", "1")
+    options = runs.with_option(runs.OPTIONS, "--model.max-length", 1)
+    console.refused(3, ["max_length=1"], "train", *flags, *options)
     assert not (tmp_path / "runs").exists()
 
 

