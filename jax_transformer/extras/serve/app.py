@@ -26,7 +26,14 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from jax_transformer import webpage
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import requests
-from jax_transformer.extras.serve.engine import CONTENT_TYPE, Batcher, Engine, Metrics, Translation
+from jax_transformer.extras.serve.engine import (
+    CONTENT_TYPE,
+    PAGE_BEAMS,
+    Batcher,
+    Engine,
+    Metrics,
+    Translation,
+)
 from jax_transformer.extras.serve.requests import Limits, RequestError
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator, empty_hypothesis
@@ -60,10 +67,18 @@ class Service:
         allowed_hosts: Sequence[str] = ("*",),
     ):
         self.limits, self.metrics = limits, Metrics()
-        self.engine = Engine(
-            translator, batch_rows=limits.batch_rows, max_configs=limits.max_configs
-        )
         self.defaults = translator.generation_config
+        if self.defaults.num_beams > limits.max_beam:
+            raise ConfigError(
+                f"num_beams={self.defaults.num_beams} by default is over max_beam="
+                f"{limits.max_beam}, and so is each request: lower --beam or raise --max-beam"
+            )
+        self.engine = Engine(
+            translator,
+            batch_rows=limits.batch_rows,
+            max_configs=limits.max_configs,
+            page_beams=min(PAGE_BEAMS, limits.max_beam),
+        )
         self.title = title
         self.accepted = self.answered = self.abandoned = 0
         self.ready = False
@@ -294,7 +309,8 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def send_400_response(self, msg: str) -> None:
         body = json.dumps({"error": msg}).encode()
         head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        if self.cycle is None or self.cycle.response_complete:  # not within another answer
+        # not within another answer
+        if not self.cycle or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
 

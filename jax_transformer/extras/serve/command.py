@@ -1,5 +1,6 @@
 """``jax-transformer serve``: a model as an HTTP service with a page."""
 
+import re
 import sys
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -39,6 +40,13 @@ class ServeOptions:
     sampling: Annotated[option.Inline[SamplingOptions], Option(group="default sampling")] = field(
         default_factory=SamplingOptions
     )
+
+    def __post_init__(self) -> None:
+        for host in self.allowed_hosts:
+            if not re.fullmatch(r"\*|(\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\]", host):
+                raise ConfigError(
+                    f"--allowed-hosts {host}: must be a name without a port, *.name, [IPv6] or *"
+                )
 
 
 def run(options: ServeOptions) -> int:

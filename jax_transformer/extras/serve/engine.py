@@ -27,7 +27,7 @@ from jax_transformer.inference.translation import Hypothesis, Translator
 
 logger = logging.getLogger(__name__)
 
-_PAGE_BEAM = 4
+PAGE_BEAMS = 4
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -72,10 +72,17 @@ class Engine:
     the same program, JAX compiles it once and the other waits.
     """
 
-    def __init__(self, translator: Translator, *, batch_rows: int, max_configs: int):
+    def __init__(
+        self,
+        translator: Translator,
+        *,
+        batch_rows: int,
+        max_configs: int,
+        page_beams: int = PAGE_BEAMS,
+    ):
         self.translator, self.batch_rows, self.max_configs = translator, batch_rows, max_configs
         config = translator.generation_config
-        most = min(_PAGE_BEAM, translator.model.config.target_vocab_size // 2)
+        most = min(page_beams, translator.model.config.target_vocab_size // 2)
         beams = most if config.num_beams == 1 else config.num_beams
         # The page shows all hypotheses of a beam search
         self.page_config = config.overridden({"num_beams": beams, "num_return_sequences": beams})

@@ -18,6 +18,7 @@ from jax_transformer.cli import translate
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import app, requests
 from jax_transformer.extras.serve.app import Service
+from jax_transformer.extras.serve.command import ServeOptions
 from jax_transformer.extras.serve.engine import Engine
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
 from jax_transformer.inference import attention_page
@@ -236,6 +237,27 @@ def test_the_limits_of_lines_follow_each_other():
     assert parsed.lines == tuple(texts)
     with pytest.raises(requests.RequestError, match="22 lines"):
         requests.parse(body, GenerationConfig(), requests.Limits(max_lines=21))
+
+
+def test_no_default_is_over_the_largest_beam(translator):
+    def service(beams: int, most: int) -> Service:
+        config = GenerationConfig(num_beams=beams)
+        wide = Translator(translator.model, translator.tokenizer, config, widths=(8,))
+        return Service(wide, dataclasses.replace(services.LIMITS, max_beam=most))
+
+    with pytest.raises(ConfigError, match=r"num_beams=5 .* max_beam=4,.* --beam .* --max-beam"):
+        service(5, 4)
+    expected = {(5, 5): 5, (1, 5): 4, (1, 3): 3, (1, 1): 1}
+    assert {case: service(*case).engine.page_config.num_beams for case in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "host", ["a*b", "*b", "a.example:80", "http://a.example", "*.*", "::1", "*."]
+)
+def test_hosts_that_no_client_can_name_are_refused(host):
+    with pytest.raises(ConfigError, match=re.escape(f"--allowed-hosts {host}: must be a name")):
+        ServeOptions("run", allowed_hosts=("[::1]", host))
+    ServeOptions("run", allowed_hosts=("[::1]", "*", "*.a-b.example", "127.0.0.1", "my_host"))
 
 
 def test_other_methods_and_paths_are_refused(client):

@@ -163,11 +163,13 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
             lines.append(process.stderr.readline())
             assert lines[-1], lines
         port = int(re.search(r"127\.0\.0\.1:(\d+)", lines[0])[1])
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as nonsense:
-            nonsense.sendall(b"no HTTP\r\n\r\n")
-            head, body = nonsense.makefile("rb").read().split(b"\r\n\r\n")
-        assert b"400 Bad Request" in head and b"application/json" in head
-        assert json.loads(body) == {"error": "Invalid HTTP request received."}
+        chunk = "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+        for nonsense in ("no HTTP\r\n\r\n", chunk.replace("/ ", "/translate ")):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                connection.sendall(nonsense.encode())
+                head, body = connection.makefile("rb").read().split(b"\r\n\r\n")
+            assert b"400 Bad Request" in head and b"application/json" in head
+            assert json.loads(body) == {"error": "Invalid HTTP request received."}
         answers: list[bool] = []
 
         def load(number: int) -> None:
