@@ -40,7 +40,8 @@ TINY = dict(d_model=16, num_heads=8, d_ff=24, num_layers=1)
 QUOTES = "parity_tests/test_own_architecture.py::test_the_page_quotes_the_example"
 PLUGIN = "parity_tests/test_parity_plugin.py::test_"
 NOT_RUN = {
-    ("README.md", "def test_port(parity):"): PLUGIN + "readme_s_snippet_with_the_installed_plugin",
+    ("README.md", "def test_port(parity):"): PLUGIN
+    + "the_examples_pass_and_their_faults_are_named",
     ("docs/adding-an-architecture.md", "CONFIG = TransformerConfig("): QUOTES,
     ("docs/adding-an-architecture.md", "def weight_table("): QUOTES,
     ("docs/adding-an-architecture.md", "MY_TRANSLATOR = jt.Architecture("): QUOTES,
@@ -52,12 +53,11 @@ NOT_RUN = {
         "parity_tests/test_optimizer_state.py::test_adamw_of_every_architecture "
         "parity_tests/test_switching_frameworks.py::test_there_and_back_changes_no_bit"
     ),
-    ("docs/parity-report.md", "# their_block.py"): PLUGIN
-    + "the_example_passes_and_its_faults_are_named",
-    ("docs/parity-report.md", "# our_block.py"): PLUGIN
-    + "the_example_passes_and_its_faults_are_named",
-    ("docs/parity-report.md", "# test_port.py"): PLUGIN
-    + "the_example_passes_and_its_faults_are_named",
+    **{
+        ("docs/parity-report.md", f"# {name}.py"): PLUGIN
+        + "the_examples_pass_and_their_faults_are_named"
+        for name in ("their_block", "our_block", "test_port")
+    },
     ("docs/speech.md", "import jax_transformer as jt"): (
         "parity_tests/test_huggingface_whisper.py::test_the_example_of_the_page_runs"
     ),

@@ -1,7 +1,6 @@
 """ "Transformer Deep Dive": its example, positions, unused blocks and visible source padding."""
 
 import math
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -206,22 +205,16 @@ def test_a_table_of_one_row_is_refused_by_both():
     ],
 )
 def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
-    """Rows 1 and 0 in the faithful form, one per position in the repaired."""
+    """Rows 1 and 0 in the faithful form, one per position in the repaired: any others change no
+    logit, and only these have a gradient."""
     both = both_of(form)
     before = both.logits()
     state = both.torch.state_dict()
-    for stack, rows in read.items():
-        name = f"{stack}.positional_embedding.weight"
-        for row in (0, 1, rows - 1, rows, 59):
-            changed = {other: tensor.clone() for other, tensor in state.items()}
-            changed[name][row] += 1
-            model = jt.convert.from_torch(changed, both.config)
-            module = jt.convert.into_torch(both.flax, twins.twin(both.config)).eval()
-            module.load_state_dict(changed)
-            after = replace(both, flax=model, torch=module).logits()
-            for one, other in zip(before, after, strict=True):
-                assert (np.abs(one - other).max() > 1e-6) == (row < rows), (name, row)
-                assert row < rows or np.array_equal(one, other), (name, row)
+    with torch.no_grad():
+        for stack, rows in read.items():
+            state[f"{stack}.positional_embedding.weight"][rows:] += 1
+    for one, other in zip(before, both.again().logits(), strict=True):
+        assert np.array_equal(one, other)
     batch = batch_of(both)
     _, gradients = flax_gradients(both, batch)
     torch_loss(both, batch).backward()

@@ -158,11 +158,10 @@ STEPPED = [
     "torch.nn norm_first",
     "torch.nn tied output",
 ]
-# The step sees arrays, not an architecture: with parameters that are never trained, tied ones, and
-# ones of each kind. test_optimizer_state has AdamW of every architecture, test_optimizer_loss the
-# values of every schedule. The rest is under `-m slow`
-QUICK = [("lesson10", Schedule.COSINE)]
-QUICK += [(name, Schedule.COSINE) for name in ("deep_dive", "blog2023", "small")]
+# The step sees arrays, not an architecture. test_optimizer_state has AdamW of every architecture,
+# test_switching_frameworks such steps with tied parameters and with some that are never trained,
+# test_optimizer_loss the values of every schedule. The rest is under `-m slow`
+QUICK = [(name, Schedule.COSINE) for name in ("lesson10", "blog2023")]
 STEPS = [("lesson10", schedule) for schedule in Schedule]
 STEPS += [(name, Schedule.COSINE) for name in STEPPED]
 

@@ -106,7 +106,9 @@ def files() -> dict[str, str]:
     return dict(blocks)
 
 
-def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
+def test_the_examples_pass_and_their_faults_are_named(tmp_path, files):
+    """The page's test, and README's on models that fit it. pytest finds the fixture of the package
+    if it is installed."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     wrong = {"epsilon": ("epsilon=1e-5, ", ""), "gelu": ("approximate=False", "approximate=True")}
@@ -119,48 +121,29 @@ def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
             .replace("def test_port", f"def test_{name}")
         )
         (tmp_path / f"test_{name}.py").write_text(text)
-    output = run(tmp_path, "--parity-pages", "pages")
-    assert verdicts(output) == {
-        "test_port": "PASSED",
-        "test_epsilon": "FAILED",
-        "test_gelu": "FAILED",
-    }, output
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("\n## Parity in ten lines\n")[2].partition("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    for name, change in (("right", "0"), ("wrong", "1e-3")):
+        assert "def test_port(parity):" in snippet
+        text = SNIPPET.replace("CHANGE", change) + snippet.replace("test_port", f"test_{name}")
+        (tmp_path / f"test_{name}.py").write_text(text)
+    installed = importlib.metadata.entry_points(group="pytest11", name="jax_transformer")
+    output = run(tmp_path, "--parity-pages", "pages", installed=bool(installed))
+    faults = ("epsilon", "gelu", "wrong")
+    passed, failed = ("test_port", "test_right"), [f"test_{name}" for name in faults]
+    assert verdicts(output) == dict.fromkeys(passed, "PASSED") | dict.fromkeys(failed, "FAILED"), (
+        output
+    )
     assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in output
     assert "blocks.0 | layers.0: its input agrees" in output
     assert "the input of down is the first that differs after up" in output
-    assert "plugin.py" not in output, "the message is the report, without a traceback"
-    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == [
-        "test_epsilon.py__test_epsilon.html",
-        "test_gelu.py__test_gelu.html",
-    ]
-
-
-def test_readme_s_snippet_with_the_installed_plugin(tmp_path, files):
-    """README's test on models that fit it; pytest finds the fixture of the installed package."""
-    if not importlib.metadata.entry_points(group="pytest11", name="jax_transformer"):
-        pytest.skip("the package is not installed, so pytest does not find its plugin")
-    section = (
-        (ROOT / "README.md")
-        .read_text(encoding="utf-8")
-        .partition("\n## Parity in ten lines\n")[2]
-        .partition("\n## ")[0]
-    )
-    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert "def test_port(parity):" in snippet
-    for name in ("their_block.py", "our_block.py"):
-        (tmp_path / name).write_text(files[name])
-    (tmp_path / "test_right.py").write_text(SNIPPET.replace("CHANGE", "0") + snippet)
-    (tmp_path / "test_wrong.py").write_text(
-        SNIPPET.replace("CHANGE", "1e-3") + snippet.replace("test_port", "test_wrong")
-    )
-    output = run(tmp_path, installed=True)
-    assert verdicts(output) == {"test_port": "PASSED", "test_wrong": "FAILED"}, output
-    assert (
-        "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float64"
-        in output
-    )
+    line = "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float6"
+    assert line in output
     assert re.search(r"^blocks\.0\.up +agrees  agrees", output, re.MULTILINE)
-    assert "plugin.py" not in output
+    assert "plugin.py" not in output, "the message is the report, without a traceback"
+    pages = {path.name for path in (tmp_path / "pages").iterdir()}
+    assert pages == {f"test_{name}.py__test_{name}.html" for name in faults}
 
 
 def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):

@@ -56,6 +56,7 @@ def weights(folder, monkeypatch) -> dict[str, np.ndarray]:
     return state
 
 
+@pytest.mark.parametrize("folder", ["entry point"], indirect=True)
 def test_the_commands_of_the_page_convert_both_ways_bit_for_bit(weights, capsys):
     with runs.as_a_user():
         for line in block("").splitlines():

@@ -1,5 +1,6 @@
 """The train step and the decoding loops are lowered for CPU, GPU and TPU without them."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,12 +51,18 @@ def export_search(config: TransformerConfig, search: Callable[..., Any], **optio
 
 
 def check(config: TransformerConfig) -> None:
+    """Greedy search and sampling take the same steps as beam search, and are checked once."""
     export_step(config)
-    export_search(config, jt.generate.greedy)
     export_search(config, jt.generate.beam, beam_size=2)
 
 
-@pytest.mark.parametrize("preset", preset_names.repaired_slow(preset_names.TEXT))
+def test_the_other_searches_are_lowered_for_every_platform():
+    config = helpers.tiny(num_layers=1)
+    export_search(config, jt.generate.greedy)
+    export_search(config, functools.partial(jt.generate.sample, key=jax.random.key(0)), top_k=3)
+
+
+@pytest.mark.parametrize("preset", preset_names.repeated_slow(preset_names.TEXT))
 def test_step_and_searches_are_lowered_for_every_platform(preset):
     check(helpers.tiny(preset, num_layers=1))
 
