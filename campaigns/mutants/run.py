@@ -3,9 +3,10 @@
 pytest collects the tests once; each fault is put into the code of a process forked from there.
 
 Nothing is written to the tree: the code of the changed functions is exchanged in the fork, and the
-tests run as they were collected.
+tests run as they were collected. A copy of the tree has it for the processes that they start.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -68,11 +69,12 @@ class Seeder:
         # A test file may create an array when it is imported: JAX's threads do not survive a fork
         forks = not xla_bridge.backends_are_initialized()
         for mutant in self.mutants if forks else self.mutants[:1]:
-            self.report(
-                _forked(lambda mutant=mutant: self.result(session, mutant), mutant)
-                if forks
-                else self.result(session, mutant)
-            )
+            with _restored(Path(mutant.file)):
+                self.report(
+                    _forked(lambda mutant=mutant: self.result(session, mutant), mutant)
+                    if forks
+                    else self.result(session, mutant)
+                )
         return True
 
     def result(self, session: Any, mutant: Mutant) -> Result:
@@ -80,6 +82,8 @@ class Seeder:
         began, named, figure = time.monotonic(), None, None
         try:
             seed(mutant)
+            # Also for the processes that tests start
+            Path(mutant.file).write_text(faults.applied(mutant), encoding="utf-8")
             if mutant.module is not None or mutant.case != USUAL:
                 named, figure = compare.tried(mutant)
             if absent := faults.not_among(mutant.tests, [item.nodeid for item in session.items]):
@@ -121,6 +125,17 @@ class Seeder:
             if self.passed
             else (BROKEN, "no test ran", "")
         )
+
+
+@contextlib.contextmanager
+def _restored(file: Path) -> Iterator[None]:
+    """Undo what the block writes into a file of the copied tree."""
+    text, times = file.read_bytes(), file.stat()
+    try:
+        yield
+    finally:
+        file.write_bytes(text)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def _forked(work: Callable[[], Result], mutant: Mutant) -> Result:

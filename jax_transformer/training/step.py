@@ -231,7 +231,7 @@ def make_step(
     return TrainStep(
         one=jax.jit(one, out_shardings=updated, donate_argnums=0),
         first=jax.jit(first),
-        further=jax.jit(further, donate_argnums=0),
+        further=jax.jit(further, donate_argnums=0, keep_unused=True),  # `estimate` counts all
         finish=jax.jit(finish, out_shardings=updated, donate_argnums=0),
     )
 

@@ -116,10 +116,15 @@ def updates(preset: str, mesh: Mesh, vocabulary: int = 24) -> dict[str, Any]:
     }
 
 
-def beginning(preset: str, mesh: Mesh) -> str:
-    """The digest of a new run's state."""
+def beginning(preset: str, mesh: Mesh) -> tuple[str, dict[str, tuple]]:
+    """The digest of a new run's state, and the axes that divide each array of it, and its shape."""
     config = helpers.tiny(preset, **SIZES)
-    return digest(run.start(OPTIONS, corpus_of(config), devices_of(mesh), None))
+    state = run.start(OPTIONS, corpus_of(config), devices_of(mesh), None)
+    laid = {
+        name: (tuple(leaf.sharding.spec), leaf.shape)
+        for name, leaf in leaves_by_path(state).items()
+    }
+    return digest(state), laid
 
 
 def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:

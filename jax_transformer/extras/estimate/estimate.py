@@ -19,7 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer.config import Mixing, Part, Remat, StackConfig, TransformerConfig
+from jax_transformer.config import (
+    AttentionSpan,
+    Mixing,
+    Part,
+    Remat,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
@@ -309,7 +316,8 @@ def _part(
     d = config.d_model
     if part is Part.FFN:
         return (3 if stack.gated else 2) * d * (stack.d_ff or config.d_ff) * queries
-    projections = 2 * d * config.heads(stack) * config.head_width_of(stack) * (queries + keys)
+    tokens = queries + keys + _global_keys(stack, part, keys)
+    projections = 2 * d * config.heads(stack) * config.head_width_of(stack) * tokens
     return projections + _attend(config, stack, part, queries, keys)
 
 
@@ -319,5 +327,14 @@ def _attend(
     """Return the multiply-adds of a part without weights: scores, and the mixing of values."""
     if part is Part.FFN:
         return 0
+    if part is Part.SELF and stack.attention_span is not AttentionSpan.FULL:  # nn/local_attention
+        block = stack.local_radius + 1
+        queries, keys = -(-queries // block) * block, 3 * block + _global_keys(stack, part, keys)
     products = 1 if stack.mixing is Mixing.SUMMED else 2
     return products * queries * keys * config.heads(stack) * config.head_width_of(stack)
+
+
+def _global_keys(stack: StackConfig, part: Part, keys: int) -> int:
+    """Return the keys that are sums of tokens. Summing them is not counted."""
+    sums = part is Part.SELF and stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+    return keys // stack.global_block_size if sums else 0

@@ -13,7 +13,7 @@ from jax_transformer.config import MaskFill, Mixing
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import attend
-from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
+from jax_transformer.nn.fused_attention import check_cudnn, cudnn_attend, fused_attend
 from jax_transformer.training import step
 from parity_tests import preset_names
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
@@ -225,6 +225,7 @@ def test_cudnn_is_refused_without_a_gpu_and_in_32_bits(monkeypatch):
     with pytest.raises(ConfigError, match=r"the model in float32: use --model.precision bfloat16"):
         jax.eval_shape(lambda: random_model(wide, dtype="float32")(*ids))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    check_cudnn("float16")
     with pytest.raises(ConfigError, match="attention_backend='cudnn': cuDNN is not detected"):
         jax.eval_shape(lambda: random_model(config.with_sizes(**CUDNN), dtype="float32")(*ids))
 

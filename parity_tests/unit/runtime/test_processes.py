@@ -5,14 +5,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import CheckpointError, ConfigError, ReportedError
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.storage import checkpoint
@@ -49,18 +54,141 @@ def test_options_that_describe_no_run_are_refused(options, message):
         ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
         ({"TPU_WORKER_HOSTNAMES": "a"}, False),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "x"}, False),
     ],
 )
 def test_only_a_launcher_of_several_processes_begins_a_distributed_run(environment, several):
     assert DistributedOptions().several(environment) is several
     assert not DistributedOptions(auto=False).several(environment)
     assert DistributedOptions(auto=True).several(environment)
+    assert DistributedOptions(auto=True, process_id=1).several(environment), "the rest is asked for"
+    for count in (1, 2):
+        named = DistributedOptions("a:1", num_processes=count, process_id=0)
+        assert named.several(environment) is (count == 2)
 
 
 def test_one_process_waits_for_nobody():
     assert (distributed.index(), distributed.count(), distributed.first()) == (0, 1, True)
     distributed.barrier("anything")
     assert distributed.from_first("anything", [1]) == [1]
+
+
+class Store:
+    """The coordinator of processes that are threads: values that are set once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int):
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+        self.thread, self.processes = threading.local(), processes
+        monkeypatch.setattr(distributed, "_POLL", 20)
+        monkeypatch.setattr(distributed, "_state", self.state)
+        monkeypatch.setattr(distributed, "_rounds", self)
+
+    def state(self) -> SimpleNamespace:
+        index = getattr(self.thread, "index", 0)
+        return SimpleNamespace(process_id=index, num_processes=self.processes, client=self)
+
+    def __getitem__(self, name: str) -> int:
+        return self.thread.rounds.setdefault(name, 0)
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self.thread.rounds[name] = value
+
+    def key_value_set(self, key: str, value: str) -> None:
+        with self.changed:
+            if key in self.values:
+                raise jax.errors.JaxRuntimeError("ALREADY_EXISTS")
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, wait: int) -> str:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, wait / 1000):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+            return self.values[key]
+
+    def key_value_try_get(self, key: str) -> str:
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND")
+        return self.values[key]
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """The results of all processes, or their errors."""
+
+        def one(index: int) -> Any:
+            self.thread.index, self.thread.rounds = index, {}
+            try:
+                return work(index)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(self.processes) as pool:
+            return list(pool.map(one, range(self.processes)))
+
+
+def test_all_wait_for_each_other_and_take_the_first_one_s_value(monkeypatch):
+    """Again and again by the same name."""
+    arrived: list[int] = []
+
+    def work(index: int) -> list[tuple]:
+        rounds = []
+        for number in range(3):
+            time.sleep(0.02 * index)
+            arrived.append(number)
+            value = distributed.from_first("x", [index, number])
+            rounds.append((value, arrived.count(number)))
+        return rounds
+
+    expected = [([0, number], 3) for number in range(3)]
+    assert Store(monkeypatch, 3).run(work) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (CheckpointError("x"), 5),
+        (OSError(28, "No space left on device"), 3),
+        (MemoryError(), 2),
+        (ValueError("x"), 1),
+    ],
+)
+def test_the_first_error_of_a_process_is_the_exit_code_of_all(monkeypatch, error, code):
+    """Those that wait end with it; a refusal of another one is not reported as well."""
+
+    def work(index: int) -> None:
+        if index == 1:
+            return distributed._report(error)
+        with pytest.raises(ReportedError) as ended:
+            distributed.barrier("x")
+        distributed._report(ended.value)
+        distributed._report(ValueError("its own fault"))
+        if index == 2:
+            distributed._report(ConfigError("too late"))
+        raise ended.value
+
+    first, reporting, refused = Store(monkeypatch, 3).run(work)
+    assert (first.exit_code, reporting, refused.exit_code) == (code, None, code)
+    assert isinstance(refused.__cause__, ConfigError)
+
+
+def test_only_the_first_process_speaks(monkeypatch, capsys):
+    Store(monkeypatch, 2).run(lambda index: distributed.say(f"process {distributed.index()}"))
+    assert capsys.readouterr().err == "process 0\n"
+
+
+def test_processes_meet_as_the_options_say(monkeypatch):
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **options: asked.update(options))
+    before = jax.config.jax_enable_preemption_service
+    options = DistributedOptions("host:1", 4, 3, heartbeat_timeout=7)
+    with distributed.joined(options):
+        assert jax.config.jax_enable_preemption_service is False, "SIGTERM stays ours"
+    jax.config.update("jax_enable_preemption_service", before)
+    assert asked == {
+        **dict(coordinator_address="host:1", num_processes=4, process_id=3),
+        **dict(heartbeat_timeout_seconds=7, shutdown_timeout_seconds=20),
+    }
 
 
 # The parent of a process
@@ -74,6 +202,7 @@ from jax_transformer.errors import LostProcessError
 def work():
     {work}
 
+before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 try:
     code = supervisor.supervise()
 except LostProcessError as error:
@@ -83,6 +212,7 @@ else:
         supervisor.end(work())
     else:
         print("code", code)
+        assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 """
 FATAL = (
     "E1 coordination_service_agent.cc:289] Polled an error",
@@ -114,14 +244,17 @@ def test_the_parent_ends_as_its_child(work, out, err):
 
 def test_the_parent_passes_signals_on_and_its_death_ends_the_child():
     work = """
-    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"stopped\\n"))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.write(1, b"%d\\n" % number))
     print("ready", flush=True)
-    time.sleep(60)
+    while True:
+        time.sleep(60)
 """
     with runs.start(program=("-c", SUPERVISED.format(work=work.strip()))) as process:
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
-        assert process.stdout.readline() == "stopped\n"
+        for number in (signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+            assert process.stdout.readline() == f"{number.value}\n"
         process.kill()
         began = time.monotonic()
         assert process.stdout.read() == ""  # the pipe is closed when the child has ended

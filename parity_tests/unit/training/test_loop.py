@@ -1,6 +1,8 @@
 """The training loop with stand-ins for the step, the batches and the validation."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +60,9 @@ class Loop:
         run.train(state)
 
     def step(self, state: TrainState, group: Sequence[Batch], key: jax.Array):
+        self.key = jax.random.key_data(key).tolist()
         numbers = [float(batch.source[0, 0]) for batch in group]
-        step = int(state.step) + 1
+        self.steps = step = int(state.step) + 1
         if step == self.stop_at:
             self.stop.request()
         state = state._replace(
@@ -98,6 +101,47 @@ def test_the_last_step_has_a_line_a_validation_and_a_checkpoint(run):
     assert run.losses() == {2: 0.5, 4: 2.5, 5: 4.0}
     assert run.validations() == [(3, 3.0, False), (5, 5.0, False)]
     assert checkpoint.steps(run.folder.checkpoints) == [3, 5]
+
+
+def test_samples_and_dropout_follow_the_number_and_the_seed(run, monkeypatch):
+    """Every validation shows the next pairs, also the last one, which comes early."""
+    numbers: list[tuple] = []
+    monkeypatch.setattr(
+        ValidationReport, "describe", lambda _, *arguments: numbers.append(arguments) or []
+    )
+    run.train(steps=5, eval_every=3, samples=2, seed=7)
+    assert numbers == [("step 3", 1, 2), ("step 5", 2, 2)]
+    assert run.key == jax.random.key_data(jax.random.key(7)).tolist()
+
+
+@pytest.mark.parametrize(("when", "ends"), [(2, False), (4, True)])
+def test_a_request_after_the_last_validation_is_no_stop(run, monkeypatch, when, ends):
+    about = training_run.run_files.about
+
+    def requested(path):
+        if path.name == str(when):
+            run.stop.request()
+        return about(path)
+
+    monkeypatch.setattr(training_run.run_files, "about", requested)
+    with contextlib.nullcontext() if ends else pytest.raises(Preempted, match="at step 2,"):
+        run.train(steps=4, eval_every=2)
+    assert checkpoint.steps(run.folder.checkpoints)[-1] == when
+
+
+def test_a_stop_that_another_process_asked_for_is_one(run, monkeypatch):
+    class Votes(StopVotesOf):
+        def __call__(self, stop: bool) -> bool:
+            return not stop and run.steps == 3
+
+    monkeypatch.setattr(training_run, "StopVotes", lambda *_: Votes(True))
+    several = SimpleNamespace(
+        count=lambda: 2, first=lambda: True, from_first=lambda _, value: value
+    )
+    monkeypatch.setattr(training_run, "distributed", several)
+    with pytest.raises(Preempted, match=r"^stopped at step 3, saved in "):
+        run.train(steps=9, eval_every=9)
+    assert checkpoint.steps(run.folder.checkpoints) == [3]
 
 
 @pytest.mark.parametrize("each", [1, 3])

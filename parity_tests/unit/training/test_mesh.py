@@ -1,25 +1,31 @@
 """Training on simulated meshes of devices (:mod:`on_meshes`): the same updates as on one."""
 
 import collections
+import contextlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import filelock
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import jax_transformer as jt
 from jax_transformer import transformer
+from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
-from jax_transformer.training import devices, optimizer, step
+from jax_transformer.training import devices, optimizer, run, step
+from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 from jax_transformer.training.options import MeshOptions, TrainOptions
@@ -115,9 +121,13 @@ def test_every_other_mesh_makes_the_updates_of_one_device(slow, case):
 
 @pytest.mark.parametrize("preset", ["small", "t5"])
 def test_every_mesh_begins_with_the_same_weights(quick, preset):
-    """Bit for bit: the layout changes no random number."""
-    one, several = (quick[case] for case in BEGINNINGS if case[1] == preset)
+    """Bit for bit: the layout changes no random number. Every array is divided from the start."""
+    (one, undivided), (several, laid) = (quick[case] for case in BEGINNINGS if case[1] == preset)
     assert several == one
+    assert {spec for spec, _ in undivided.values()} == {()}
+    for name, (spec, shape) in laid.items():
+        sizes = abstract_mesh(1, 2, 2).shape
+        assert spec == tuple(devices.partition_spec(name.split("/")[-1], shape, sizes)), name
 
 
 def test_a_run_continues_on_any_mesh(quick):
@@ -167,6 +177,13 @@ def specs(tree, *mesh: int) -> dict[str, PartitionSpec]:
 
 def abstract_mesh(*sizes: int) -> AbstractMesh:
     return AbstractMesh(sizes, sharding.MESH_AXES, (AxisType.Auto,) * 3)
+
+
+def abstract_devices(*sizes: int) -> Devices:
+    """Devices that are not there: enough for layouts and for lowered programs."""
+    several = object.__new__(Devices)
+    object.__setattr__(several, "mesh", abstract_mesh(*sizes))
+    return several
 
 
 def shapes(config: jt.TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -302,6 +319,114 @@ def test_axes_that_do_not_divide_the_devices_are_refused():
         TrainOptions(mesh=MeshOptions(tensor=0))
 
 
+@pytest.mark.parametrize(
+    ("mesh", "rows", "spec"),
+    [
+        ((1, 1, 1), 1, ()),
+        ((2, 1, 1), 2, ("data",)),
+        ((1, 2, 1), 2, (FSDP,)),
+        ((1, 1, 2), 1, ()),
+        ((2, 3, 5), 6, (ROWS,)),
+    ],
+)
+def test_rows_are_divided_by_two_axes_and_constraints_act_on_each(mesh, rows, spec, monkeypatch):
+    several, entered = abstract_devices(*mesh), []
+    assert (several.row_shards, tuple(several.rows.spec)) == (rows, spec)
+    assert tuple(several.replicated.spec) == ()
+    monkeypatch.setattr(jax, "set_mesh", lambda mesh: entered.append(mesh) or jax.enable_x64(True))
+    with several.context():
+        assert entered == [several.mesh] * (mesh != (1, 1, 1))
+    with jax.sharding.use_abstract_mesh(several.mesh):
+        assert sharding.row_shards() == rows
+    assert sharding.row_shards() == 1
+
+
+def test_the_first_devices_are_taken_in_the_order_of_the_axes(monkeypatch):
+    asked: list = []
+    monkeypatch.setattr(jax, "devices", lambda: ONE_DEVICE * 12)
+    monkeypatch.setattr(
+        jax,
+        "make_mesh",
+        lambda *arguments, devices, **_: asked.append((*arguments, len(devices))) or MESH,
+    )
+    for count, data in ((0, 2), (12, 2), (6, 1)):
+        Devices.take(count, 2, 3)
+        assert asked[-1] == ((data, 2, 3), ("data", "fsdp", "tensor"), count or 12)
+
+
+ONE_DEVICE, MESH = [None], None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_device():
+    global ONE_DEVICE, MESH
+    ONE_DEVICE, MESH = jax.devices()[:1], Devices.take(1).mesh
+
+
+def test_a_state_that_is_larger_than_the_memory_is_refused(monkeypatch):
+    """On the CPU, all devices of this machine have to share it."""
+    state = abstract_devices(1, 2, 2).abstract(
+        {"query.kernel": jax.ShapeDtypeStruct((8, 6), np.float32), "x": np.zeros(3, np.int8)}
+    )
+    assert devices.bytes_of_a_device(state) == 8 * 6 * 4 // 4 + 3
+    for platform, count, available in (("cpu", 1, 51), ("cpu", 2, 102), ("gpu", 2, 51)):
+        limits: dict = {"SC_PAGE_SIZE": 1}
+        device = SimpleNamespace(
+            platform=platform, device_kind="X", memory_stats=lambda it=limits: it
+        )
+        several: Any = object.__new__(Devices)
+        object.__setattr__(several, "mesh", SimpleNamespace(local_devices=[device] * count))
+        for limit in (available, available - 1):
+            limits |= {"bytes_limit": limit, "SC_PHYS_PAGES": limit}
+            monkeypatch.setattr(os, "sysconf", limits.get)
+            with (
+                pytest.raises(ConfigError, match="GiB of X, which has")
+                if limit < available
+                else contextlib.nullcontext()
+            ):
+                several.check_memory(state)
+
+
+def test_a_process_keeps_its_part_of_an_array(monkeypatch):
+    one, asked = Devices.take(1), []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        jax, "make_array_from_callback", lambda *arguments: asked.append(arguments) or one.key(0)
+    )
+    array = np.arange(12).reshape(6, 2)
+    one.divide([array])
+    ((shape, laid, part),) = asked
+    assert (shape, laid) == ((6, 2), one.rows)
+    assert np.array_equal(part((slice(2, 4), slice(None))), array[2:4])
+
+
+def test_a_key_is_that_of_its_seed():
+    keys = [jax.random.key_data(Devices.take(1).key(seed)) for seed in (0, 7)]
+    assert np.array_equal(keys, [jax.random.key_data(jax.random.key(seed)) for seed in (0, 7)])
+
+
+def test_a_run_begins_with_the_weights_of_its_seed():
+    config = helpers.tiny(num_layers=1)
+    for seed in (0, 7):
+        model = transformer.Transformer(config, rngs=nnx.Rngs(params=seed))
+        corpus = object.__new__(Corpus)
+        for field, value in dict(config=config, init_source=None).items():
+            object.__setattr__(corpus, field, value)
+        state = strict_off(run.start)(TrainOptions(seed=seed), corpus, Devices.take(1), None)
+        fresh = transformer.flatten(model, nnx.Param)
+        assert fresh.keys() == state.params.keys()
+        assert all(np.array_equal(state.params[name], array) for name, array in fresh.items())
+
+
+def test_a_vote_of_any_process_counts_some_steps_later():
+    votes = devices.StopVotes(Devices.take(1), delay=2)
+    assert [votes(step == 3) for step in range(1, 8)] == [False] * 4 + [True] + [False] * 2
+    assert bool(votes._any(np.array([0, 1, 0], np.int32)))
+    votes(True)
+    assert (votes.now(True), votes.now(False)) == (True, False)
+    assert not any(votes(False) for _ in range(3)), "a vote before a pause counts in it only"
+
+
 # Constraints
 
 
@@ -358,6 +483,50 @@ def test_the_step_constrains_activations_gradients_and_the_new_state():
     scalars = 3  # the step, and the counts of Adam and of the schedule
     state = counts.total() - sum(activations.values())
     assert state == (1 + 3) * params + scalars, "gradients, parameters and two moments"
+
+
+VOCABULARIES = ("source_vocab_size", "target_vocab_size")
+MAIN = re.compile(r"func.func public @main\((.*?)\) -> \((.*?)\) \{\n", re.DOTALL)
+LAID = re.compile(r"sdy.sharding<@mesh, (\[.*?\])>")
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_every_program_keeps_the_layout_of_a_state_and_takes_its_memory(chunks):
+    """For one batch and for several. No array has all logits if the loss has chunks."""
+    several = abstract_devices(1, 2, 2)
+    options = TrainOptions(loss_chunks=chunks, optimizer=OptimizerOptions(ema=0.9))
+    config = helpers.tiny("small", **on_meshes.SIZES | dict.fromkeys(VOCABULARIES, 40))
+    state = run.abstract_state(options, config, several)
+    ids = jax.ShapeDtypeStruct((8, 6), np.int32, sharding=several.rows)
+    batch, key = Batch(ids, ids, ids), jax.eval_shape(lambda: jax.random.key(0))
+    train = run.make_step(options, config, state)
+    with jax.sharding.use_abstract_mesh(several.mesh), jax.numpy_dtype_promotion("standard"):
+        sums = several.abstract(jax.eval_shape(train.first, state, batch, key))
+        arguments = {
+            "one": (state, batch, key),
+            "first": (state, batch, key),
+            "further": (sums, state, batch, key, np.int32(1)),
+            "finish": (state, sums),
+        }
+        traced = {name: getattr(train, name).trace(*each) for name, each in arguments.items()}
+        valid = step.make_evaluation(config, chunks)
+        traced["valid"] = valid.trace(state.ema | state.frozen, batch)
+        texts = {
+            name: each.lower(lowering_platforms=("cpu",)).as_text() for name, each in traced.items()
+        }
+    leaves = jax.tree.leaves(state)
+    taken = dict(one=len(leaves), first=0, further=len(jax.tree.leaves(sums)), finish=len(leaves))
+    for name, text in texts.items():
+        inputs, outputs = MAIN.search(text).groups()
+        donated = inputs.count("jax.buffer_donor") + inputs.count("tf.aliasing_output")
+        assert donated == taken.get(name, 0), name
+        assert (f"tensor<8x6x{config.target_vocab_size}x" in text) == (
+            chunks == 1 and name != "finish"
+        ), name
+        if name in ("one", "finish"):
+            before = [LAID.findall(each) for each in re.split(r", (?=%arg)", inputs)]
+            after = [LAID.findall(each) for each in re.split(r", (?=tensor)", outputs)]
+            assert after[: len(leaves)] == before[: len(leaves)], name
 
 
 def test_without_a_mesh_there_are_no_constraints():

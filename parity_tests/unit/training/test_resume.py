@@ -387,6 +387,19 @@ def test_resume_can_be_forbidden_or_required(tmp_path, monkeypatch):
         chosen(resume=Resume.MUST, run="runs/phrases-002")
 
 
+def test_the_files_of_a_run_are_verified_before_it_is_continued(tmp_path, monkeypatch):
+    """A named run and one that is found; its metrics against its checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    pretend("runs/phrases-001", PHRASES, 10)
+    for name in ("verify", "verify_metrics"):
+        verified: list[Path] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(run_folder, name, verified.append)
+            chosen()
+            chosen(run="runs/phrases-001")
+        assert verified == [Path("runs/phrases-001")] * 2, name
+
+
 def test_a_partial_checkpoint_does_not_make_a_folder_foreign(tmp_path):
     run = tmp_path / "run"
     run.mkdir()

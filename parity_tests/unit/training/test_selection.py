@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
 from jax_transformer.config import codec
+from jax_transformer.errors import CheckpointError
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training import resume
@@ -100,6 +102,21 @@ def test_weights_name_checkpoints_in_order_of_preference(tmp_path, monkeypatch, 
     assert ", ".join(chosen) == expected
 
 
+def test_the_damaged_checkpoints_are_the_newest(tmp_path, monkeypatch, capsys):
+    damaged = [CheckpointError(f"checkpoints/{step}: damaged") for step in (40, 30)]
+    saved, moved = object.__new__(checkpoint.Checkpoint), []
+    object.__setattr__(saved, "step", 20)
+    monkeypatch.setattr(run_folder, "newest_intact", lambda folder: (saved, damaged))
+    monkeypatch.setattr(checkpoint, "steps", lambda folder: [10, 20, 30, 40])
+    monkeypatch.setattr(
+        run_folder, "quarantine", lambda _, step: moved.append(step) or Path(f"damaged-{step}")
+    )
+    assert resume.newest_intact(RunFolder(tmp_path)) is saved and moved == [40, 30]
+    for step, line in zip(moved, capsys.readouterr().err.splitlines(), strict=True):
+        begin = f"warning: checkpoints/{step}: damaged; renamed to damaged-{step}; "
+        assert line == f"{begin}continuing from step 20"
+
+
 # What may change
 
 BEFORE = TrainOptions(run="a", steps=100)
@@ -161,8 +178,10 @@ def test_the_documented_table_of_options_is_complete():
     assert resume.FREE in rows and resume.WARNED in rows
 
 
-def test_versions_and_machines_are_compared():
+def test_versions_and_machines_are_compared(monkeypatch):
+    monkeypatch.setattr(resume.distributed, "cores", lambda: 3)
     now = resume.environment()
+    assert now["machine"]["cores"] == 3, "those of the process, not of the machine"
     now["machine"]["XLA_FLAGS"] = ""
     assert resume.environment_changes(now, now) == []
     before = {
