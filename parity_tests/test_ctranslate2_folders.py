@@ -46,7 +46,8 @@ def test_tokens_of_a_folder_translate_as_here(name, tmp_path):
     words = opened.tokenizer(*languages)
     texts = json.loads((out / "shared_vocabulary.json").read_text())
     assert [texts[i] for i in words.suffix] == [words.source.tokens()[i] for i in words.suffix]
-    end = settings["eos_token"]
+    end, unknown = settings["eos_token"], words.files.settings.special_tokens["unk_token"].content
+    assert settings["unk_token"] == unknown != end
     lines = [[*words.prefix, *words.encode(line), *words.suffix] for line in LINES]
     forced = opened.generation_config(words).forced_bos_token_id
     prefix = [words.bos_id] if name == "mbart" else [] if forced is None else [forced]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import jax_transformer as jt
-from parity_tests.cases import CASES, config_of
+from parity_tests.cases import CASES
 from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import decoding
@@ -124,37 +124,3 @@ def test_beam_token_for_token(case, search):
             ended += theirs.tokens[-1] == end
     assert ties == 0, f"{ties} searches were decided by less than {NEAR}"
     assert ended > 0, "no hypothesis ended"
-
-
-def ensemble() -> tuple[list[Pair], decoding.Model]:
-    """Two models of different depth, and their mean probabilities as a plain model."""
-    config = config_of("lesson10")
-    pairs = [pair(config, batch=3, source=9), pair(config.with_sizes(num_layers=1), seed=1)]
-
-    def mean(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.stack([both.torch(source, target).softmax(-1) for both in pairs]).mean(0).log()
-
-    return pairs, mean
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_an_ensemble_decodes_by_the_mean_of_its_probabilities(beam_size):
-    pairs, mean = ensemble()
-    first, config = pairs[0], pairs[0].config
-    models = [both.flax for both in pairs]
-    ids = {"bos": config.bos_id, "eos": likely_end(first)}
-    options = {"max_length": LENGTH, "eos_id": ids["eos"]}
-    expected = decoding.greedy(
-        mean, as_torch(first.source), LENGTH, **ids, pad=config.target_pad_id
-    ).numpy()
-    if beam_size == 1:
-        ours = np.asarray(jt.generate.greedy(models, first.source, **options))
-        np.testing.assert_array_equal(ours, expected)
-        alone = [np.asarray(jt.generate.greedy(m, first.source, **options)) for m in models]
-        assert all((ours != one).any() for one in alone), "each model alone says something else"
-        return
-    tokens, scores = jt.generate.beam(models, first.source, beam_size=beam_size, **options)
-    for row, source in enumerate(as_torch(first.source)):
-        best = decoding.beam(mean, source, beam_size, LENGTH, 0.6, **ids).hypotheses[0]
-        assert np.asarray(tokens)[row].tolist()[: len(best.tokens)] == best.tokens
-        assert abs(float(scores[row]) - best.score) <= 1e-12 * abs(best.score)

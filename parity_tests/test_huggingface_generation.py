@@ -296,6 +296,7 @@ SINGLE_CONSTRAINTS: list[dict[str, Any]] = [
     {"begin_suppress_tokens": [3, 1]},
     {"begin_suppress_tokens": [3, 1], "forced_bos_token_id": 4},
     {"renormalize_logits": True, "suppress_tokens": [3]},
+    {"forced_eos_token_id": [2, 3], "suppress_tokens": [2]},
     {
         "repetition_penalty": 1.7,
         "no_repeat_ngram_size": 2,

@@ -5,6 +5,7 @@ under a second, and a recording of several windows is under four.
 """
 
 import functools
+import itertools
 import json
 import re
 import shutil
@@ -20,7 +21,7 @@ import pytest
 import torch
 import transformers
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
-from transformers.models.whisper import feature_extraction_whisper
+from transformers.models.whisper import feature_extraction_whisper, generation_whisper
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 import jax_transformer as jt
@@ -28,7 +29,7 @@ from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.planning import Request
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.extras.speech import sound, speech_config, timestamps
+from jax_transformer.extras.speech import sound, speech_config, timestamps, transcription
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
 
@@ -171,6 +172,70 @@ def test_another_seek_is_detected(folder: Path, monkeypatch):
     assert list(transcript.tokens) != [i for each in expected for i in each["tokens"].tolist()]
 
 
+def test_phrases_are_those_of_generate():
+    """Random tokens, half of them times, in any order; the first time among them."""
+    first, seek, frames, random = 20, 130, 57, np.random.default_rng(0)
+    kinds = set()
+    for _ in range(400):
+        times = random.integers(first, first + 5, 8)
+        tokens = np.where(random.random(8) < 0.5, times, random.integers(0, first, 8))
+        tokens = tokens[: random.integers(1, 8)]
+        expected, offset = generation_whisper.WhisperGenerationMixin._retrieve_segment(
+            *(torch.from_numpy(tokens), [None], torch.tensor([seek / 100.0])),
+            **dict(timestamp_begin=first, seek_num_frames=torch.tensor([frames]), input_stride=2),
+            **dict(time_precision=0.02, time_precision_features=0.01, prev_idx=0, idx=0),
+            **dict(return_token_timestamps=False, decoder_input_ids=torch.zeros(1, 3)),
+        )
+        phrases, moved = timestamps.split(tokens.tolist(), first, seek, frames)
+        assert [each.tokens for each in phrases] == [each["tokens"].tolist() for each in expected]
+        for phrase, each in zip(phrases, expected, strict=True):
+            bounds = float(each["start"]), float(each["end"])
+            assert phrase.times == pytest.approx(bounds, abs=1e-6), tokens
+        assert moved == (int(offset) or frames)
+        kinds.add((len(phrases), moved))
+    assert len(kinds) > 10
+
+
+def test_windows_are_cut_from_one_spectrogram(folder: Path):
+    """A loud beginning decides what is silence in all of them."""
+    model, length = jt.Transcriber.load(folder).model, WINDOW * sound.HOP
+    samples = speech(2.5 * WINDOW / 100)
+    samples[length // 2 :] *= 1e-4
+    windows, spectrogram = transcription._Windows(samples, model), sound.log_mel(samples, 20)
+    assert (spectrogram == spectrogram.min()).any(axis=0)[WINDOW:].all(), (
+        "what follows is silence in parts"
+    )
+    for start in (0, 7, WINDOW, spectrogram.shape[1] - 30):
+        expected = np.pad(spectrogram, ((0, 0), (0, WINDOW)))[:, start : start + WINDOW]
+        assert (windows.at(start)[0] == expected).all()
+    for count in (1, length - 1, length, length + sound.HOP - 1):
+        windows = transcription._Windows(samples[:count], model)
+        assert (windows.frames, windows.several) == (WINDOW, False)
+    assert transcription._Windows(samples[: length + sound.HOP], model).several
+
+
+def test_the_first_window_says_the_language_and_the_last_ends_with_its_sound(
+    folder: Path, monkeypatch
+):
+    """Without times, in a recording of two windows and a half."""
+    windows, heard, first_logits = [], [], transcription._first_logits
+
+    def one_token(model, features, settings, prompt):
+        windows.append(features)
+        return np.array([[[8, settings.eos_token_id]]]), None
+
+    def noted(structure, arrays, features, start):
+        heard.append(features)
+        return first_logits(structure, arrays, features, start)
+
+    monkeypatch.setattr(transcription.decoding, "generate", one_token)
+    monkeypatch.setattr(transcription, "_first_logits", noted)
+    transcript = jt.Transcriber.load(folder)(speech(1.96))
+    ends = [0, WINDOW / 100, 2 * WINDOW / 100, 1.96]
+    assert [each[:2] for each in transcript.segments] == list(itertools.pairwise(ends))
+    assert [(heard[0] == each).all() for each in windows] == [True, False, False]
+
+
 @pytest.mark.parametrize("bins", [80, 128])
 def test_spectrograms_are_those_of_the_feature_extractor(bins: int, monkeypatch):
     """In float64, which stands for float32 in transformers' module here, and as it is."""
@@ -280,6 +345,19 @@ def test_the_command_prints_what_the_transcriber_returns(folder: Path, tmp_path:
         assert line.startswith("[00:00:0") and line.endswith(f"] {segment.text.strip()}")
     plain = transcriber(path, language="de", task="translate").text.strip()
     assert console.say("transcribe", path, "--run", own, "--no-timestamps")[1] == f"{plain}\n"
+
+
+def test_the_options_of_the_command_are_those_of_the_transcriber(
+    folder: Path, tmp_path: Path, console, monkeypatch
+):
+    def load(*arguments, **options):
+        raise ConfigError(f"{arguments} {options}")
+
+    monkeypatch.setattr(transcription.Transcriber, "load", load)
+    options = ("--weights", "best", "--precision", "bfloat16", "--num-beams", "3")
+    words = [f"('{folder}', 'best')", "'precision': <Precision.BFLOAT16", "'beam': 3"]
+    path = save_wav(tmp_path / "talk.wav", speech(0.2))
+    console.refused(2, words, "transcribe", path, "--run", folder, *options)
 
 
 def test_the_example_of_the_page_runs(folder: Path, tmp_path: Path, monkeypatch, capsys):
@@ -441,7 +519,10 @@ def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_pa
         (features, "hop_length", 80, ""),
     ):
         with pytest.raises(InputError, match=f"{file}: {key}{message}"):
-            read_with(folder, tmp_path, file, key, value)
+            read_with(folder, tmp_path, file, **{key: value})
+    (tmp_path / "processor_config.json").write_text('{"feature_extractor": {"hop_length": 80}}')
+    with pytest.raises(InputError, match=r"processor_config.json: hop_length=80"):
+        read_with(folder, tmp_path, whisper)
 
 
 def test_a_language_or_a_task_that_the_folder_does_not_have_is_refused(
@@ -454,21 +535,30 @@ def test_a_language_or_a_task_that_the_folder_does_not_have_is_refused(
         ("task_to_id", None, "has lang_to_id and no task_to_id"),
     ):
         with pytest.raises(InputError, match=f"{file}: {message}"):
-            read_with(folder, tmp_path, file, key, value)
+            read_with(folder, tmp_path, file, **{key: value})
 
 
-def read_with(folder: Path, place: Path, file: str, key: str, value: Any) -> None:
-    """Read the settings of a folder with another value in one of its files."""
+def read_with(folder: Path, place: Path, file: str, **settings: Any) -> speech_config.SpeechConfig:
+    """Read the settings of a folder with other values in one of its files."""
     for name in ("config.json", "generation_config.json", "preprocessor_config.json"):
         data = json.loads((folder / name).read_text())
-        (place / name).write_text(json.dumps(data | ({key: value} if name == file else {})))
+        (place / name).write_text(json.dumps(data | (settings if name == file else {})))
     config = json.loads((folder / "config.json").read_text())
-    speech_config.read(place, huggingface_config.from_config(config))
+    return speech_config.read(place, huggingface_config.from_config(config))
+
+
+def test_max_new_tokens_wins_over_max_length_and_neither_is_the_model_s(
+    folder: Path, tmp_path: Path
+):
+    for longest, new, expected in ((None, None, None), (9, None, 9), (None, 7, 7), (9, 7, 7)):
+        lengths = {"max_length": longest, "max_new_tokens": new}
+        settings = read_with(folder, tmp_path, "generation_config.json", **lengths)
+        assert settings.generation.max_new_tokens == expected
 
 
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
     for key, value in (("min_length", 0), ("logprob_threshold", None), ("language", None)):
-        read_with(folder, tmp_path, "generation_config.json", key, value)
+        read_with(folder, tmp_path, "generation_config.json", **{key: value})
     both = changed(folder, tmp_path / "both", min_length=9, min_new_tokens=3)
     assert jt.Transcriber.load(both).config.generation.constraints.min_new_tokens == 3
 

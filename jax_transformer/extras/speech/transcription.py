@@ -199,11 +199,10 @@ class _Windows:
     def __init__(self, samples: Float[np.ndarray, " n"], model: Transformer):
         assert model.config.mel_shape is not None, "checked when the model was taken"
         mel_bins, self.length = model.config.mel_shape
-        silence = self.length * sound.HOP - len(samples)
-        self.several = silence < 0
-        samples = np.pad(samples, (0, max(0, silence)))
+        samples = np.pad(samples, (0, max(0, self.length * sound.HOP - len(samples))))
         self._features = sound.log_mel(samples, mel_bins)
         self.frames = self._features.shape[1]
+        self.several = self.frames > self.length
 
     def at(self, start: int) -> Features:
         """Return the window (1, c, w) that begins at this frame."""

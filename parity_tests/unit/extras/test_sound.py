@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.extras.speech import sound
+from jax_transformer.extras.speech import command, sound
 from parity_tests.unit import helpers
 
 WIDTHS = {1: 128, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
@@ -129,6 +129,18 @@ def test_a_header_that_lies_is_refused_before_memory_is_taken(name: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("field", "least", "most"), [("channels", 1, 32), ("rate", 4000, 192_000)])
+def test_both_limits_of_a_header_are_read(field: str, least: int, most: int, tmp_path: Path):
+    for value in (least - 1, least, most, most + 1):
+        content = header(**{"width": 1, "size": 96, field: value}) + bytes(96)
+        (tmp_path / "a.wav").write_bytes(content)
+        if least <= value <= most:
+            assert (sound.read(tmp_path / "a.wav") < -0.1).any()
+            continue
+        with pytest.raises(InputError, match=f"has {value} .* are read"):
+            sound.read(tmp_path / "a.wav")
+
+
 def test_fuzzed_files_are_read_or_refused(tmp_path: Path):
     """Bytes are changed, cut off and doubled at random places."""
     valid = save(tmp_path / "valid.wav", np.arange(-50, 50)[:, None]).read_bytes()
@@ -155,3 +167,15 @@ def test_a_spectrogram_of_blocks_is_that_of_the_whole(monkeypatch):
     monkeypatch.setattr(sound, "_FRAMES", 7)
     np.testing.assert_allclose(sound.log_mel(samples, 20), at_once, rtol=0, atol=1e-6)
     assert at_once.shape == (20, 100) and at_once.max() - at_once.min() <= 2
+
+
+def test_times_carry_from_milliseconds_to_hours():
+    for seconds, text in {
+        0.0: "00:00:00.000",
+        0.57: "00:00:00.570",  # 0.57 * 1000 is below 570
+        59.9996: "00:01:00.000",
+        3599.5: "00:59:59.500",
+        3661.02: "01:01:01.020",
+        36_000.0: "10:00:00.000",
+    }.items():
+        assert command._time(seconds) == text

@@ -3,29 +3,37 @@
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.extras.deploy.stablehlo import folder
 from jax_transformer.extras.deploy.stablehlo.run import Model
 from jax_transformer.generate import prepare
-from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.generate.generation_config import (
+    BeamScorer,
+    Constraints,
+    EarlyStopping,
+    GenerationConfig,
+)
 from parity_tests import preset_names
-from parity_tests.unit import helpers, runs
+from parity_tests.unit import helpers, runs, speakers
 
 pytest.importorskip("flatbuffers")
 
-SPECIAL = dict(source_pad_id=0, target_pad_id=0, bos_id=1, eos_id=2)
-SOURCES = ["5 6 7 8 2", "9 2", "3 4 5 6 7 8 9 10 0 1 3 2"]
+PAD = 4
+SPECIAL = dict(source_pad_id=PAD, target_pad_id=0, bos_id=1, eos_id=2)
+SOURCES = ["5 6 7 8 2", "9 2", "3 8 5 6 7 8 9 10 0 1 3 2"]
 OUTSIDE = """
 import runpy, sys
 sys.modules.update(dict.fromkeys("jax_transformer flax safetensors tokenizers torch".split()))
@@ -55,7 +63,7 @@ def exported(model, tmp_path_factory) -> Path:
 def padded(rows: list[str]) -> np.ndarray:
     ids = [[int(word) for word in row.split()] for row in rows]
     width = max(map(len, ids))
-    return np.array([[*row, *[0] * (width - len(row))] for row in ids], np.int32)
+    return np.array([[*row, *[PAD] * (width - len(row))] for row in ids], np.int32)
 
 
 def cut(row: np.ndarray, eos: int = 2) -> list[int]:
@@ -63,7 +71,7 @@ def cut(row: np.ndarray, eos: int = 2) -> list[int]:
     return ids[: ids.index(eos) + 1] if eos in ids else ids
 
 
-@pytest.mark.parametrize("program", ["greedy", "beam"])
+@pytest.mark.parametrize("program", [pytest.param("greedy", marks=pytest.mark.slow), "beam"])
 def test_another_process_without_this_package_gives_the_same_tokens(model, exported, program):
     process = subprocess.run(
         [sys.executable, "-c", OUTSIDE, exported / "run.py", program],
@@ -105,7 +113,7 @@ def test_the_manifest_names_files_sizes_and_ids(exported):
     assert set(manifest["programs"]) == {"encode", "decode_step", "greedy", "beam"}
     assert manifest["programs"]["greedy"]["arguments"] == [["int32[b,s]"]]
     assert manifest["programs"]["beam"]["results"] == ["int32[b,20]", "float32[b]"]
-    assert manifest["special_ids"] == {"source_pad": 0, "target_pad": 0, "start": 1, "end": 2}
+    assert manifest["special_ids"] == {"source_pad": 4, "target_pad": 0, "start": 1, "end": 2}
     entries = [manifest["weights"], *manifest["programs"].values()]
     files = {entry["file"]: entry["sha256"] for entry in entries}
     hashes = {name: hashlib.sha256((exported / name).read_bytes()).hexdigest() for name in files}
@@ -113,14 +121,59 @@ def test_the_manifest_names_files_sizes_and_ids(exported):
     assert {path.name for path in exported.iterdir()} == {*files, folder.MANIFEST, "run.py"}
 
 
-def test_a_damaged_file_is_refused(exported, tmp_path):
-    for path in exported.iterdir():
+def test_every_damaged_file_is_refused(exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "copy")
+    for path in (*exported.glob("*.stablehlo"), exported / folder.WEIGHTS):
         content = bytearray(path.read_bytes())
-        if path.name == "beam.stablehlo":
-            content[100] ^= 1
-        (tmp_path / path.name).write_bytes(content)
-    with pytest.raises(SystemExit, match=r"beam\.stablehlo: is damaged"):
-        Model(tmp_path)
+        content[-9] ^= 1
+        (tmp_path / "copy" / path.name).write_bytes(content)
+        with pytest.raises(SystemExit, match=f"{re.escape(path.name)}: is damaged"):
+            Model(tmp_path / "copy")
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+
+
+SETTINGS = GenerationConfig(
+    num_beams=3,
+    length_penalty=4.0,
+    beam_scorer=BeamScorer.AVERAGE,
+    early_stopping=EarlyStopping.FULL,
+    max_new_tokens=7,
+    forced_bos_token_id=5,
+    decoder_start_token_id=6,
+    eos_token_id=7,
+    constraints=Constraints(suppress_tokens=(8,)),
+)
+
+
+def test_programs_have_the_settings_of_the_folder(tmp_path):
+    """In bfloat16, of sources as long as the model reads."""
+    config = helpers.tiny("lesson10_repaired", num_layers=1, max_length=9, **SPECIAL)
+    models, out, written = [], tmp_path / "out", folder.Settings.of(config, SETTINGS)
+    for seed in (4, 5):
+        leaves = transformer.flatten(speakers.loud(config, seed))
+        leaves = {name: jnp.asarray(array, jnp.bfloat16) for name, array in leaves.items()}
+        models.append(prepare.split(transformer.unflatten(config, leaves)))
+    source = helpers.ragged(config.source_vocab_size, PAD, 16, config.longest)
+    with runs.as_a_user(), helpers.unchecked():
+        arrays = {name: np.asarray(array) for name, array in leaves.items()}
+        folder.write(out, config, arrays, written)
+        loaded = Model(out)
+        assert {str(array.dtype) for array in loaded.weights.values()} == {"bfloat16"}
+        folder.check(out, models[1], written)
+        with pytest.raises(DifferentError, match="gives other tokens"):
+            folder.check(out, models[0], written)
+        tokens, scores = jt.generate.generate(models[1], source, SETTINGS)
+        theirs = loaded.beam(source)
+    assert loaded.manifest["special_ids"] == {
+        "source_pad": PAD,
+        "target_pad": 0,
+        "start": 6,
+        "end": 7,
+    }
+    numbers = ("max_source_length", "max_new_tokens", "num_beams", "length_penalty")
+    assert [loaded.manifest[name] for name in numbers] == [9, 7, 3, 4.0]
+    assert (np.asarray(theirs[0]) == tokens[:, 0]).all() and len(np.unique(tokens[:, 0])) > 3
+    np.testing.assert_allclose(theirs[1], scores[:, 0], rtol=1e-2)
 
 
 def test_no_program_calls_what_only_one_platform_has(exported):

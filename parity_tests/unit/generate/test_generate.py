@@ -1,7 +1,9 @@
 """Decoding with a cache equals decoding without one; beam search equals a plain loop."""
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,8 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import generate, transformer
 from jax_transformer.config import Branch, Part, Residual
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate import ensemble, prepare
 from jax_transformer.nn.attention import Prefix
 from parity_tests.unit.helpers import furthest, ragged, random_model, tiny
 from parity_tests.unit.speakers import loud
@@ -44,7 +47,17 @@ def compiled(definition):
     return jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
 
 
-def forward(model: transformer.Transformer):
+Models = transformer.Transformer | list[transformer.Transformer]
+
+
+def first(model: Models) -> transformer.Transformer:
+    return model[0] if isinstance(model, list) else model
+
+
+def forward(model: Models):
+    if isinstance(model, list):
+        each = [forward(one) for one in model]
+        return lambda *ids: np.log(np.mean([np.exp(log_softmax(f(*ids))) for f in each], axis=0))
     definition, state = nnx.split(model)
     return lambda source, target: np.asarray(compiled(definition)(state, source, target))
 
@@ -59,10 +72,11 @@ def width(config: jt.TransformerConfig, source: np.ndarray, new_tokens: int) -> 
 
 
 def plain_greedy(
-    model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, new_tokens: int = LENGTH
+    model: Models, source: np.ndarray, bos: int, eos: int, new_tokens: int = LENGTH
 ) -> np.ndarray:
-    pad, logits = model.config.target_pad_id, forward(model)
-    target = np.full((ROWS, width(model.config, source, new_tokens) + 1), pad)
+    config, logits = first(model).config, forward(model)
+    pad = config.target_pad_id
+    target = np.full((ROWS, width(config, source, new_tokens) + 1), pad)
     target[:, 0] = bos
     done = np.zeros(ROWS, bool)
     for i in range(new_tokens):
@@ -169,13 +183,7 @@ def test_every_position_rule_decodes_from_a_cache(config):
     target[target == config.target_pad_id] = EOS
     model, source = loud(config, 0), sources(config, 0)
     steps_match_the_whole(model, source, target)
-    tokens, scores = generate.beam(
-        model, source, beam_size=3, max_length=LENGTH, length_penalty=0.6
-    )
-    for row in range(ROWS):
-        expected, score = plain_beam(model, source[row], 3, 0.6)
-        assert np.asarray(tokens)[row].tolist() == expected
-        assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
+    assert_plain(model, source, 3, 0.6)
 
 
 # Models without a KV cache
@@ -223,13 +231,7 @@ def test_beam_without_a_cache_is_the_plain_search(name):
     for seed, alpha, eos in SEARCHES[1:3]:
         model, source = loud(config, seed, eos=eos), sources(config, seed)
         new_tokens = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
-        tokens, scores = generate.beam(
-            model, source, beam_size=3, max_length=LENGTH, length_penalty=alpha
-        )
-        for row in range(ROWS):
-            expected, score = plain_beam(model, source[row], 3, alpha, new_tokens)
-            assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
-            assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
+        assert_plain(model, source, 3, alpha, new_tokens=new_tokens)
 
 
 def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
@@ -283,6 +285,36 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
     model, source = loud(FAITHFUL, 0), sources(FAITHFUL, 0)
     assert jax.eval_shape(lambda: generate.greedy(model, source)).shape == (ROWS, 20)
     assert jax.eval_shape(lambda: generate.beam(model, source))[0].shape == (ROWS, 20)
+    for width, expected in ((1, 2), (9, 18), (10, 20), (11, 20), (20, 20)):
+        assert prepare.max_new_tokens(FAITHFUL, width, None) == expected
+
+
+def test_a_prompt_and_its_text_fill_all_positions():
+    """Without a length; each token is the likeliest after those before it, or scores as they do."""
+    model, source = loud(PRE_NORM, 0, eos=-99.0), sources(PRE_NORM, 0)
+    prompt = np.array([[BOS, 5, 7], [BOS, 4, 9], [BOS, 5, 7], [9, 9, 9]], np.int32)
+    greedy = np.asarray(generate.greedy(model, source, prompt=prompt))
+    tokens, scores = generate.beam(model, source, prompt=prompt, beam_size=2)
+    assert greedy.shape == tokens.shape == (ROWS, 18)
+    inputs = np.concatenate([prompt, greedy[:, :-1]], axis=1)
+    assert (forward(model)(source, inputs)[:, 2:].argmax(axis=2) == greedy).all()
+    inputs = np.concatenate([prompt, tokens[:, :-1]], axis=1)
+    log_probs = log_softmax(forward(model)(source, inputs))[:, 2:]
+    total = np.take_along_axis(log_probs, np.asarray(tokens)[:, :, None], axis=2).sum(axis=(1, 2))
+    np.testing.assert_allclose(scores, total / penalty(18, 0.6), rtol=1e-12)
+    for length in (18, 19):
+        with (
+            contextlib.nullcontext()
+            if length == 18
+            else pytest.raises(
+                ConfigError, match=r"max_length=19 .* model's 18 after a prompt of 3 tokens"
+            )
+        ):
+            jax.eval_shape(
+                lambda n=length: generate.greedy(model, source, prompt=prompt, max_length=n)
+            )
+    with pytest.raises(InputError, match="prompt id 13 is outside the vocabulary"):
+        generate.greedy(model, source, prompt=prompt + 4)
 
 
 def test_beam_refuses_invalid_arguments():
@@ -291,6 +323,7 @@ def test_beam_refuses_invalid_arguments():
         message = f"^num_beams={size} must be (between 1 and half .* 13|at least 1)$"
         with pytest.raises(ConfigError, match=message):
             generate.beam(model, source, beam_size=size)
+    assert jax.eval_shape(lambda: generate.beam(model, source, beam_size=6))[0].shape == (4, 20)
     for penalty in (-0.5, float("nan")):
         with pytest.raises(ConfigError, match=f"^length_penalty={penalty} must not be negative"):
             generate.beam(model, source, length_penalty=penalty)
@@ -334,14 +367,13 @@ def penalty(length: int, alpha: float) -> float:
 
 
 def plain_beam(
-    model: transformer.Transformer,
-    source: np.ndarray,
-    size: int,
-    alpha: float,
-    new_tokens: int = LENGTH,
-) -> tuple[list[int], float]:
-    """Search one row with lists: of the 2k best, those with an end finish, k others go on."""
-    logits, config = forward(model), model.config
+    model: Models, source: np.ndarray, size: int, alpha: float, new_tokens: int = LENGTH
+) -> tuple[list[list[int]], list[float]]:
+    """Search one row with lists: of the 2k best, those with an end finish, k others go on.
+
+    Return ``size`` hypotheses, finished ones first, and their scores.
+    """
+    logits, config = forward(model), first(model).config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
     for step in range(new_tokens):
@@ -364,8 +396,22 @@ def plain_beam(
         live = [hypothesis for hypothesis in best if hypothesis[1][-1] != config.eos_id][:size]
         if len(finished) == size and live[0][0] / penalty(new_tokens, alpha) <= finished[-1][0]:
             break
-    score, tokens = finished[0] if finished else (live[0][0] / penalty(step + 1, alpha), live[0][1])
-    return tokens + [config.target_pad_id] * (new_tokens - len(tokens)), score
+    finished += [(score / penalty(step + 1, alpha), tokens) for score, tokens in live]
+    rows = [row + [config.target_pad_id] * (new_tokens - len(row)) for _, row in finished[:size]]
+    return rows, [score for score, _ in finished[:size]]
+
+
+def assert_plain(model, source: np.ndarray, size: int, alpha: float, **lengths: int) -> np.ndarray:
+    """Assert that an n-best list of a beam search is the plain search's, and return its tokens."""
+    tokens, scores = generate.n_best(
+        model, source, size, beam_size=size, max_length=LENGTH, length_penalty=alpha
+    )
+    assert tokens.dtype == np.int32
+    for row in range(ROWS):
+        expected, expected_scores = plain_beam(model, source[row], size, alpha, **lengths)
+        assert np.asarray(tokens)[row].tolist() == expected, f"row {row}"
+        np.testing.assert_allclose(scores[row], expected_scores, rtol=1e-12)
+    return np.asarray(tokens)
 
 
 # Seed, length penalty, bonus of the end token's logit. The last two reward longer hypotheses
@@ -387,46 +433,16 @@ def test_beam_is_the_plain_search(size):
     lengths = set()
     for seed, alpha, eos in SEARCHES:
         model, source = loud(FAITHFUL, seed, eos=eos), sources(FAITHFUL, seed)
-        tokens, scores = generate.beam(
-            model, source, beam_size=size, max_length=LENGTH, length_penalty=alpha
-        )
-        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, LENGTH)
-        for row in range(ROWS):
-            expected, score = plain_beam(model, source[row], size, alpha)
-            assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
-            assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
-            lengths.add(expected.index(EOS) + 1 if EOS in expected else None)
+        tokens = assert_plain(model, source, size, alpha)
+        lengths |= {row.index(EOS) + 1 if EOS in row else None for row in tokens[:, 0].tolist()}
         if (
             eos < 0 and size == 1
             # only without an early end: a beam of one weighs that against continuing, greedy does
             # not
         ):
-            assert (
-                np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=LENGTH))
-            ).all()
+            greedy = np.asarray(generate.greedy(model, source, max_length=LENGTH))
+            assert (tokens[:, 0] == greedy).all()
     assert len(lengths) > 3 and None in lengths  # early, late and never-ending hypotheses occurred
-
-
-def test_the_score_is_that_of_the_tokens():
-    model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
-    tokens, scores = generate.beam(
-        model, source, beam_size=3, max_length=LENGTH, length_penalty=0.6
-    )
-    tokens = np.asarray(tokens)
-    target = np.concatenate([np.full((ROWS, 1), BOS), tokens[:, :-1]], axis=1)
-    log_probs = log_softmax(forward(model)(source, target))
-    for row in range(ROWS):
-        length = tokens[row].tolist().index(EOS) + 1 if EOS in tokens[row] else LENGTH
-        total = sum(log_probs[row, i, tokens[row, i]] for i in range(length))
-        assert abs(float(scores[row]) - total / penalty(length, 0.6)) < 1e-12
-
-
-def test_a_row_s_beam_does_not_depend_on_other_rows():
-    model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
-    tokens, scores = generate.beam(model, source, beam_size=2, max_length=LENGTH)
-    again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=LENGTH)
-    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all()
-    assert furthest(others[::-1], scores) < 1e-12
 
 
 # Ensembles
@@ -437,27 +453,57 @@ def test_a_row_s_beam_does_not_depend_on_other_rows():
     [PRE_NORM, pytest.param(UNCACHED["not causal"], marks=pytest.mark.slow)],
     ids=["cache", "no cache"],
 )
-def test_an_ensemble_of_one_model_with_itself_is_the_model(config):
-    model, source = loud(config, 0), sources(config, 0)
-    for decode in (
-        lambda model: (generate.greedy(model, source, max_length=LENGTH), np.zeros(0)),
-        lambda model: generate.n_best(model, source, 2, beam_size=3, max_length=LENGTH),
-        lambda model: (
-            generate.sample(model, source, jax.random.key(0), max_length=LENGTH, top_p=0.9),
-            np.zeros(0),
-        ),
-    ):
-        alone, together = ([np.asarray(x) for x in decode(m)] for m in (model, [model, model]))
-        assert (alone[0] == together[0]).all() and len(np.unique(alone[0], axis=0)) > 1
-        np.testing.assert_allclose(alone[1], together[1], rtol=1e-12)
+def test_an_ensemble_of_one_model_with_itself_draws_as_the_model(config):
+    model, source, key = loud(config, 0), sources(config, 0), jax.random.key(0)
+    alone, together = (
+        np.asarray(generate.sample(models, source, key, max_length=LENGTH, top_p=0.9))
+        for models in (model, [model, model])
+    )
+    assert (alone == together).all() and len(np.unique(alone, axis=0)) > 1
 
 
-def test_an_ensemble_needs_one_vocabulary_and_reads_what_its_shortest_model_reads():
-    models = [loud(PRE_NORM.with_sizes(max_length=length), 0) for length in (20, 12)]
-    assert generate.split(models).config.longest == 12
-    for name, value in (("target_vocab_size", 14), ("eos_id", 4)):
+def test_an_ensemble_is_the_plain_search_over_mean_probabilities():
+    """Three models differ in depth and length, and their beams cross."""
+    shapes = [{}, {"decoder.layers": 1, "max_length": 15}, {"max_length": LENGTH}]
+    for seed in range(3):
+        models = [
+            loud(PRE_NORM.with_sizes(**each), seed + i, eos=2.0) for i, each in enumerate(shapes)
+        ]
+        source = sources(PRE_NORM, seed)
+        assert len(np.unique(assert_plain(models, source, 3, 1.0)[:, 0], axis=0)) > 2
+        greedy = generate.greedy(models, source, max_length=LENGTH)
+        assert (np.asarray(greedy) == plain_greedy(models, source, BOS, EOS)).all()
+
+
+def test_mean_probabilities_are_normalised_in_the_widest_dtype():
+    logits = np.random.default_rng(0).normal(size=(3, 2, 5)) * 4
+    mean = np.mean(np.exp(log_softmax(logits)), axis=0)
+    for dtypes, bound in ((("float64",) * 3, 1e-14), (("bfloat16", "float32", "bfloat16"), 0.05)):
+        each = [jnp.asarray(x, dtype) for x, dtype in zip(logits, dtypes, strict=True)]
+        together = ensemble.mean_log_probs(each)
+        assert together.dtype == max(dtypes, key=lambda name: jnp.finfo(name).bits)
+        np.testing.assert_allclose(jnp.exp(together), mean, atol=bound)
+        np.testing.assert_allclose(jnp.exp(together).sum(axis=-1), 1, atol=1e-6)
+
+
+def test_an_ensemble_shares_vocabularies_and_reads_what_its_shortest_model_reads():
+    lengths = (20, 12, 16)
+    models = [transformer.abstract(PRE_NORM.with_sizes(max_length=length)) for length in lengths]
+    for order in itertools.permutations(models):
+        assert ensemble.common_config(order).longest == 12
+    changes = dict(source_vocab_size=12, target_vocab_size=14, source_pad_id=4, target_pad_id=4)
+    for name, value in (changes | dict(bos_id=4, eos_id=4)).items():
         other = transformer.abstract(PRE_NORM.with_sizes(**{name: value}))
         first = getattr(PRE_NORM, name)
-        message = f"^model 2 of .* {name}={value}, and the first {first}"
-        with pytest.raises(ConfigError, match=message):
-            generate.split([models[0], other])
+        message = f"^model {{}} of .* {name}={value}, and the first {first}"
+        for i in (1, 2):
+            with pytest.raises(ConfigError, match=message.format(i + 1)):
+                generate.split([*models[:i], other, *models[i + 1 :]])
+
+
+def test_only_equal_ensembles_share_a_program():
+    relu, gelu = (
+        loud(PRE_NORM.with_sizes(**{"decoder.activation": name}), 0) for name in ("relu", "gelu")
+    )
+    pairs = [generate.split([relu, other]).structure for other in (relu, gelu, gelu)]
+    assert pairs[0] != pairs[1] == pairs[2]

@@ -1,5 +1,6 @@
 """Constraints on generated tokens hold, and every key of generation_config.json is read."""
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -81,6 +82,21 @@ def test_a_processor_from_outside_decides_in_every_search(way):
         WAYS[way](model, constraints=Constraints(processors=(Only((4, 13)),)))
 
 
+def test_scores_are_normalised_after_processors_from_outside():
+    rules = Constraints(processors=(Only((4, 6)),), renormalize_logits=True)
+    scores = generate.beam(loud(CONFIG, 0), SOURCE, max_length=LENGTH, constraints=rules)[1]
+    assert (np.asarray(scores) == 0).all()
+
+
+def test_a_forbidden_end_finishes_nothing():
+    """With fewer allowed tokens than continuations that are looked at."""
+    rules = Constraints(min_new_tokens=LENGTH, suppress_tokens=tuple(range(5, 13)))
+    tokens, _ = generate.n_best(
+        loud(CONFIG, 0), SOURCE, 3, beam_size=3, max_length=LENGTH, constraints=rules
+    )
+    assert not (np.asarray(tokens) == CONFIG.eos_id).any()
+
+
 def test_older_names_of_options_mean_the_same():
     model = loud(CONFIG, 0)
     new = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": LENGTH}
@@ -150,6 +166,10 @@ def test_without_constraints_nothing_is_computed_for_them():
             {"constraints": Constraints(bad_words_ids=((1, -2),))},
             "bad_words_ids has -2, which is outside",
         ),
+        (
+            {"forced_bos_token_id": np.array([4, 13, 4, 4])},
+            "forced_bos_token_id=13 is outside the vocabulary",
+        ),
         ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside the vocabulary of 13"),
         (
             {"early_stopping": EarlyStopping.FULL},
@@ -160,7 +180,7 @@ def test_without_constraints_nothing_is_computed_for_them():
             "length_penalty=inf must be finite",
         ),
     ],
-    ids=["suppressed", "bad word", "first", "stopping", "penalty"],
+    ids=["suppressed", "bad word", "a row's first", "first", "stopping", "penalty"],
 )
 def test_invalid_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
@@ -201,12 +221,8 @@ def test_flags_override_the_generation_config_of_a_folder():
     assert config.constraints.no_repeat_ngram_size == 0
     assert config.constraints.bad_words_ids == RULES.bad_words_ids
     drawn = FOLDER.overridden({"sample": True, "top_k": 5})
-    assert (drawn.do_sample, drawn.num_beams, drawn.num_return_sequences, drawn.top_k) == (
-        True,
-        1,
-        1,
-        5,
-    )
+    numbers = drawn.num_beams, drawn.num_return_sequences, drawn.top_k
+    assert drawn.do_sample and numbers == (1, 1, 5)
     assert drawn.overridden({"beam": 3}) == FOLDER.overridden({"beam": 3, "n_best": 0})
     assert FOLDER.overridden({"beam": 1}).num_return_sequences == 1
     assert FOLDER.overridden({"penalty": BeamScorer.GNMT}).early_stopping is EarlyStopping.HEURISTIC
@@ -215,20 +231,9 @@ def test_flags_override_the_generation_config_of_a_folder():
 
 
 MARIAN = {  # as in OPUS-MT's models
-    **{
-        "bad_words_ids": [[12]],
-        "bos_token_id": 0,
-        "decoder_start_token_id": 12,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-    },
-    **{
-        "max_length": 512,
-        "num_beams": 4,
-        "pad_token_id": 12,
-        "renormalize_logits": True,
-        "transformers_version": "4.32.0.dev0",
-    },
+    **{"bad_words_ids": [[12]], "bos_token_id": 0, "decoder_start_token_id": 12},
+    **{"eos_token_id": 0, "forced_eos_token_id": 0, "max_length": 512, "num_beams": 4},
+    **{"pad_token_id": 12, "renormalize_logits": True, "transformers_version": "4.32.0.dev0"},
 }
 
 
@@ -253,37 +258,23 @@ def test_missing_keys_have_transformers_defaults():
     assert config == GenerationConfig(
         length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
     )  # 20 within positions for 20
-    assert transformers_config.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
-    actual = transformers_config.from_generation_config(
-        {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
-    ).max_new_tokens
-    assert actual == 7
-    actual = transformers_config.from_generation_config(
-        {"min_length": 5}, CONFIG
-    ).constraints.min_new_tokens
-    assert actual == 4
-    actual = transformers_config.from_generation_config(
-        {"min_length": 5, "min_new_tokens": 5}, CONFIG
-    ).constraints.min_new_tokens
-    assert actual == 5
+    read = functools.partial(transformers_config.from_generation_config, config=CONFIG)
+    assert read({"do_sample": True}).top_k == 50
+    assert read({"max_new_tokens": 7, "max_length": 90, "min_length": 5}).max_new_tokens == 7
+    for least, expected in (({}, 4), ({"min_new_tokens": 5}, 5)):
+        assert read({"min_length": 5} | least).constraints.min_new_tokens == expected
+
+
+def test_either_key_of_a_length_counts():
+    for keys in (["max_length"], ["max_new_tokens"], ["max_length", "max_new_tokens"]):
+        assert transformers_config.has_length(dict.fromkeys(keys, 5))
+        assert not transformers_config.has_length(dict.fromkeys(keys))
 
 
 def test_the_keys_of_an_old_config_json():
-    old = {
-        "d_model": 16,
-        "num_beams": 4,
-        "early_stopping": True,
-        "bos_token_id": 0,
-        "force_bos_token_to_be_generated": True,
-        "top_k": None,
-    }
-    config = transformers_config.from_model_config(old)
-    assert config == {
-        "num_beams": 4,
-        "early_stopping": True,
-        "bos_token_id": 0,
-        "forced_bos_token_id": 0,
-    }
+    same = {"num_beams": 4, "early_stopping": True, "bos_token_id": 0}
+    old = {"d_model": 16, "force_bos_token_to_be_generated": True, "top_k": None} | same
+    assert transformers_config.from_model_config(old) == same | {"forced_bos_token_id": 0}
 
 
 @pytest.mark.parametrize(
@@ -322,28 +313,16 @@ def test_unsupported_settings_are_refused_by_name(data, message):
 
 
 def test_a_generation_config_round_trips():
-    for config in (
-        FOLDER,
-        GenerationConfig(
-            do_sample=True,
-            top_p=0.5,
-            max_new_tokens=4,
-            beam_scorer=BeamScorer.AVERAGE,
-            length_penalty=1.0,
-        ),
-        FOLDER.overridden({"beam": 3}),
-    ):
-        actual = transformers_config.from_generation_config(
-            transformers_config.to_generation_config(config, CONFIG), CONFIG
-        )
-        assert actual == config
+    average = {"length_penalty": 1.0, "beam_scorer": BeamScorer.AVERAGE}
+    drawn = GenerationConfig(do_sample=True, top_p=0.5, max_new_tokens=4, **average)
+    for config in (FOLDER, drawn, FOLDER.overridden({"beam": 3})):
+        written = transformers_config.to_generation_config(config, CONFIG)
+        assert transformers_config.from_generation_config(written, CONFIG) == config
     assert transformers_config.to_generation_config(GenerationConfig(), CONFIG) == {
-        **{
-            "decoder_start_token_id": CONFIG.bos_id,
-            "eos_token_id": CONFIG.eos_id,
-            "pad_token_id": CONFIG.target_pad_id,
-            "max_length": 20,
-        }
+        "decoder_start_token_id": CONFIG.bos_id,
+        "eos_token_id": CONFIG.eos_id,
+        "pad_token_id": CONFIG.target_pad_id,
+        "max_length": 20,
     }
     for config, message in (
         (GenerationConfig(num_beams=2), "transformers has no beam_scorer=gnmt"),

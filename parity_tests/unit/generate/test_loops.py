@@ -16,6 +16,7 @@ from jax_transformer.generate import (
     Constraints,
     EarlyStopping,
     GenerationConfig,
+    beam_search,
     decoding,
     logits,
     prepare,
@@ -129,11 +130,12 @@ def test_the_program_is_compiled_once_for_both(parts):
 
 def test_few_rows_and_one_core_are_not_divided(parts, monkeypatch):
     split, config = generate.split(model()), GenerationConfig(max_new_tokens=9)
-    generate.generate(split, sources()[:15], config)
+    for rows in (15, 16):
+        generate.generate(split, sources()[:rows], config)
     with monkeypatch.context() as patch:
         patch.setattr(prepare.distributed, "cores", lambda: 1)
         generate.generate(split, sources(), config)
-    assert parts == [(15, True), (ROWS, True)]
+    assert parts == [(15, True), (8, True), (8, False), (ROWS, True)]
 
 
 def test_an_error_in_the_second_half_is_raised(parts):
@@ -240,3 +242,30 @@ def test_the_largest_scores_are_those_of_jax(size):
     for count in (1, 2, 7):
         ours, theirs = logits.largest(scores[:6], count), jax.lax.top_k(scores[:6], count)
         assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_largest_are_found_in_every_column_of_every_block(count):
+    limit = 4 * count * logits._BLOCK  # from here on, only some blocks are sorted
+    for size in (limit, limit + logits._BLOCK + 5):
+        scores = np.eye(size) + np.roll(np.eye(size), size // 2 + 3, axis=1) / 2 - 2
+        best, index = logits.largest(jnp.asarray(scores), count)
+        expected = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        assert (np.asarray(index) == expected).all() and (best[:, 0] == -1).all()
+
+
+def test_values_of_a_search_compile_nothing():
+    model, source = generate.split(loud(CONFIG, 3)), sources()
+    for base, names in (
+        ({"do_sample": True, "top_p": 0.7}, {"temperature": 1.5, "top_p": 0.6, "seed": 4}),
+        ({"num_beams": 2}, {"length_penalty": 1.5}),
+    ):
+        config = GenerationConfig(max_new_tokens=5, **base)
+        sizes, results = set(), []
+        for options in ({}, *({name: value} for name, value in names.items())):
+            results.append(generate.generate(model, source, config.overridden(options)))
+            programs = decoding._decode, beam_search._search
+            sizes.add(tuple(program._cache_size() for program in programs))
+        assert len(sizes) == 1
+        which = int("num_beams" in base)  # scores of a search, otherwise tokens
+        assert all((results[0][which] != other[which]).any() for other in results[1:])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import jax_transformer as jt
 from jax_transformer import convert, generate, transformer
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import registry
 from jax_transformer.generate import GenerationConfig, beam_search, decoding, prepare
 from jax_transformer.inference import translation
 from jax_transformer.inference.translation import Translator
@@ -158,6 +160,14 @@ def test_the_models_of_an_ensemble_share_the_room_for_caches(models, rows):
     assert translator.rows_per_batch(config)[0] == rows
 
 
+def test_the_shortest_model_of_an_ensemble_decides_which_lines_fit():
+    models = [transformer.abstract(SPEAKER.with_sizes(max_length=length)) for length in (16, 8, 12)]
+    translator = Translator(models, TOKENIZER, widths=(4, 10))
+    assert (translator.model.config.longest, translator.widths) == (8, (4, 8))
+    with pytest.raises(InputError, match="over the model's max_length=8"):
+        translator(["123456789"])
+
+
 def test_samples_depend_on_the_line_number(echo):
     model = transformer.abstract(SPEAKER)
     config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
@@ -300,9 +310,32 @@ def test_an_ensemble_of_runs(tmp_path, capsys, monkeypatch):
         expected = [text.replace("\n", " ") + "\n" for text in together]
         assert (code, out) == (0, "".join(expected))
         console.refused(2, ["--ensemble"], *command, "--attention", tmp_path / "x.html")
+        wide = jt.Translator.load([a, b], precision="bfloat16").split_model.arrays
+        assert {str(array.dtype) for array in wide} == {"bfloat16"}
+        c = tmp_path / "c"
+        save(c, 2)
         other = Tokenizer.train(["none"] * 9, 262, pad_id=PAD, bos_id=BOS, eos_id=EOS)
-        other.save(b / "tokenizer.json")
-        console.refused(2, [f"{b}: its tokenizer is not the one of {a}"], *command, stdin=stdin)
+        other.save(c / "tokenizer.json")
+        for more in ([c], [b, c]):
+            flags = [word for path in more for word in ("--ensemble", path)]
+            message = f"{c}: its tokenizer is not the one of {a}"
+            console.refused(2, [message], "translate", "--run", a, *flags, stdin=stdin)
+
+
+def test_every_model_of_an_ensemble_has_the_requested_weights(capsys, monkeypatch):
+    asked = []
+
+    def noted(path, weights="auto"):
+        asked.append((path, weights))
+        if len(asked) % 3 == 0:
+            raise InputError("enough")
+        return mock.Mock(registry.Pretrained)
+
+    monkeypatch.setattr(registry, "open", noted)
+    console, models = runs.Console(capsys, monkeypatch), ("--run", "a", "--ensemble", "b")
+    for command in ("translate",), ("evaluate", "--source", "s", "--target", "t"):
+        console.refused(3, ["enough"], *command, *models, "--ensemble", "c", "--weights", "9")
+    assert asked == [("a", "9"), ("b", "9"), ("c", "9")] * 2
 
 
 def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):

@@ -5,6 +5,7 @@ Its matrices are (outputs, inputs), as in PyTorch; query, key and value of self-
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,7 +260,8 @@ def check(
 ) -> float:
     """Return the largest difference of the log-probabilities of random targets.
 
-    Raises DifferentError if the folder is in float32 and its rounding does not explain it.
+    Raises DifferentError if it is not finite, or if rounding in float32 does not explain that of a
+    folder in float32.
     """
     import ctranslate2
 
@@ -270,7 +272,7 @@ def check(
     if ends:
         last = (source != config.source_pad_id).sum(axis=1) - 1
         source[np.arange(len(source)), last] = vocabularies.source.index(settings["eos_token"])
-    ours = _ours(config, arrays, source, target)
+    ours = np.concatenate(_ours(config, arrays, source, target))
     start = [] if settings["decoder_start_token"] is not None else [config.bos_id]
     engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1)
     sources = [row[:-1] if ends else row for row in _rows(source, config.source_pad_id)]
@@ -280,10 +282,12 @@ def check(
         [[vocabularies.target[i] for i in row] for row in targets],
         max_input_length=0,
     )
-    theirs = [np.array(result.log_probs) for result in scored]
-    error = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
-    largest = max(float(np.abs(a).max()) for a in ours)
-    if quantization is Quantization.FLOAT32 and not error <= _BOUND * max(1.0, largest):
+    theirs = np.concatenate([result.log_probs for result in scored])
+    error = float(np.abs(ours - theirs).max())
+    bound = _BOUND * max(1.0, float(np.abs(ours).max()))
+    if quantization is not Quantization.FLOAT32:
+        bound = sys.float_info.max
+    if not error <= bound:
         raise DifferentError(
             f"self-check: CTranslate2's log-probabilities differ by {error:.2g}; "
             "nothing was written"
