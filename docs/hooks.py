@@ -64,4 +64,7 @@ def on_post_page(output, page, config):
     if DIAGRAM not in output:
         return output
     script = posixpath.relpath("assets/mermaid.tiny.js", posixpath.dirname(page.file.dest_uri))
+    output = re.sub(
+        f"({DIAGRAM}.*?</pre>)", r'<div class="diagram">\1</div>', output, flags=re.DOTALL
+    )
     return output.replace("</head>", f'<script src="{script}"></script></head>', 1)

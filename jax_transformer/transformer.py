@@ -13,9 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import (
     AttentionBackend,
+    EmbeddingNormOf,
     EmbeddingScale,
     Init,
     LogitScale,
+    StackConfig,
     TransformerConfig,
 )
 from jax_transformer.errors import ConfigError
@@ -210,7 +212,7 @@ class Transformer(nnx.Module):
         if beams > 1:
             own = cache.beam_mask()
             self_mask = own if self_mask is None else self_mask & own
-        x = self._embed(self.target_embedding, tokens, here)
+        x = self._embed(self.target_embedding, tokens, here, self.config.decoder)
         x, results = self.decoder(
             x,
             Context(None, self_mask, cross_mask, position, length, here, key_positions),
@@ -246,7 +248,7 @@ class Transformer(nnx.Module):
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
         if self.stem is None:
             valid = source != self.config.source_pad_id
-            x = self._embed(table, source, valid)
+            x = self._embed(table, source, valid, self.config.encoder)
         else:
             x = sharding.constrain(self.stem(source), ROWS, None, None)
             valid = jnp.ones(x.shape[:2], bool)
@@ -265,12 +267,15 @@ class Transformer(nnx.Module):
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
-        x = self._embed(self.target_embedding, target, valid)
+        x = self._embed(self.target_embedding, target, valid, self.config.decoder)
         return self.decoder(x, context, dropout.scope("decoder"), attention=attention)
 
-    def _embed(self, table: Embedding, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Hidden:
+    def _embed(
+        self, table: Embedding, ids: Int[Array, "b n"], valid: Bool[Array, "b n"], to: StackConfig
+    ) -> Hidden:
         x = sharding.constrain(table(ids, valid), ROWS, None, None)
-        if self.config.embedding_scale is EmbeddingScale.SQRT_D_MODEL:
+        normed = to.embedding_norm and to.embedding_norm_of is EmbeddingNormOf.TOKENS
+        if self.config.embedding_scale is EmbeddingScale.SQRT_D_MODEL and not normed:
             x = x * jnp.asarray(math.sqrt(self.config.d_model), x.dtype)
         return x
 

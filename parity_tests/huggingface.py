@@ -145,7 +145,7 @@ CASES = {
     "m2m_100": Case("m2m_100", _SIZES),
     "pegasus": Case("pegasus", _SIZES | _PEGASUS),
     "blenderbot": Case("blenderbot", _SIZES | _BLENDERBOT | {"scale_embedding": True}),
-    "blenderbot-small": Case("blenderbot-small", _SIZES | _BLENDERBOT),
+    "blenderbot-small": Case("blenderbot-small", _SIZES | _BLENDERBOT | {"scale_embedding": True}),
     "fsmt": Case("fsmt", _FSMT),
     "fsmt tied": Case(
         "fsmt",
@@ -272,8 +272,10 @@ def exact_positions(both: Pair) -> Pair:
     """Compute M2M100's tables in float64, as ours: its own float32 is off by 8e-7 at 33."""
     if both.config.architecture == "m2m_100":
         for stack in (both.theirs.model.encoder, both.theirs.model.decoder):
-            shape = stack.embed_positions.weights.shape
-            table = torch.from_numpy(np.array(sinusoids(*shape, layout=Sinusoids.TENSOR2TENSOR)))
+            rows, width = stack.embed_positions.weights.shape
+            rows += both.config.source_pad_id  # positions begin after it, and the table would grow
+            layout = Sinusoids.TENSOR2TENSOR
+            table = torch.from_numpy(np.array(sinusoids(rows, width, layout=layout)))
             table[both.config.source_pad_id] = 0
             stack.embed_positions.weights = table.to(stack.embed_positions.weights.dtype)
     return both

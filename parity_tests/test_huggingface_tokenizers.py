@@ -15,6 +15,7 @@ from jax_transformer.architectures import huggingface, m2m_100, mbart, plbart
 from jax_transformer.data import huggingface_tokenizer, piece_vocabulary
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.piece_vocabulary import WordBpe
+from parity_tests import huggingface_folders
 from parity_tests import tokenizer_models as models
 
 LINES = {
@@ -37,7 +38,7 @@ LINES = {
     "special tokens": "</s> and <pad> and <s> and <unk> and  <mask>  x",
     "special tokens in words": "a</s>b <pad>c</s",
     "nothing but a special token": "  </s>  ",
-    "languages of M2M100": "__en__ __fr__ hello__de__",
+    "languages of M2M100": "__en__ __fr__ hello__de__ __ceb__ __ha__",
     "languages of mBART": "en_XX fr_XX hello de_DE",
     "languages of PLBART": "__java__ __go__x __en_XX__",
     "languages of NLLB": "eng_Latn fra_Latn hello deu_Latn",
@@ -236,10 +237,12 @@ def _of_targets(theirs):
     )
 
 
-def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
-    """List the differences, line by line."""
+def _differing(theirs, ours: HuggingFaceTokenizer, some: str = "") -> list[str]:
+    """List the differences, line by line, in the lines whose names have ``some`` in them."""
     differences, targets = [], _of_targets(theirs)
     for name, line in LINES.items():
+        if some not in name:
+            continue
         sides = {
             "source": (theirs(line)["input_ids"], ours.source),
             "target": (targets(line)["input_ids"], ours.target),
@@ -345,6 +348,69 @@ def test_the_languages_are_those_of_transformers():
     assert {
         name: [f"__{code}__" for code in codes] for name, codes in plbarts.items()
     } == tokenization_plbart.FAIRSEQ_LANGUAGE_CODES
+
+
+# The beginning of transformers' class, files, and languages, of which a source may have a default
+SETTINGS = {
+    "mbart": ("MBart", lambda: models.fairseq("MBart", "mbart"), {"target": "fr_XX"}),
+    "mbart50": ("MBart50", lambda: models.fairseq("MBart50", "mbart"), {"target": "fr_XX"}),
+    "m2m_100": ("M2M100", models.m2m_100, {"target": "ceb"}),
+    "m2m_100, WMT 2021": (
+        "M2M100",
+        lambda: models.m2m_100(listed=False, language_codes="wmt21"),
+        {"target": "ha"},
+    ),
+    "nllb": (
+        "Nllb",
+        lambda: models.fairseq("Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB),
+        {"source": "fra_Latn", "target": "deu_Latn"},
+    ),
+    "pegasus, few ids before": ("Pegasus", lambda: models.pegasus(offset=7), {}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_defaults_and_settings_are_those_of_transformers(name, tmp_path):
+    of, files, sides = SETTINGS[name]
+    languages = {f"{side}_lang": code for side, code in sides.items()}
+    theirs = _theirs(of, models.write(tmp_path, files()), languages)
+    ours = huggingface_tokenizer.load_huggingface(tmp_path, **languages)
+    for line in ("plain", "a mask after nothing", "languages of M2M100", "special tokens"):
+        assert _differing(theirs, ours, line) == []
+    assert {*getattr(theirs, "lang_code_to_token", ())} <= {*ours.languages}
+    assert "WMT" not in name or len(ours.languages) == 8
+
+
+def test_every_class_and_folder_of_a_family_has_its_recipe():
+    """Under the names of old, slow and fast classes too, and without one by the folder's files."""
+    names = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES
+    old = {"mt5": "MT5Tokenizer", "mbart": "MBart50Tokenizer", "m2m_100": "NllbTokenizer"}
+    for model_type, family in huggingface.families().items():
+        for recipe in family.tokenizers:
+            assert family.recipe(recipe.files).files == recipe.files
+            for name in (recipe.class_name, *recipe.other_classes):
+                for class_name in (name, f"{name}Fast"):
+                    found = huggingface.find_recipe(class_name)
+                    assert huggingface.find_recipe(class_name, family) is recipe
+                    assert found is not None and found.files == recipe.files
+        for name in {names.get(model_type), old.get(model_type)} - {None, "TokenizersBackend"}:
+            assert huggingface.find_recipe(name, family) in family.tokenizers, name
+
+
+@pytest.mark.parametrize("name", huggingface_folders.FOLDERS)
+def test_a_folder_that_names_no_start_has_the_start_of_its_class(name, tmp_path):
+    case = huggingface_folders.FOLDERS[name]
+    files = case.files()
+    config = files["config.json"]
+    config.pop("decoder_start_token_id", None)
+    words = huggingface_tokenizer.load_huggingface(models.write(tmp_path, files))
+    own = {key: value for key, value in config.items() if key != "model_type"}
+    theirs = case.model_class.config_class(**own)
+    start = getattr(theirs, "decoder_start_token_id", theirs.pad_token_id)
+    if name == "marian":  # whose default is the id of padding in a published vocabulary
+        start = config["pad_token_id"]
+    if case.family.recipe(files).languages is None or name == "m2m_100":
+        assert words.bos_id == start
 
 
 def test_every_recipe_has_a_case():

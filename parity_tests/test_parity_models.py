@@ -517,14 +517,14 @@ def test_complex_arrays_of_a_plain_function_agree_and_a_conjugate_is_named():
     assert report.first_fault.title == "linear | linear"
 
 
-def layers(parameters: list[Any], x: jax.Array) -> jax.Array:
+def layers(parameters: list[Any], x: jax.Array, reverse: bool = False) -> jax.Array:
     """Two linear layers in a scan: ``{}`` stands for its iteration."""
     stacked = jax.tree.map(lambda *each: jnp.stack(each), *parameters)
 
     def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
         return jt.parity.tap("{}", jnp.tanh(x @ weights["kernel"])), None
 
-    return jax.lax.scan(layer, x, stacked)[0]
+    return jax.lax.scan(layer, x, stacked, reverse=reverse)[0]
 
 
 def test_a_tap_in_a_scan_names_the_iteration_and_does_nothing_elsewhere():
@@ -534,6 +534,14 @@ def test_a_tap_in_a_scan_names_the_iteration_and_does_nothing_elsewhere():
     x = np.random.default_rng(0).standard_normal((2, 3))
     report = compare((layers, parameters), theirs, x, {"0": "0", "1": "1"})
     report.check()
+    compare(
+        (layers, parameters),
+        theirs,
+        x,
+        {"0": "0", "1": "1"},
+        call_flax=lambda function, parameters, x: function(parameters, x, reverse=True),
+        call_torch=lambda theirs, x: theirs[0](theirs[1](x)),
+    ).check()
     parameters[1] = {"kernel": parameters[1]["kernel"].T}
     report = compare((layers, parameters), theirs, x, {"0": "0", "1": "1"}, gradients=False)
     assert report.first_fault.ours == "1"

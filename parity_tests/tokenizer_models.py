@@ -109,7 +109,7 @@ def marian_separate() -> dict[str, Any]:
     return files | {"vocab.json": source, "target_vocab.json": target, "config.json": config}
 
 
-def m2m_100(*, listed: bool = True) -> dict[str, Any]:
+def m2m_100(*, listed: bool = True, **settings: Any) -> dict[str, Any]:
     """Return M2M100's files; ``listed`` languages are special tokens, as published."""
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
@@ -117,7 +117,7 @@ def m2m_100(*, listed: bool = True) -> dict[str, Any]:
     special = {"additional_special_tokens": languages} if listed else {}
     config = _config("m2m_100", len(vocab) + 108, pad=1, eos=2, start=2)
     files = {"sentencepiece.bpe.model": content, "vocab.json": vocab}
-    return _files("M2M100", config, files | {"special_tokens_map.json": special}, {})
+    return _files("M2M100", config, files | {"special_tokens_map.json": special}, settings)
 
 
 def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
@@ -147,10 +147,10 @@ def t5_of(model_type: str) -> dict[str, Any]:
     return files | {"config.json": config, "tokenizer_config.json": {}}
 
 
-def pegasus() -> dict[str, Any]:
+def pegasus(**settings: Any) -> dict[str, Any]:
     """Return Pegasus' model, with 103 ids before its pieces."""
     config = _config("pegasus", 1000, pad=0, eos=1, start=0)
-    return _files("Pegasus", config, {"spiece.model": model("t5")}, {})
+    return _files("Pegasus", config, {"spiece.model": model("t5")}, settings)
 
 
 def bart() -> dict[str, Any]:

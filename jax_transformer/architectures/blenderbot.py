@@ -55,6 +55,7 @@ class Blenderbot(bart.BartFamily):
             token_flags={"mask_token": {"lstrip": True, "normalized": False}},
             # As published: transformers 5.23 loses the end of lines without a tokenizer.json
             after=("eos_token",),
+            start="bos_token",
         ),
     )
 

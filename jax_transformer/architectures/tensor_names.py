@@ -114,7 +114,7 @@ class Match:
 def closest(names: Iterable[str]) -> Match | None:
     """Return the preset that knows most of ``names``, whatever their layers' numbers.
 
-    None if no preset knows half of them. Of equals, the one with the fewest names that are not
+    None if none knows more than half of them. Of equals, the one with the fewest names that are not
     there.
     """
     numbered = Counter(map(_unnumbered, names))

@@ -138,7 +138,8 @@ class EmbeddingNormOf(enum.StrEnum):
     """The input of the norm that stands with a stack's embeddings."""
 
     SUM = "sum"  # token embeddings and positions: BART
-    TOKENS = "tokens"  # token embeddings, to which positions are added then: Roller et al. 2020
+    # token embeddings without their factor; positions are added after it: BlenderbotSmall
+    TOKENS = "tokens"
 
 
 class PositionIndex(enum.StrEnum):

@@ -61,7 +61,8 @@ class Golden:
         if seed not in (None, self.seed):
             raise ConfigError(f"{self.path}: its gradients belong to seed {self.seed}, not {seed}")
         if len(batch) != len(self.batch) or not all(
-            np.array_equal(one, other) for one, other in zip(batch, self.batch, strict=True)
+            np.array_equal(one, other, equal_nan=True)
+            for one, other in zip(batch, self.batch, strict=True)
         ):
             raise ConfigError(f"{self.path}: was recorded on another batch: use the golden's own")
         return Recording.of_file(self.arrays, dtype, self.order[dtype])
@@ -247,7 +248,7 @@ class OtherProcess:
 
         Raises ConfigError with the last line of the other process's stderr if it fails.
         """
-        recorded_inputs = seed, *(array.tobytes() for array in batch)
+        recorded_inputs = seed, _hashes({f"batch/{i}": array for i, array in enumerate(batch)})
         if self._recorded_inputs != recorded_inputs:
             self._recordings, self._recorded_inputs = {}, recorded_inputs
         if dtype not in self._recordings:

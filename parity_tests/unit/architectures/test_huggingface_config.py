@@ -11,6 +11,7 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface as families
 from jax_transformer.architectures import huggingface_config as attributes
 from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures import registry
 from jax_transformer.architectures.huggingface_config import from_config, to_config
 from jax_transformer.config import (
     Activation,
@@ -350,10 +351,42 @@ def test_a_model_of_no_family_cannot_be_exported():
 
 def test_training_settings_do_not_prevent_an_export():
     config = from_config({"model_type": "bart"})
+    stack = {"encoder.attention_dropout": 0.2, "decoder.init": "torch_transformer"}
     here = config.with_sizes(
-        embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", dropout_masks="threefry"
+        embedding_dropout=0.3,
+        init="torch",
+        compute_dtype="bfloat16",
+        dropout_masks="threefry",
+        **stack,
     )
     assert to_config(here) == to_config(config)
+
+
+def test_families_without_a_last_position_have_a_usual_length():
+    for name, longest in (("t5", 512), ("mt5", 512), ("umt5", 512), ("longt5", 4096)):
+        config = from_config({"model_type": name})
+        assert registry.usual_length(config) == longest < config.longest
+        assert registry.usual_length(config.with_sizes(max_length=700)) == 700
+    for name in ("bart", "pegasus"):
+        config = from_config({"model_type": name, "max_position_embeddings": 77})
+        assert registry.usual_length(config) == config.longest == 77
+
+
+@pytest.mark.parametrize("sizes", [dict(source_vocab_size=41, target_vocab_size=53), {}])
+def test_last_ids_are_the_last_of_their_own_vocabulary(sizes):
+    preset = registry.find_preset("marian")
+    asked = sizes | dict(tying="output")
+    config = dataclasses.replace(preset, config=preset.config.with_sizes(tying="output"))
+    config = config.with_sizes(**asked) if sizes else preset.with_sizes(d_model=64)
+    source, target = sizes.get("source_vocab_size", 58101), sizes.get("target_vocab_size", 58101)
+    assert (config.source_pad_id, config.target_pad_id) == (source - 1, target - 1)
+    assert (config.bos_id, config.eos_id) == (target - 1, 0)
+
+
+def test_codes_of_published_languages_have_two_or_three_letters():
+    codes = families.published_codes()
+    assert {"en", "de", "ceb", "ast", "ilo"} <= codes and len(codes) > 100
+    assert {len(code) for code in codes} == {2, 3}
 
 
 def test_generation_defaults_in_a_config_json_are_read():

@@ -100,6 +100,7 @@ def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
     ids = [loaded.files.source.id_of(token) for token in (*m2m_100_family.LANGUAGES_NLLB, "<mask>")]
     assert ids == list(range(count, count + 203))
     assert loaded.languages == tuple(m2m_100_family.LANGUAGES_NLLB)
+    assert loaded.encode("fox  <mask>") == loaded.encode("fox<mask>")  # it takes spaces before it
 
 
 def test_pegasus_counts_its_pieces_from_105(tmp_path):

@@ -56,6 +56,9 @@ def test_the_preset_whose_names_a_file_has_is_found(preset):
     assert registry.presets()[match.preset].config.architecture in (preset, "torch_nn")
     assert (match.prefix, match.count) == ("net.", len(names))
     assert tensor_names.closest(["wte.weight", "h.0.attn.c_attn.weight"]) is None
+    others = [f"other.{i}.kernel" for i in range(len(names))]
+    assert tensor_names.closest([*names, *others]) is None
+    assert tensor_names.closest([*names, *others[1:]]) == match
 
 
 def test_a_wrong_preset_gives_one_short_line_with_the_preset_that_fits(console, tmp_path):

@@ -258,7 +258,7 @@ class Recorded(MaskedDropout):
 
 def test_every_site_of_the_model_has_its_own_path_shape_and_rate():
     rates = dict(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, embedding_dropout=0.4)
-    config = tiny("small", embedding_dropouts=2, **rates)
+    config = tiny("small", embedding_dropouts=2, final_dropout=True, **rates)
     source, target = batch(config)
     recorded = Recorded()
     jax.eval_shape(lambda: random_model(config)(source, target, rngs=recorded))
@@ -278,4 +278,5 @@ def test_every_site_of_the_model_has_its_own_path_shape_and_rate():
             last = len(attentions)
             expected.append((f"{where}.{last}.feed_forward.activation", (3, n, 20), 0.3))
             expected.append((f"{where}.{last}.output", (3, n, 12), 0.1))
+        expected.append((f"{stack}.final", (3, n, 12), 0.1))
     assert recorded.asked == expected

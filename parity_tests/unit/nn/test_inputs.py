@@ -1,5 +1,6 @@
 """Every preset and entry point refuses invalid input in one line: no NaN, no silent wrap."""
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable
@@ -232,6 +233,20 @@ def test_a_mask_of_embeddings_that_does_not_fit_is_refused(model):
     for encode in (model.encode_embeddings, model.encoder.encode_embeddings):
         for mask, message in bad:
             refused(lambda e=encode, m=mask: e(x, m), message)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_given_embeddings_are_computed_in_the_model_s_dtype(dtype):
+    """An encoder without blocks' norms would otherwise add in the dtype that was given."""
+    config = dataclasses.replace(small("lesson10"), compute_dtype=dtype)
+    model = random_model(config, dtype="float32")
+    x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH))
+    for given in ("float64", "float32", "bfloat16"):
+        cast = jnp.asarray(x, given)
+        with jax.numpy_dtype_promotion("standard"):  # as for a user
+            memory, same = map(model.encode_embeddings, (cast, cast.astype(dtype)))
+        assert memory.dtype == dtype
+        assert (np.asarray(memory) == np.asarray(same)).all()
 
 
 def test_a_mask_given_with_embeddings_hides_its_positions():

@@ -220,6 +220,10 @@ def test_flatten_and_unflatten_are_inverse(model):
     message = r"^these arrays do not fit the configuration: output.bias, output.offset$"
     with pytest.raises(ConfigError, match=message):
         transformer.unflatten(CONFIG, odd)
+    for one in ({}, arrays | {"more": arrays["output.bias"]}):
+        wrong = "more" if one else "decoder.blocks.0.cross_attention.key.bias, "
+        with pytest.raises(ConfigError, match=f"do not fit the configuration: {wrong}"):
+            transformer.unflatten(CONFIG, one)
 
 
 def test_abstract_shapes_equal_a_model_s_and_are_not_shared_between_callers():

@@ -623,6 +623,33 @@ def test_new_parameters_follow_the_named_distributions(init):
             assert abs(array.mean()) < 4 * limit * array.size**-0.5, name
 
 
+@pytest.mark.parametrize("init", Init)
+def test_a_stack_s_own_scheme_is_that_of_its_arrays_and_its_embedding(init):
+    learned = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
+    own = {f"{stack}.init": init.value for stack in ("encoder", "decoder")}
+    expected = new_arrays(tiny(init=init.value, **SIZES, **learned))
+    for other in Init:
+        arrays = new_arrays(tiny(init=other.value, **SIZES, **learned, **own))
+        for name in [name for name in expected if not name.startswith("output.")]:
+            assert (arrays[name] == expected[name]).all(), (other, name)
+
+
+def test_biases_of_distances_start_as_small_as_t5_s():
+    arrays = new_arrays(tiny("longt5", **SIZES))
+    tables = {name: array for name, array in arrays.items() if "relative" in name}
+    assert len(tables) == 3
+    for name, array in tables.items():
+        assert abs(float(array.std()) * D**0.5 - 1) < 4 * array.size**-0.5, name
+
+
+def test_the_embedding_of_padding_starts_at_zero_on_its_own_side():
+    config = tiny(padding_trained=False, source_pad_id=2, target_pad_id=5, bos_id=1, eos_id=4)
+    arrays = new_arrays(config)
+    for side, pad in (("source", 2), ("target", 5)):
+        zero = ~np.asarray(arrays[f"{side}_embedding.embedding"]).any(axis=1)
+        assert np.flatnonzero(zero).tolist() == [pad]
+
+
 def test_stored_tables_start_as_sinusoids_and_seeds_differ():
     first, second = (new_arrays(tiny(**SIZES), seed) for seed in (0, 1))
     table = sinusoids(F, D).astype(np.float32)

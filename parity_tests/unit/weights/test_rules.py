@@ -12,7 +12,8 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import convert, transformer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.weights import rules
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
+from jax_transformer.weights import rules, stacked
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
 from parity_tests import preset_names
 from parity_tests.unit import helpers
@@ -328,6 +329,54 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
     # a third of a packed tensor cannot be converted
     part = rules.restrict(table, ["decoder.blocks.0.self_attention.query.kernel"])
     assert part == []
+
+
+def test_a_part_stands_by_itself_only_if_nothing_of_it_is_elsewhere():
+    inside = [Rule("encoder.a", ("encoder.b", "encoder.c")), Alias("encoder.d", "encoder.a")]
+    outside = [Rule("decoder.a", ("decoder.b",)), Alias("decoder.d", "decoder.a")]
+    assert rules.within(inside + outside, "encoder.") == [Rule("a", ("b", "c")), Alias("d", "a")]
+    for crossing in (
+        Rule("encoder.x", ("decoder.b",)),
+        Rule("shared.x", ("encoder.b",)),
+        Rule("encoder.x", ("encoder.b", "decoder.b")),
+        Alias("encoder.x", "decoder.a"),
+        Alias("shared.x", "encoder.a"),
+    ):
+        with pytest.raises(ConfigError, match=f"encoder does not stand .*: {crossing.torch}$"):
+            rules.within([*inside, crossing, *outside], "encoder.")
+
+
+@pytest.mark.parametrize("several", Several)
+def test_a_tensor_holds_its_parts_bit_for_bit_only(several):
+    heads = 2 if several is Several.PER_HEAD else 1
+    rule = Rule("t", ("a", "b", "c"), Each.TRANSPOSE, several, heads)
+    parts = [counted((3, 4), 0 if several is Several.COPY else i) for i in range(3)]
+    tensor = rule.joined(parts)
+    assert rule.holds(tensor, parts)
+    for i in range(len(tensor.flat)):
+        other = tensor.copy()
+        other.flat[i] = np.nextafter(other.flat[i], 99, dtype=other.dtype)
+        assert not rule.holds(other, parts)
+    assert not rule.holds(tensor.astype(np.float16), parts)
+    assert not Rule("t", ("a",)).holds(-parts[0], [parts[0]])
+
+
+@pytest.mark.parametrize("axis", range(-3, 3))
+def test_a_stacked_array_is_numpy_s_stack_of_its_layers(axis):
+    layers = [counted((2, 3), i) for i in range(4)]
+    rule = stacked.StackRule("a", tuple("wxyz"), (2, 3), stacked.Layer.TRANSPOSE, axis)
+    expected = np.stack(layers, axis)
+    assert rule.stored_shape == expected.shape
+    info = TensorInfo((3, 2), "float64")
+    read = {
+        name: LazyTensor(info, layer.T.copy) for name, layer in zip("wxyz", layers, strict=True)
+    }
+    tensor = stacked.to_stored([rule], read)["a"]
+    assert (tensor.shape, tensor.dtype) == (expected.shape, "float64")
+    assert (tensor.read() == expected).all()
+    for number, (name, back) in enumerate(stacked.to_flax([rule], {"a": tensor}).items()):
+        assert (name, rule.place(number)) == ("wxyz"[number], f"a[layer {number} of axis {axis}]")
+        assert (back.read() == layers[number].T).all() and back.shape == rule.flax_shape == (3, 2)
 
 
 def test_placeholders_are_filled_on_both_sides():
