@@ -82,14 +82,14 @@ def test_training_the_torch_module_does_not_change_the_flax_model():
 def test_arrays_and_tensors_have_the_same_bits_and_no_common_memory(dtype):
     array = (np.random.default_rng(0).normal(size=(4, 3)) * 9).astype(jax.numpy.dtype(dtype))
     for one in (array, array.T, array[::2], array[:, 1]):
-        kept, tensor = one.copy(), torch_bridge.to_tensor(one)
+        before, tensor = one.copy(), torch_bridge.to_tensor(one)
         for source in (tensor, tensor[::2]):
             back = torch_bridge.to_numpy(source)
             assert back.dtype == one.dtype and back.shape == tuple(source.shape)
             back[...] = 1
         one[...] = 2
-        assert torch_bridge.to_numpy(tensor).tobytes() == kept.tobytes()
-        one[...] = kept
+        assert torch_bridge.to_numpy(tensor).tobytes() == before.tobytes()
+        one[...] = before
 
 
 def test_the_position_buffer_of_a_checkpoint_is_used():

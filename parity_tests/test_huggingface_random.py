@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 import jax_transformer as jt
-from jax_transformer.architectures import huggingface, huggingface_config, registry
+from jax_transformer.architectures import huggingface, huggingface_config, registry, t5
 from jax_transformer.architectures.huggingface_config import from_config, to_config
 from jax_transformer.errors import InputError
 from jax_transformer.weights import rules
@@ -90,9 +91,9 @@ def test_a_random_model_goes_there_and_back(name, seed, monkeypatch, in_float64)
     data = json.loads(both.theirs.config.to_json_string())
     assert to_config(both.config, data) == data
     again = case.classes[0](**to_config(both.config)).to_dict()
-    kept = both.theirs.config.to_dict()
-    differ = {key for key in case.values if again.get(key) != kept.get(key)}
-    assert differ <= {"bos_token_id", *SYNONYMS} and from_config(again) == from_config(kept)
+    values = both.theirs.config.to_dict()
+    differ = {key for key in case.values if again.get(key) != values.get(key)}
+    assert differ <= {"bos_token_id", *SYNONYMS} and from_config(again) == from_config(values)
 
 
 def another(name: str, value: Any) -> Any:
@@ -103,10 +104,10 @@ def another(name: str, value: Any) -> Any:
         case float():
             return value / 2 or 0.25
         case int():
-            larger = 17 if name.endswith("_id") else value + 1 + ("buckets" in name)
-            return {"d_model": 2 * value, "vocab_size": 2 * value}.get(
-                name, value // 2 if "heads" in name else larger
-            )
+            if name in ("d_model", "vocab_size"):
+                return 2 * value
+            more = 17 if name.endswith("_id") else value + 1 + ("buckets" in name)
+            return value // 2 if "heads" in name else more
         case str():
             spans = {"local": "transient-global", "transient-global": "local"}
             return spans.get(value, "silu" if value != "silu" else "relu")
@@ -120,33 +121,51 @@ def test_every_attribute_of_the_class_acts_or_is_refused_or_has_a_reason(name):
     unused = {*huggingface_config.IGNORED, *huggingface_config.GENERATION, *family.ignored}
     own = family.defaults | models.Case(name, {}).classes[0]().to_dict() | {"model_type": name}
     own |= {key: value for key, value in family.defaults.items() if own[key] is None}
-    before = huggingface_config.flat(from_config(own))
     more = {"scale_decoder_outputs": True, "dense_act_fn": "gelu", "is_gated_act": False}
     more = {key: value for key, value in more.items() if key in family.derived}
+    before = huggingface_config.flat(from_config(own))
+    heads = {"encoder.head_dim", "decoder.head_dim"}
     for key in {**own, **more}.keys() - unused - {"model_type", "architectures", *family.aliases}:
+        # What feed_forward_proj implies wins over it
+        implied = ("dense_act_fn", "is_gated_act") if key == "feed_forward_proj" else ()
+        data = {name: value for name, value in own.items() if name not in implied}
         other = another(key, own.get(key, more.get(key)))
         try:
-            whole = own | {key: other}
-            if key == "feed_forward_proj":  # otherwise what it implies wins
-                whole = {
-                    k: v for k, v in whole.items() if k not in ("dense_act_fn", "is_gated_act")
-                }
-            after = huggingface_config.flat(from_config(whole))
+            after = huggingface_config.flat(from_config(data | {key: other}))
         except InputError as error:  # an attribute of one value, or two that belong together
-            one_value = key in {*family.fixed, *huggingface_config.FIXED} and f"{key}=" in str(
-                error
-            )
-            assert one_value or "one vocabulary" in str(error), (key, str(error))
+            one = key in {*family.fixed, *huggingface_config.FIXED} and f"{key}=" in str(error)
+            assert one or "one vocabulary" in str(error), (key, str(error))
             continue
         changed = {field for field in after if after[field] != before[field]}
         assert changed or key == "bos_token_id", f"{key}={other!r} changes nothing"
-        rate = {"embedding_dropout"} if key == "dropout" else set()
-        heads = {"encoder.head_dim", "decoder.head_dim"}
         if key in before:
+            rate = {"embedding_dropout"} if key == "dropout" else set()
             assert (changed - heads, after[key]) == ({key} | rate, other), key
         stack = key.partition("_")[0]
         if f"{stack}.layers" in before and not key.endswith(("_type", "_token_id")):
             assert {field.partition(".")[0] for field in changed} == {stack}, key
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_defaults_and_aliases_are_those_of_the_class(name):
+    family, kind = FAMILIES[name], models.Case(name, {}).classes[0]
+    assert kind.attribute_map == family.aliases
+    theirs, ours = kind().to_dict(), family.defaults
+    derived = {"num_decoder_layers", "decoder_vocab_size"}  # from other attributes
+    if isinstance(family, t5.T5Family) and "decoder_start_token_id" not in theirs:
+        derived.add("decoder_start_token_id")  # see the family's defaults
+    absent = object()
+    differ = {
+        key
+        for key, value in ours.items()
+        if theirs.get(key, None if value is None else absent) != value
+    }
+    assert differ <= derived
+
+
+def test_generation_defaults_are_known_by_name():
+    known = {*huggingface_config.IGNORED, *huggingface_config.GENERATION}
+    assert set(transformers.GenerationConfig._get_default_generation_params()) <= known
 
 
 def test_the_preset_of_marian_is_the_published_model():
@@ -161,9 +180,7 @@ def test_an_export_has_every_change(name):
     family = FAMILIES[name]
     data = {"model_type": name, "transformers_version": "4.2"} | drawn(name, 1)
     data |= {alias: data[own] for alias, own in family.aliases.items() if own in data}
-    small = {key: value for key, value in data.items() if key not in family.defaults}
-    config = from_config(data)
-    assert to_config(config, data) == data
+    assert to_config(from_config(data), data) == data
     for seed in (2, 3):
         other = {"model_type": name} | drawn(name, seed)
         if family.tensors_decide_tie(False):
@@ -172,6 +189,6 @@ def test_an_export_has_every_change(name):
             back = to_config(from_config(other), original)
             assert from_config(back) == from_config(other)
         back = to_config(from_config(other), data)
-        assert back["transformers_version"] == "4.2" and back.keys() >= small.keys()
+        assert back["transformers_version"] == "4.2" and back.keys() >= data.keys()
         for alias, own in family.aliases.items():
             assert back.get(alias) == back.get(own) or alias not in data

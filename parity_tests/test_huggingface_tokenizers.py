@@ -390,9 +390,9 @@ def test_every_class_and_folder_of_a_family_has_its_recipe():
             assert family.recipe(recipe.files).files == recipe.files
             for name in (recipe.class_name, *recipe.other_classes):
                 for class_name in (name, f"{name}Fast"):
-                    found = huggingface.find_recipe(class_name)
+                    recipe_of_any = huggingface.find_recipe(class_name)
                     assert huggingface.find_recipe(class_name, family) is recipe
-                    assert found is not None and found.files == recipe.files
+                    assert recipe_of_any is not None and recipe_of_any.files == recipe.files
         for name in {names.get(model_type), old.get(model_type)} - {None, "TokenizersBackend"}:
             assert huggingface.find_recipe(name, family) in family.tokenizers, name
 

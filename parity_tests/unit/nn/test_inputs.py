@@ -241,8 +241,8 @@ def test_given_embeddings_are_computed_in_the_model_s_dtype(dtype):
     config = dataclasses.replace(small("lesson10"), compute_dtype=dtype)
     model = random_model(config, dtype="float32")
     x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH))
-    for given in ("float64", "float32", "bfloat16"):
-        cast = jnp.asarray(x, given)
+    for dtype_of_x in ("float64", "float32", "bfloat16"):
+        cast = jnp.asarray(x, dtype_of_x)
         with jax.numpy_dtype_promotion("standard"):  # as for a user
             memory, same = map(model.encode_embeddings, (cast, cast.astype(dtype)))
         assert memory.dtype == dtype

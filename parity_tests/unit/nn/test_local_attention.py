@@ -88,13 +88,13 @@ def test_dropped_weights_are_zero_and_the_others_larger(span):
         dropout=0.0, activation_dropout=0.0, embedding_dropout=0.0, attention_dropout=0.5
     )
     (source, target), model = batch(config), random_model(config)
-    whole, dropped = (
+    full, dropped = (
         np.asarray(model(source, target, rngs=rngs, return_attention=True)[1].encoder[0])
         for rngs in (None, jax.random.key(0))
     )
-    gone = (dropped == 0) & (whole > 0)
-    assert 0.3 < gone.sum() / (whole > 0).sum() < 0.7
-    np.testing.assert_allclose(dropped[~gone], 2 * whole[~gone], rtol=1e-12)
+    gone = (dropped == 0) & (full > 0)
+    assert 0.3 < gone.sum() / (full > 0).sum() < 0.7
+    np.testing.assert_allclose(dropped[~gone], 2 * full[~gone], rtol=1e-12)
     assert furthest(model.encode(source), model.encode(source, rngs=jax.random.key(0))) > 1e-3
 
 

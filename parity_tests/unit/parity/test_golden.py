@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import ConfigError
 from jax_transformer.parity import golden
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
@@ -80,15 +80,6 @@ def test_other_dtypes_seeds_and_batches_are_refused(path):
     ):
         with pytest.raises(ConfigError, match=message):
             loaded(*arguments)
-
-
-def test_a_changed_number_is_refused_on_load(path):
-    description = safetensors.metadata(path)
-    arrays = safetensors.read(path)
-    arrays["float32/arrays/layer#0/output"][0, 1] += 1e-6
-    safetensors.write(path, arrays, description)
-    with pytest.raises(InputError, match=r"changed since it was written: SHA-256 of float32$"):
-        golden.load(path)
 
 
 def test_recheck_counts_exact_rounded_and_wrong_arrays(path):

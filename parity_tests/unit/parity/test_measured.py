@@ -169,13 +169,9 @@ def test_any_change_of_a_golden_is_detected(path, tmp_path):
 
 
 def test_the_same_bytes_of_another_shape_are_not_the_same_array(path):
-    class Transposed(FakeRecorder):
-        def __call__(self, dtype, seed, batch):
-            recording = super().__call__(dtype, seed, batch)
-            return dataclasses.replace(recording, result=recording.result.T)
-
-    check = golden.recheck(golden.load(path), Transposed())
-    assert check.wrong == tuple(
+    recorder = FakeRecorder()
+    column = lambda *args: dataclasses.replace(recorder(*args), result=recorder(*args).result.T)  # noqa: E731
+    assert golden.recheck(golden.load(path), column).wrong == tuple(
         f"{dtype} result: shape (1, 2) in the golden, (2, 1) now" for dtype in golden.DTYPES
     )
 
@@ -270,7 +266,7 @@ def test_every_argument_of_the_fixture_reaches_the_comparison(tmp_path, monkeypa
     fixture = plugin.Parity("test", None, True)
     assert fixture("flax", "torch", BATCH, {"a": "b"}, **options, **calls) is agreeing
     assert seen.pop() == (("flax", "torch", BATCH, {"a": "b"}), options | calls)
-    monkeypatch.setattr(golden, "OtherProcess", lambda *given: FakeRecorder())
+    monkeypatch.setattr(golden, "OtherProcess", lambda *_: FakeRecorder())
     more = {"torch_factory": "a:b", "golden": tmp_path / "golden", "call_flax": len}
     fixture("flax", None, BATCH, {"a": "b"}, **options, **more)
     (_, recorder, batch, rules), named = seen.pop()

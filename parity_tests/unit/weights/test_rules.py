@@ -393,24 +393,6 @@ def parts_of(rule: Rule, tensor: np.ndarray, shapes: list[tuple[int, ...]]) -> l
     return [rule.part(number, tensor, shapes, own=True) for number in range(len(shapes))]
 
 
-def test_every_kind_of_rule_is_reversible():
-    tensor = np.arange(30.0).reshape(5, 6)
-    split = Rule("t", ("a", "b"), Each.TRANSPOSE)
-    parts = parts_of(split, tensor, [(6, 2), (6, 3)])
-    assert [part.shape for part in parts] == [(6, 2), (6, 3)] and (parts[1] == tensor[2:].T).all()
-    assert (split.joined(parts, own=True) == tensor).all() and split.torch_shape(
-        [(6, 2), (6, 3)]
-    ) == (5, 6)
-    copy = Rule("t", ("a", "b"), Each.SQUEEZE_1, Several.COPY)
-    parts = parts_of(copy, tensor[:, None], [(5, 6), (5, 6)])
-    assert all((part == tensor).all() for part in parts) and copy.torch_shape([(5, 6), (5, 6)]) == (
-        5,
-        1,
-        6,
-    )
-    assert (copy.joined(parts, own=True) == tensor[:, None]).all()
-
-
 @pytest.mark.parametrize("each", Each)
 def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
     """Another library may write a view as other bytes, and a shared one changes."""
