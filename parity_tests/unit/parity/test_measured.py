@@ -169,8 +169,10 @@ def test_any_change_of_a_golden_is_detected(path, tmp_path):
 
 
 def test_the_same_bytes_of_another_shape_are_not_the_same_array(path):
-    recorder = FakeRecorder()
-    column = lambda *args: dataclasses.replace(recorder(*args), result=recorder(*args).result.T)  # noqa: E731
+    def column(*arguments):
+        recording = FakeRecorder()(*arguments)
+        return dataclasses.replace(recording, result=recording.result.T)
+
     assert golden.recheck(golden.load(path), column).wrong == tuple(
         f"{dtype} result: shape (1, 2) in the golden, (2, 1) now" for dtype in golden.DTYPES
     )
