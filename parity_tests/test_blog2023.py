@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout, MaskedDropout
-from jax_transformer.nn.embeddings import Frozen
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import Pair, as_torch, pair
@@ -125,17 +123,6 @@ def test_the_target_reaches_the_logits_only_in_the_repaired_one(preset: str):
         assert moved < 1e-13 if preset == "blog2023" else moved > 1e-2
 
 
-@BOTH
-def test_the_causal_mask_matters_only_in_the_repaired_one(preset: str):
-    both = equal_lengths(preset)
-    free = jt.convert.from_torch(
-        both.torch.state_dict(), jt.preset(preset, **SIZES, **{"decoder.self_mask": ()})
-    )
-    masked, unmasked = both.flax(both.source, both.target), free(both.source, both.target)
-    moved = float(jnp.abs(masked - unmasked).max() / jnp.abs(masked).max())
-    assert moved < 1e-13 if preset == "blog2023" else moved > 1e-2
-
-
 def test_only_the_last_decoder_block_reaches_the_logits():
     """Any values do in the decoder's embedding, its self-attention and all blocks but the last."""
     both = equal_lengths()
@@ -179,23 +166,6 @@ def test_unequal_lengths_are_refused_with_the_same_message():
     with pytest.raises(ValueError, match="equally long") as theirs:
         both.torch(as_torch(source), as_torch(target))
     assert str(ours.value) == str(theirs.value)
-
-
-@pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_position_tables_are_loaded_used_and_exported(stack: str):
-    """In the repaired preset: the faithful decoder's table does not reach the logits."""
-    both = equal_lengths("blog2023_repaired")
-    name = f"{stack}.position_embed.pe"
-    table = torch.from_numpy(
-        np.random.default_rng(9).normal(size=(SIZES["max_length"], SIZES["d_model"]))
-    )
-    state = both.torch.state_dict() | {name: table}
-    model = jt.convert.from_torch(state, both.config)
-    assert np.abs(np.asarray(model(both.source, both.target)) - both.logits()[0]).max() > 1e-2
-    assert jt.convert.to_torch(model)[name].tobytes() == table.numpy().tobytes()
-    assert f"{stack}.positions.table" in transformer.flatten(model, Frozen)
-    assert f"{stack}.positions.table" not in transformer.flatten(model, nnx.Param)
-    assert name not in dict(both.torch.named_parameters())
 
 
 @pytest.mark.parametrize("repaired", [False, True])

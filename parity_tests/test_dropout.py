@@ -10,13 +10,11 @@ import torch
 from flax import nnx
 from torch import nn
 
-import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.nn.dropout import MaskedDropout
-from jax_transformer.transformer import Transformer
 from parity_tests import test_gradients as gradients_of
-from parity_tests.cases import DOCUMENTS, ODD, config_of
+from parity_tests.cases import DOCUMENTS, config_of
 from parity_tests.levels import assert_close
 from parity_tests.marks import quick_if
 from parity_tests.twins import Pair, pair
@@ -110,27 +108,3 @@ def test_same_masks_same_loss_and_gradients(name: str):
     assert_close((ours, loss), 1e-12, "loss")
     gradients_of.assert_same_gradients(gradients, gradients_of.torch_gradients(both))
     assert abs(plain.item() - ours.item()) > 1e-3, "the masks did something"
-
-
-def test_attention_returned_in_train_mode_is_after_dropout():
-    both = pair(
-        jt.preset(
-            "lesson10",
-            **ODD,
-            dropout=0.3,
-            attention_dropout=0.3,
-            activation_dropout=0.3,
-            embedding_dropout=0.3,
-        )
-    )
-    masks: dict[str, np.ndarray] = {}
-    rates: dict[str, float] = {}
-    model: Transformer = both.flax
-    _, attention = model(
-        both.source, both.target, rngs=DrawnDropout(masks, rates), return_attention=True
-    )
-    inject(both, masks, rates)
-    both.torch.train()
-    both.logits()
-    for ours, theirs in zip(attention.cross, both.torch.decoder.attention_weights, strict=True):
-        assert_close((ours.mean(axis=1), theirs), 1e-12)
