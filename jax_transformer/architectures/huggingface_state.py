@@ -7,6 +7,7 @@ loaded if positions have to be computed. Facts from ``_tied_weights_keys`` and `
 of the classes of transformers 5.23, and from its ``from_pretrained``.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,14 @@ from jax_transformer.weights import rules
 Tensor = TypeVar("Tensor", bound=Any)
 
 _LOGITS_BIAS = "final_logits_bias"
+_ORDER = """final_logits_bias shared model encoder decoder embed_tokens conv1 conv2 embed_positions
+block layer layers k_proj v_proj q_proj out_proj q k v o relative_attention_bias
+global_relative_attention_bias global_input_layer_norm wi wi_0 wi_1 wo SelfAttention
+LocalSelfAttention TransientGlobalSelfAttention EncDecAttention DenseReluDense self_attn
+self_attn_layer_norm encoder_attn encoder_attn_layer_norm fc1 fc2 layernorm_embedding layer_norm
+final_layer_norm lm_head proj_out output_projection weight bias"""
+"""The parts of names, in the order in which the modules of transformers 5.23 create them."""
+_PLACES = {word: place for place, word in enumerate(_ORDER.split())}
 _VERSIONS = dict.fromkeys(
     ("encoder.version", "decoder.version"), "counts versions of fairseq's format"
 )
@@ -72,7 +81,20 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
         _check_computed(name, state[name], config)
     if not family.saves_copies(config):
         left_out |= rules.aliases(registry.unchecked_table(config.architecture, config)).keys()
-    return {name: value for name, value in state.items() if name not in left_out}
+    left = {name: value for name, value in state.items() if name not in left_out}
+    return dict(sorted(left.items(), key=lambda item: _place(item[0])))
+
+
+def _place(name: str) -> list[int]:
+    """Return a key that sorts names as in the modules' ``state_dict()``."""
+    words = name.split(".")
+    return [int(word) if word.isdecimal() else _PLACES.get(word, len(_PLACES)) for word in words]
+
+
+def parameters(state: LazyState, config: TransformerConfig) -> int:
+    """Return ``num_parameters()`` of the module of these tensors, which are all that it saves."""
+    shapes = _positions(config) | {name: tensor.shape for name, tensor in state.items()}
+    return sum(math.prod(shape) for name, shape in shapes.items() if name != _LOGITS_BIAS)
 
 
 def why_completed(name: str, config: TransformerConfig) -> str:

@@ -254,6 +254,12 @@ class Pretrained:
         """Return the files to write with the weights, by name; None if the format knows them."""
         return None
 
+    def layout(self) -> Mapping[str, str]:
+        """Return how a Hugging Face folder of the same tensors is written: see
+        :func:`.huggingface_folder.layout`.
+        """
+        return {}
+
     def notes_for(self, to: "Destination") -> tuple[Note, ...]:
         """Return notes on what the destination does not have."""
         return ()

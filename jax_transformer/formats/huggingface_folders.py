@@ -27,6 +27,9 @@ class HuggingFaceWeights(Pretrained):
     def has_tokenizer(self) -> bool:
         return not self.extra_files.keys().isdisjoint(TOKENIZER)
 
+    def layout(self) -> Mapping[str, str]:
+        return folder.layout(self.files)
+
     def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
         from jax_transformer.data import huggingface_tokenizer
 
@@ -177,7 +180,15 @@ class HuggingFaceFolder(Format):
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
     ) -> Written:
         with read_back.new_folder(to.path, state) as new:
-            folder.write(new.path, new.state, to.files, shard_size=_shard_size(to))
+            is_as_before = to.source is not None and to.options.get("shard_size") is None
+            folder.write(
+                new.path,
+                new.state,
+                to.files,
+                shard_size=_shard_size(to),
+                parameters=to.config and huggingface_state.parameters(new.state, to.config),
+                layout=to.source.layout() if to.source and is_as_before else {},
+            )
             check(scan(folder.find(new.path)))
             new.compare_files(to.files)
             return Written(new.sha256())

@@ -73,6 +73,11 @@ class CheckpointWeights(Pretrained):
             )
         return loaded.with_languages(source_lang, target_lang)
 
+    def layout(self) -> Mapping[str, str]:
+        if self.run is None:
+            return {}
+        return huggingface_folder.read_layout(self.run.path / IN_RUN / huggingface_folder.LAYOUT)
+
     @property
     def widths(self) -> tuple[int, ...]:
         if self.run is not None and (self.run.data.exists() or self.run.train_config.exists()):
@@ -125,6 +130,8 @@ class Run(Format):
         if not extra:
             return {}
         files = huggingface_folder.contents(extra)
+        if to.source is not None and (layout := to.source.layout()):
+            files[huggingface_folder.LAYOUT] = huggingface_folder.to_json(layout)
         if to.dtype is not None and CONFIG in files:
             config = huggingface_folder.configuration(extra[CONFIG].parent)
             config = huggingface_folder.with_dtype(config, {to.dtype})

@@ -7,9 +7,10 @@ it looks for them.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.errors import ConfigError, InputError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 IN_RUN = "huggingface"
 """The folder of a run with a Hugging Face folder's files except the weights, unchanged."""
+LAYOUT = "layout.json"
+"""In that folder of a run: the index and headers of the files that its weights are from."""
 INDEX = ".index.json"
 SAFETENSORS, PT = "model.safetensors", "pytorch_model.bin"
 FLAX = "flax_model.msgpack"
@@ -126,31 +129,91 @@ def write(
     extra_files: Mapping[str, bytes],
     *,
     shard_size: int = SHARD_SIZE,
+    parameters: int | None = None,
+    layout: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write a new folder: ``state`` unchanged, in one file or in several of at most ``shard_size``
     bytes, and the other files by their names. Each tensor is read back and compared.
+
+    The index counts ``parameters``, by default all numbers. If ``layout``, of another folder, has
+    the same tensors, there are its files with their headers, and its index.
 
     Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
     from jax_transformer.storage import safetensors
 
     path.mkdir()
-    parts = split(state, shard_size)
+    parts = _as_before(layout, state)
+    if not parts:
+        layout, several = {}, split(state, shard_size)
+        for number, part in enumerate(several, 1):
+            parts[f"model-{number:05d}-of-{len(several):05d}.safetensors"] = part
+        if len(several) == 1:
+            parts = {SAFETENSORS: several[0]}
     files: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        several = len(parts) > 1
-        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors" if several else SAFETENSORS
-        safetensors.save(path / name, part, target=path / name, hashed=False)
+    for name, part in parts.items():
+        begin = layout.get(name)
+        safetensors.save(path / name, part, target=path / name, hashed=False, begin=begin)
         files |= dict.fromkeys(part, name)
-    if len(parts) > 1:
+    if SAFETENSORS not in parts:
         total = {
-            "total_parameters": sum(tensor.info.size for tensor in state.values()),
+            "total_parameters": parameters or sum(tensor.info.size for tensor in state.values()),
             "total_size": sum(tensor.nbytes for tensor in state.values()),
         }
-        (path / (SAFETENSORS + INDEX)).write_bytes(
-            to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
-        )
+        index = to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
+        index = layout.get(SAFETENSORS + INDEX, "").encode() or index
+        (path / (SAFETENSORS + INDEX)).write_bytes(index)
     write_files(path, extra_files)
+
+
+def layout(files: Iterable[Path]) -> dict[str, str]:
+    """Return the text of an index and the header of each .safetensors file, by name.
+
+    Empty if files have other names than transformers', or if :func:`write` writes the same anyway.
+    """
+    from jax_transformer.storage import safetensors
+
+    texts: dict[str, str] = {}
+    for file in files:
+        if file.name == SAFETENSORS + INDEX:
+            texts[file.name] = untrusted.read_bytes(file, untrusted.LONGEST_JSON).decode()
+        elif not _is_weights(file.name):
+            return {}
+        else:
+            texts[file.name] = safetensors.stored_header(file)
+    if list(texts) == [SAFETENSORS]:
+        usual = safetensors.in_order(safetensors.describe(file))
+        if texts[SAFETENSORS] == safetensors.header_text(usual):
+            return {}
+    return texts
+
+
+def read_layout(path: Path) -> dict[str, str]:
+    """Return what a run has recorded of :func:`layout`. Raises InputError if it is damaged."""
+    data = untrusted.read_json(path) if path.is_file() else {}
+    if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+        raise InputError(f"{path}: is not an object of texts")
+    return data
+
+
+def _as_before(layout: Mapping[str, str], state: "LazyState") -> dict[str, "LazyState"]:
+    """Return the tensors of each file of a layout; empty if it has other ones than ``state``."""
+    from jax_transformer.storage import safetensors
+
+    parts: dict[str, LazyState] = {}
+    left = dict(state)
+    for name, text in layout.items():
+        if not _is_weights(name):
+            continue
+        part = parts[name] = {}
+        for tensor, extent in safetensors.extents(Path(LAYOUT), text).items():
+            part[tensor] = found = left.pop(tensor, None)
+            if found is None or (found.shape, found.dtype) != (
+                extent.shape,
+                safetensors.DTYPES[extent.dtype].name,
+            ):
+                return {}
+    return {} if left else parts
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:
@@ -163,21 +226,30 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
 
 def is_written(name: str) -> bool:
     """Return True for names of files that an export may write."""
-    named = name in (SAFETENSORS, SAFETENSORS + INDEX, *EXTRA_FILES)
-    return named or re.fullmatch(_SHARD, name) is not None
+    return name in (SAFETENSORS + INDEX, *EXTRA_FILES) or _is_weights(name)
+
+
+def _is_weights(name: str) -> bool:
+    return name == SAFETENSORS or re.fullmatch(_SHARD, name) is not None
 
 
 def split(state: "LazyState", most: int) -> list[dict[str, "LazyTensor"]]:
-    """Split tensors, in order, into groups of at most ``most`` bytes; a larger one is alone."""
-    parts: list[dict[str, LazyTensor]] = [{}]
+    """Split tensors, in order, into groups of at most ``most`` bytes; a larger one is alone, before
+    the group that is being filled, as in huggingface_hub's ``split_torch_state_dict_into_shards``.
+    """
+    parts: list[dict[str, LazyTensor]] = []
+    part: dict[str, LazyTensor] = {}
     filled = 0
     for name, tensor in state.items():
-        if parts[-1] and filled + tensor.nbytes > most:
-            parts.append({})
-            filled = 0
-        parts[-1][name] = tensor
+        if tensor.nbytes > most:
+            parts.append({name: tensor})
+            continue
+        if filled + tensor.nbytes > most:
+            parts.append(part)
+            part, filled = {}, 0
+        part[name] = tensor
         filled += tensor.nbytes
-    return parts
+    return [*parts, part] if part or not parts else parts
 
 
 def size(text: str) -> int:

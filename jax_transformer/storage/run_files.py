@@ -31,7 +31,7 @@ TRAINING = (TRAIN_CONFIG, DATA)
 _FOR_PEOPLE = (huggingface_folder.CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 HUGGINGFACE = tuple(
     f"{huggingface_folder.IN_RUN}/{name}"
-    for name in huggingface_folder.EXTRA_FILES
+    for name in (*huggingface_folder.EXTRA_FILES, huggingface_folder.LAYOUT)
     if name not in _FOR_PEOPLE
 )
 TOKENIZER = (

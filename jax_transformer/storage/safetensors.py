@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -33,6 +33,7 @@ DTYPES: dict[str, np.dtype] = {
     pair.split(":")[0]: tensors.DTYPES[pair.split(":")[1]] for pair in f"{_NAMES} {_MORE}".split()
 }
 
+Tensor = TypeVar("Tensor", LazyTensor, TensorInfo)
 _CODES = {dtype.name: code for code, dtype in DTYPES.items()}
 # The order of safetensors 0.8's enum Dtype, from its last to its first
 _ORDER = (
@@ -135,14 +136,18 @@ def save(
     *,
     target: str | Path,
     hashed: bool = True,
+    begin: str | None = None,
 ) -> str:
     """Write the new file ``path``, one tensor at a time, and return its SHA-256 (if ``hashed``).
 
-    The bytes are the safetensors library's. Each tensor is read back and compared as soon as
+    The bytes are the safetensors library's, unless the header ``begin`` is given, of the same
+    tensors in the order of ``state``. Each tensor is read back and compared as soon as
     it is written. Tied ones are read once, and copied within the file. Raises InputError naming
     ``target``, which the file will become, if they differ.
     """
-    ordered, begin = _header({"format": "pt"} | dict(metadata or {}), state)
+    ordered = state if begin is not None else in_order(state)
+    if begin is None:
+        begin = header_text(ordered, metadata)
     first: dict[LazyTensor, str] = {}  # of tied names
     for name, tensor in ordered.items():
         first.setdefault(tensor, name)
@@ -150,7 +155,7 @@ def save(
         CheckedFile(path, target, hashed=hashed) as file,
         contextlib.closing(tensors.read_ahead(first)) as arrays,
     ):
-        file.write(begin)
+        file.write(len(begin.encode()).to_bytes(8, "little") + begin.encode())
         starts: dict[str, int] = {}
         for name, tensor in ordered.items():
             starts[name] = file.size
@@ -169,13 +174,20 @@ def save(
     return file.sha256() if hashed else ""
 
 
-def _header(metadata: Mapping[str, str], state: LazyState) -> tuple[dict[str, LazyTensor], bytes]:
-    """Return the tensors in the library's order, wide dtypes first, then names, and the header."""
+def in_order(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors in the library's order: wide dtypes first, then names."""
     for name, tensor in state.items():
         if tensor.dtype not in _CODES:
             raise InputError(f"{shown(name)} is {tensor.dtype}, which no .safetensors file holds")
-    ordered = dict(sorted(state.items(), key=lambda item: (_ORDER.index(item[1].dtype), item[0])))
-    entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    return dict(sorted(state.items(), key=lambda item: (_ORDER.index(item[1].dtype), item[0])))
+
+
+def header_text(
+    ordered: Mapping[str, LazyTensor | TensorInfo], metadata: Mapping[str, str] | None = None
+) -> str:
+    """Return the header that the library writes for tensors in this order."""
+    about = sorted(({"format": "pt"} | dict(metadata or {})).items())
+    entries: dict[str, Any] = {"__metadata__": dict(about)}
     at = 0
     for name, tensor in ordered.items():
         entries[name] = {
@@ -184,15 +196,32 @@ def _header(metadata: Mapping[str, str], state: LazyState) -> tuple[dict[str, La
             "data_offsets": [at, at + tensor.nbytes],
         }
         at += tensor.nbytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    return ordered, len(text).to_bytes(8, "little") + text
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False)
+    return text + " " * (-len(text.encode()) % 8)  # so that the tensors are aligned
 
 
 def metadata(path: str | Path) -> dict[str, str]:
     """Return the text in a file's header next to the tensors. Raises as :func:`read`."""
     header(Path(path))
     return _entries(Path(path))[0].get("__metadata__") or {}
+
+
+def stored_header(path: Path) -> str:
+    """Return the header of a file as it is, to be written again. Raises as :func:`read`."""
+    header(path)
+    with open(path, "rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little")).decode("utf-8")
+
+
+def extents(path: Path, text: str) -> dict[str, TensorExtent]:
+    """Return the tensors of a header in the order of their bytes, which count from its end.
+
+    Raises InputError naming ``path``, which has the header, if it cannot be read.
+    """
+    entries = untrusted.parse_json(path, text.encode())
+    if not isinstance(entries, dict):
+        raise InputError(f"{path}: not a readable safetensors file: its header is not an object")
+    return _extents(path, entries, 0)
 
 
 def header(path: Path) -> dict[str, TensorExtent]:
@@ -211,10 +240,14 @@ def header(path: Path) -> dict[str, TensorExtent]:
             f"{path}: not a readable safetensors file: {shown(reason, 120)}; the file has "
             f"{path.stat().st_size:,} bytes"
         ) from None
-    entries.pop("__metadata__", None)
+    return _extents(path, entries, data)
+
+
+def _extents(path: Path, entries: dict[str, Any], data: int) -> dict[str, TensorExtent]:
     extents = {}
     for name, entry in entries.items():
-        extents[name] = _extent(path, name, entry, data)
+        if name != "__metadata__":
+            extents[name] = _extent(path, name, entry, data)
     return dict(sorted(extents.items(), key=lambda item: (item[1].start, item[1].end)))
 
 

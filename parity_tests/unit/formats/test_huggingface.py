@@ -215,6 +215,91 @@ def test_runs_of_names_fill_the_shards_in_order():
 
     assert shards(a=6, b=6, c=2, d=6, e=2, f=2) == [["a"], ["b", "c"], ["d", "e", "f"]]
     assert shards(a=20, b=1) == [["a"], ["b"]]
+    # As huggingface_hub.split_torch_state_dict_into_shards
+    assert shards(a=6, b=20, c=4, d=10, e=11) == [["b"], ["a", "c"], ["e"], ["d"]]
+
+
+def _rewritten(path: Path, seed: int, count: int) -> None:
+    """Divide a folder's weights anew, at random: order, metadata and spaces of headers, an index
+    with other spaces."""
+    random, state = np.random.default_rng(seed), weights()
+    (path / "model.safetensors").unlink()
+    names, shards = random.permutation(list(state)), {}
+    for i in range(count):
+        name = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        shards |= dict.fromkeys(names[i::count], name)
+        entries, at = {"__metadata__": {"total": str(seed), "format": "pt", "é": "\\n"}}, 0
+        for tensor in names[i::count]:
+            array = state[tensor]
+            span = [at, at := at + array.nbytes]
+            entries[tensor] = {"shape": array.shape, "data_offsets": span, "dtype": "F32"}
+        entries = {name: entries[name] for name in random.permutation(list(entries))}
+        header = json.dumps(entries, indent=seed).encode()
+        data = b"".join(state[tensor].tobytes() for tensor in names[i::count])
+        content = len(header).to_bytes(8, "little") + header + data
+        (path / (name if count > 1 else "model.safetensors")).write_bytes(content)
+    if count > 1:
+        index = {"weight_map": shards, "metadata": {"total_size": at, "seed": seed}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=3))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_any_files_of_weights_come_back_byte_for_byte(count, theirs, tmp_path):
+    source = copied(theirs, tmp_path / "source", **{"modeling_t5.py": None, "tf_model.h5": None})
+    _rewritten(source, 1 + count, count)
+    convert(source, tmp_path / "run")
+    convert(tmp_path / "run", tmp_path / "again")
+    convert(tmp_path / "again", tmp_path / "back", to="hf")
+    convert(source, tmp_path / "straight", to="hf")
+    assert files(source) == files(tmp_path / "back") == files(tmp_path / "straight")
+    assert "huggingface/layout.json" in run_files.read_sums(tmp_path / "again")
+    # Other numbers in other files: cast, of one's own size
+    convert(tmp_path / "run", tmp_path / "half", to="hf", dtype="bfloat16")
+    assert "model.safetensors" in files(tmp_path / "half")
+    convert(tmp_path / "run", tmp_path / "1KB", to="hf", shard_size="1KB")
+    assert len(list((tmp_path / "1KB").glob("model-*"))) > 5
+    # As the files are usually: a run records nothing
+    convert(theirs, tmp_path / "usual")
+    assert not (tmp_path / "usual/huggingface/layout.json").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda layout: [],
+        lambda layout: {name: {} for name in layout},
+        lambda layout: dict.fromkeys(layout, "{"),
+        lambda layout: {name: text.replace('"F32"', '"F99"') for name, text in layout.items()},
+        lambda layout: {name: text.replace("metadata", "neta") for name, text in layout.items()},
+    ],
+    ids=["list", "no texts", "cut", "dtype", "metadata"],
+)
+def test_a_layout_that_cannot_be_read_is_refused_in_one_line(damage, theirs, tmp_path):
+    source = copied(theirs, tmp_path / "source")
+    _rewritten(source, 2, 2)
+    convert(source, tmp_path / "run")
+    path = tmp_path / "run/huggingface/layout.json"
+    text = json.dumps(damage(json.loads(path.read_text())))
+    run_files.replace(tmp_path / "run", "huggingface/layout.json", text)
+    with pytest.raises(InputError) as error:
+        convert(tmp_path / "run", tmp_path / "out", to="hf")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "config.json", "/tmp/outside"])
+def test_a_layout_names_no_other_files_than_weights(name, theirs, tmp_path):
+    source = copied(theirs, tmp_path / "source")
+    _rewritten(source, 2, 1)
+    convert(source, tmp_path / "run")
+    path = tmp_path / "run/huggingface/layout.json"
+    (text,) = json.loads(path.read_text()).values()
+    run_files.replace(tmp_path / "run", "huggingface/layout.json", json.dumps({name: text}))
+    convert(tmp_path / "run", tmp_path / "out", to="hf")
+    assert files(tmp_path / "out").keys() == files(source).keys() - {
+        "modeling_t5.py",
+        "tf_model.h5",
+    }
+    assert runs.differing(safetensors.read(tmp_path / "out/model.safetensors"), weights()) == []
 
 
 @pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
