@@ -254,7 +254,7 @@ class Pretrained:
         """Return the files to write with the weights, by name; None if the format knows them."""
         return None
 
-    def layout(self) -> Mapping[str, str]:
+    def files_layout(self) -> Mapping[str, str]:
         """Return how a Hugging Face folder of the same tensors is written: see
         :func:`.huggingface_folder.layout`.
         """

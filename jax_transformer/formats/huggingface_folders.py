@@ -27,7 +27,7 @@ class HuggingFaceWeights(Pretrained):
     def has_tokenizer(self) -> bool:
         return not self.extra_files.keys().isdisjoint(TOKENIZER)
 
-    def layout(self) -> Mapping[str, str]:
+    def files_layout(self) -> Mapping[str, str]:
         return folder.layout(self.files)
 
     def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
@@ -186,8 +186,10 @@ class HuggingFaceFolder(Format):
                 new.state,
                 to.files,
                 shard_size=_shard_size(to),
-                parameters=to.config and huggingface_state.parameters(new.state, to.config),
-                layout=to.source.layout() if to.source and is_as_before else {},
+                parameters=None
+                if to.config is None
+                else huggingface_state.parameters(new.state, to.config),
+                layout=to.source.files_layout() if to.source and is_as_before else {},
             )
             check(scan(folder.find(new.path)))
             new.compare_files(to.files)

@@ -73,7 +73,7 @@ class CheckpointWeights(Pretrained):
             )
         return loaded.with_languages(source_lang, target_lang)
 
-    def layout(self) -> Mapping[str, str]:
+    def files_layout(self) -> Mapping[str, str]:
         if self.run is None:
             return {}
         return huggingface_folder.read_layout(self.run.path / IN_RUN / huggingface_folder.LAYOUT)
@@ -130,7 +130,7 @@ class Run(Format):
         if not extra:
             return {}
         files = huggingface_folder.contents(extra)
-        if to.source is not None and (layout := to.source.layout()):
+        if to.source is not None and (layout := to.source.files_layout()):
             files[huggingface_folder.LAYOUT] = huggingface_folder.to_json(layout)
         if to.dtype is not None and CONFIG in files:
             config = huggingface_folder.configuration(extra[CONFIG].parent)

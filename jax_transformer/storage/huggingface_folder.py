@@ -146,8 +146,8 @@ def write(
     parts = _as_before(layout, state)
     if not parts:
         layout, several = {}, split(state, shard_size)
-        for number, part in enumerate(several, 1):
-            parts[f"model-{number:05d}-of-{len(several):05d}.safetensors"] = part
+        for number, group in enumerate(several, 1):
+            parts[f"model-{number:05d}-of-{len(several):05d}.safetensors"] = group
         if len(several) == 1:
             parts = {SAFETENSORS: several[0]}
     files: dict[str, str] = {}
@@ -196,23 +196,19 @@ def read_layout(path: Path) -> dict[str, str]:
     return data
 
 
-def _as_before(layout: Mapping[str, str], state: "LazyState") -> dict[str, "LazyState"]:
+def _as_before(layout: Mapping[str, str], state: "LazyState") -> dict[str, dict[str, "LazyTensor"]]:
     """Return the tensors of each file of a layout; empty if it has other ones than ``state``."""
     from jax_transformer.storage import safetensors
 
-    parts: dict[str, LazyState] = {}
+    parts: dict[str, dict[str, LazyTensor]] = {}
     left = dict(state)
-    for name, text in layout.items():
-        if not _is_weights(name):
-            continue
+    for name in filter(_is_weights, layout):
         part = parts[name] = {}
-        for tensor, extent in safetensors.extents(Path(LAYOUT), text).items():
-            part[tensor] = found = left.pop(tensor, None)
-            if found is None or (found.shape, found.dtype) != (
-                extent.shape,
-                safetensors.DTYPES[extent.dtype].name,
-            ):
+        for tensor, extent in safetensors.extents(Path(LAYOUT), layout[name]).items():
+            there = extent.shape, safetensors.DTYPES[extent.dtype].name
+            if tensor not in left or (left[tensor].shape, left[tensor].dtype) != there:
                 return {}
+            part[tensor] = left.pop(tensor)
     return {} if left else parts
 
 

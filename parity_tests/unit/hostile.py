@@ -12,7 +12,7 @@ GADGETS = (
     "subprocess.call subprocess.check_output builtins.eval builtins.exec builtins.compile "
     "builtins.open builtins.getattr builtins.setattr builtins.__import__ builtins.map "
     "builtins.apply __builtin__.eval builtins.globals builtins.type builtins.object builtins.list "
-    "builtins.dict builtins.set builtins.frozenset builtins.range builtins.memoryview "
+    "builtins.dict builtins.frozenset builtins.range builtins.memoryview "
     "importlib.import_module runpy.run_path runpy._run_code code.interact pdb.run timeit.timeit "
     "operator.attrgetter operator.methodcaller functools.partial types.FunctionType "
     "types.CodeType pickle.loads _pickle.loads pickle.Unpickler marshal.loads shelve.open "
@@ -253,6 +253,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
         "bytes that are unpacked": call(name("_codecs", "encode"), text("x"), text("zlib")),
         "bytes beyond latin1": call(name("_codecs", "encode"), text("\u0100"), text("latin1")),
         "a complex number of text": call(name("builtins", "complex"), text("1" * 100_000)),
+        "a set of text": call(name("builtins", "set"), text("x" * 1000)),
         "a Counter of text": call(name("collections", "Counter"), text("x" * 1000)),
         "an OrderedDict of pairs": call(name("collections", "OrderedDict"), b"]"),
         "a torch.Size of text": call(name("torch", "Size"), tuple_of(text("a"))),

@@ -7,6 +7,7 @@ A source has no token at its end there.
 """
 
 import glob
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("lora_layers", "quant_layers"), ([],)),
 }
 """Options of one value; others act in training only, or change names, which are compared."""
+_FFN_BIAS = re.compile(r"\.feed_forward\.w_[123]\.bias$")
 _ROLES = {"pad": "<blank>", "eos": "</s>", "unknown": "<unk>"}
 
 
@@ -136,9 +138,9 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
         if options.number(name, width) != width:
             raise InputError(f"{name} is not enc_hid_size={width}")
     norm = options.choice("layer_norm", {"standard": Norm.LAYER, "rms": Norm.RMS}, "standard")
-    bias = options.flag("add_ffnbias", True)
-    if bias != (norm is Norm.LAYER):
-        raise InputError(f"add_ffnbias={bias}: standard norms have biases, rms norms have none")
+    bias = norm is Norm.LAYER
+    if options.flag("add_ffnbias", True) and not bias:
+        raise InputError("add_ffnbias=True: with rms norms no layer has biases here")
     positions = options.flag("position_encoding", False)
     activation, gated = options.choice("pos_ffn_activation_fn", _ACTIVATIONS, "relu")
     shared: dict[str, Any] = {
@@ -210,11 +212,18 @@ class OpenNMTPy(Toolkit):
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
         with about_file(path):
             words = _vocabularies(content["vocab"])
-            config = configuration(Options(content["opt"]), words)
+            options = Options(content["opt"])
+            config = configuration(options, words)
+            zero: tuple[str, ...] = ()
+            if config.bias and not options.flag("add_ffnbias", True):
+                names = [rule.torch for rule in weight_table(config)]
+                zero = tuple(filter(_FFN_BIAS.search, names))
             if "model" not in content:
-                return Description(config, {}, vocabularies=words, weights=_weights(path))
+                return Description(
+                    config, {}, zero=zero, vocabularies=words, weights=_weights(path)
+                )
         states = {"": ("model",), "generator.": ("generator",)}
-        return Description(config, states, vocabularies=words)
+        return Description(config, states, zero=zero, vocabularies=words)
 
 
 FORMAT = OpenNMTPy()

@@ -6,8 +6,11 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
@@ -15,7 +18,7 @@ from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.formats.base import Destination, Format, Pretrained
 from jax_transformer.storage import pt, run_files, safetensors
-from jax_transformer.storage.tensors import LazyState, Note
+from jax_transformer.storage.tensors import LazyState, LazyTensor, Note, TensorInfo
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Table, embedding, linear
@@ -63,6 +66,8 @@ class Description:
     """Other files next to the checkpoint that were read."""
     weights: tuple[Path, ...] = ()
     """``.safetensors`` files next to the checkpoint that hold the weights, if it has none."""
+    zero: tuple[str, ...] = ()
+    """Biases that the toolkit's module does not have: they are zero here."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +118,22 @@ class Toolkit(Format):
             }
 
         def scan() -> LazyState:
-            """Add tied copies that the file leaves out."""
+            """Add tied copies that the file leaves out, and biases that are zero."""
             tensors = stored()
             left_out = {name: tensors[of] for name, of in ties.items() if of in tensors}
+            for name in described.zero:
+                if (weight := tensors.get(name.removesuffix("bias") + "weight")) is not None:
+                    info = TensorInfo(weight.shape[:1], weight.dtype)
+                    zeros = partial(np.zeros, info.shape, info.numpy_dtype())
+                    left_out[name] = LazyTensor(info, zeros)
             return left_out | dict(tensors)
 
         infos = {name: tensor.info for name, tensor in scan().items()}
-        derived = [
-            Note(name, f"repeats {ties[name]}, with which the model ties it")
-            for name in infos.keys() - stored().keys()
-        ]
+        reasons = dict.fromkeys(described.zero, "is zero: the module has none")
+        reasons |= {
+            name: f"repeats {of}, with which the model ties it" for name, of in ties.items()
+        }
+        derived = [Note(name, reasons[name]) for name in infos.keys() - stored().keys()]
         keys = {keys[0] for keys in described.states.values()}
         others = [
             Note(str(name), "not part of the weights") for name in content if name not in keys

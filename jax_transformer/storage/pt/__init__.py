@@ -39,8 +39,8 @@ def read(path: str | Path) -> Any:
     """Read the saved value: dicts, lists, tuples and plain values, with an array for every tensor.
 
     The arrays are contiguous copies; tensors with the same elements of one storage are one array,
-    so ties are preserved. An OrderedDict, Counter or argparse.Namespace is a dict, a torch.Size a
-    tuple, a bytearray bytes, a dtype or device its name, and a storage a flat array.
+    so ties are preserved. An OrderedDict, Counter or argparse.Namespace is a dict, a set a list, a
+    torch.Size a tuple, a bytearray bytes, a dtype or device its name, and a storage a flat array.
 
     Raises:
         InputError: the file is missing, damaged, or not of this format.

@@ -358,6 +358,8 @@ class Unpickler:
                 return {}
             case "OrderedDict" | "Counter", (dict() as items,):
                 return dict(items)
+            case "set", (list() as items,):
+                return items
             case "Size", (tuple() as lengths,) if all(type(length) is int for length in lengths):
                 return lengths
             case "device", (str() as kind,):
@@ -427,6 +429,7 @@ _PLAIN_CALLS = {
     "torch._utils._rebuild_parameter": "a parameter that is not a plain tensor",
     "collections.OrderedDict": "a mapping built from something else",
     "collections.Counter": "a mapping built from something else",
+    "builtins.set": "a set that is not built from a list",
     "torch.Size": "a torch.Size that is not a tuple of integers",
     "torch.device": "a device without a name",
     "_codecs.encode": "bytes that are not latin1",
