@@ -114,7 +114,7 @@ class FlaxMsgpack(Format):
         return scan(path)
 
     def inspect(self, path: Path) -> Contents:
-        hashes = {file.name: run_files.sha256(file) for file in files(path)}
+        hashes = {file.name: run_files.sha256(file) for file in dict.fromkeys([path, *files(path)])}
         return Contents(str(path), self.title, describe(path), hashes)
 
 

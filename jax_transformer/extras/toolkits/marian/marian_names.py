@@ -140,7 +140,7 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
             embedding_scale=EmbeddingScale.SQRT_D_MODEL,
             tying=TYINGS[one_embedding, tied_output],
             dropout=_DROPOUT,
-            embedding_dropout=_DROPOUT if dropped else 0,
+            embedding_dropout=_DROPOUT if dropped else 0.0,
             architecture="marian",
             encoder=stacks["encoder"],
             decoder=stacks["decoder"],

@@ -1,0 +1,143 @@
+"""Options of toolkits: each decides its field, and what is left out has the toolkit's default."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.config.model import MOST_LAYERS
+from jax_transformer.errors import InputError
+from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
+from jax_transformer.extras.toolkits.marian import marian_names
+from jax_transformer.extras.toolkits.toolkit import Options, Vocabularies
+from jax_transformer.storage import yaml_data
+from parity_tests import marian_files, published
+
+# The two sides have the special tokens at other places
+WORDS = Vocabularies(
+    ("a", "<pad>", "<s>", "</s>", "<unk>"),
+    ("<s>", "<unk>", "b", "c", "</s>", "<pad>"),
+    *("<pad>", "<s>", "</s>", "<unk>"),
+)
+STACKS = ("encoder", "decoder")
+CASES = """
+fairseq | | d_model=512 d_ff=2048 num_heads=8 max_length=1024 norm_placement=post bos_id=2 eos_id=2
+fairseq | | source_vocab_size=9 target_vocab_size=11 source_pad_id=1 target_pad_id=1 tying=none
+fairseq | | dropout=0.1 attention_dropout=0.0 activation_dropout=0.0 embedding_dropout=0.1
+fairseq | | embedding_scale=sqrt_d_model output_bias=false encoder.layers=6 decoder.layers=6
+fairseq | | encoder.positions=sinusoidal encoder.position_offset=2 encoder.activation=relu
+fairseq | | encoder.embedding_norm=false encoder.final_norm=false decoder.final_norm=false
+fairseq | encoder_layers=3 decoder_layers=4 | encoder.layers=3 decoder.layers=4
+fairseq | encoder_attention_heads=4 decoder_attention_heads=2 | encoder.num_heads=4
+fairseq | encoder_attention_heads=4 decoder_attention_heads=2 | decoder.num_heads=2 num_heads=4
+fairseq | encoder_ffn_embed_dim=10 decoder_ffn_embed_dim=12 | encoder.d_ff=10 decoder.d_ff=12
+fairseq | encoder_embed_dim=64 decoder_embed_dim=64 | d_model=64
+fairseq | encoder_normalize_before=true decoder_normalize_before=true | encoder.final_norm=true
+fairseq | encoder_normalize_before=true decoder_normalize_before=true | decoder.final_norm=true
+fairseq | encoder_normalize_before=true decoder_normalize_before=true | norm_placement=pre
+fairseq | encoder_normalize_before=true decoder_normalize_before=true no_decoder_final_norm=true \
+ | decoder.final_norm=false encoder.final_norm=true
+fairseq | max_source_positions=30 max_target_positions=20 | max_length=20
+fairseq | max_source_positions=20 max_target_positions=30 | max_length=20
+fairseq | encoder_learned_pos=true decoder_learned_pos=true | decoder.positions=learned
+fairseq | no_scale_embedding=true | embedding_scale=none
+fairseq | layernorm_embedding=true | encoder.embedding_norm=true decoder.embedding_norm=true
+fairseq | dropout=0.4 | dropout=0.4 embedding_dropout=0.4 attention_dropout=0.0
+fairseq | attention_dropout=0.4 | dropout=0.1 attention_dropout=0.4 activation_dropout=0.0
+fairseq | activation_dropout=0.4 | dropout=0.1 attention_dropout=0.0 activation_dropout=0.4
+fairseq | activation_fn=gelu | encoder.activation=gelu
+fairseq | activation_fn=gelu_accurate | decoder.activation=gelu_tanh
+fairseq | share_decoder_input_output_embed=true | tying=output
+fairseq | share_all_embeddings=true | tying=all
+opennmt | | d_ff=2048 num_heads=8 norm_epsilon=1e-06 dropout=0.3 attention_dropout=0.3 bias=true
+opennmt | | attention_bias=false embedding_scale=none tying=none norm=layer norm_placement=pre
+opennmt | | source_pad_id=1 target_pad_id=5 bos_id=0 eos_id=4 source_vocab_size=5
+opennmt | | encoder.layers=2 decoder.layers=2 encoder.positions=none encoder.activation=relu
+opennmt | | encoder.gated=false decoder.final_norm=true output_bias=true target_vocab_size=6
+opennmt | enc_layers=3 dec_layers=4 | encoder.layers=3 decoder.layers=4
+opennmt | heads=4 transformer_ff=10 | num_heads=4 d_ff=10
+opennmt | norm_eps=1e-05 add_qkvbias=true | norm_epsilon=1e-05 attention_bias=true
+opennmt | position_encoding=true | embedding_scale=sqrt_d_model encoder.sinusoids=interleaved
+opennmt | position_encoding_type=SinusoidalConcat | decoder.sinusoids=tensor2tensor
+opennmt | dropout=[0.4,0.5] | dropout=0.4 attention_dropout=0.4 embedding_dropout=0.4
+opennmt | attention_dropout=[0.4] | dropout=0.3 attention_dropout=0.4
+opennmt | share_decoder_embeddings=true | tying=output
+opennmt | share_embeddings=true | tying=embeddings
+opennmt | pos_ffn_activation_fn=silu | encoder.activation=silu decoder.gated=true
+joeynmt | decoder.layer_norm=pre | norm_placement=pre d_model=512 num_heads=4 d_ff=2048
+joeynmt | decoder.layer_norm=pre | dropout=0.1 embedding_dropout=0.1 tying=none max_length=5000
+joeynmt | decoder.layer_norm=pre | source_pad_id=1 target_pad_id=5 embedding_scale=none
+joeynmt | decoder.layer_norm=pre | encoder.layers=8 encoder.num_heads=4 encoder.final_norm=false
+joeynmt | decoder.layer_norm=pre | decoder.layers=4 decoder.num_heads=8 decoder.final_norm=true
+joeynmt | encoder.layer_norm=post | norm_placement=post
+joeynmt | encoder.layer_norm=post encoder.embeddings.dropout=0.4 | embedding_dropout=0.4
+joeynmt | encoder.layer_norm=post encoder.dropout=0.4 decoder.dropout=0.4 | attention_dropout=0.4
+joeynmt | encoder.layer_norm=post encoder.num_heads=2 decoder.num_heads=16 | encoder.num_heads=2
+joeynmt | encoder.layer_norm=post encoder.num_heads=2 decoder.num_heads=16 | decoder.num_heads=16
+joeynmt | encoder.layer_norm=post encoder.ff_size=10 decoder.ff_size=12 | decoder.d_ff=12
+joeynmt | encoder.layer_norm=post tied_softmax=true | tying=output
+joeynmt | encoder.layer_norm=post encoder.embeddings.scale=true decoder.embeddings.scale=true \
+ | embedding_scale=sqrt_d_model
+marian | | source_vocab_size=10 target_vocab_size=12 source_pad_id=9 target_pad_id=11 bos_id=11
+marian | | eos_id=0 norm_epsilon=1e-06 embedding_dropout=0.1 logits_bias=true output_bias=false
+marian | transformer-decoder-dim-ffn="8" | encoder.d_ff=10 decoder.d_ff=8
+marian | transformer-decoder-dim-ffn="0" | encoder.d_ff=10 decoder.d_ff=10
+marian | enc-depth="3" dec-depth="4" | encoder.layers=3 decoder.layers=4
+marian | transformer-postprocess-emb=n | embedding_dropout=0.0 encoder.embedding_norm=true
+marian | transformer-heads="2" | num_heads=2
+"""
+"""A toolkit, options of a model that says nothing else, and the fields that these decide."""
+
+
+def nested(text: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for pair in text.split():
+        *above, name = (key := pair.partition("="))[0].split(".")
+        inner = result
+        for word in above:
+            inner = inner.setdefault(word, {})
+        is_word = key[2][0].isalpha() and key[2] not in ("true", "false")
+        inner[name] = key[2] if is_word else json.loads(key[2])
+    return result
+
+
+def configuration(toolkit: str, options: dict[str, Any]) -> TransformerConfig:
+    one_vocabulary = options.get("share_all_embeddings") or options.get("share_embeddings")
+    words = replace(WORDS, target=WORDS.source) if one_vocabulary else WORDS
+    match toolkit:
+        case "fairseq":
+            return fairseq.configuration(Options(options), 9, 9 if one_vocabulary else 11)
+        case "opennmt":
+            return opennmt_py.configuration(Options({"hidden_size": 24} | options), words)
+        case "joeynmt":
+            transformer = {"type": "transformer"}
+            sides = {name: transformer | options.get(name, {}) for name in ("encoder", "decoder")}
+            return joeynmt.configuration(Options(options | sides), words)
+    written = yaml_data.parse("a", marian_files.yaml(published.read("marian")).encode())
+    sizes = {"dim-vocabs": ["9", "11"], "tied-embeddings-all": "false"}
+    return marian_names.configuration(written | sizes | options)
+
+
+@pytest.mark.parametrize("case", CASES.replace("\\\n", "").strip().split("\n"))
+def test_an_option_decides_its_field(case):
+    toolkit, options, fields = case.split("|")
+    config = configuration(toolkit.strip(), nested(options))
+    expected = nested(fields)
+    for holder, values in (
+        (config, {name: value for name, value in expected.items() if name not in STACKS}),
+        *((getattr(config, name), expected.get(name, {})) for name in STACKS),
+    ):
+        actual = {name: getattr(holder, name) for name in values}
+        assert {name: getattr(value, "value", value) for name, value in actual.items()} == values
+
+
+@pytest.mark.parametrize("layers", [0, 1, MOST_LAYERS, MOST_LAYERS + 1])
+def test_layers_are_read_up_to_their_limit(layers):
+    if 0 < layers <= MOST_LAYERS:
+        assert Options({"n": layers}).layers("n") == layers
+        assert Options({"n": str(layers)}).layers("n") == layers
+    else:
+        with pytest.raises(InputError, match=f"n={layers:,}"):
+            Options({"n": layers}).layers("n")
