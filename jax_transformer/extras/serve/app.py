@@ -187,7 +187,8 @@ class Service:
     async def _answered(self, request: Request, start: float) -> list[dict[str, Any]]:
         """Return the translations of a request, as JSON."""
         loop = asyncio.get_running_loop()
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() != "application/json":
             raise RequestError(415, "the content type must be application/json")
         content = await self._body(request)
         parsed = requests.parse(content, self.defaults, self.limits)

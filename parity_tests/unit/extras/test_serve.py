@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -260,6 +262,42 @@ def test_hosts_that_no_client_can_name_are_refused(host):
     ServeOptions("run", allowed_hosts=("[::1]", "*", "*.a-b.example", "127.0.0.1", "my_host"))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "a" * 200},
+        {"text": ["a"] * 11, "timeout": 20.0},
+        {"text": "a", "timeout": 20, "beam": None, "n_best": None, "sample": None},
+        {"text": ["a"] * 8, "beam": 6, "num_return_sequences": 6, "attention": True},
+        {"text": ["a"] * 64, "attention": True},
+    ],
+)
+def test_what_is_at_a_limit_is_accepted(fields):
+    limits = dataclasses.replace(services.LIMITS, queue_size=64, max_lines=64)
+    parsed = requests.parse(json.dumps(fields).encode(), GenerationConfig(), limits)
+    assert len(parsed.lines) == len(fields["text"]) or parsed.lines == (fields["text"],)
+    assert parsed.timeout == 20 and parsed.config.num_beams == (fields.get("beam") or 1)
+
+
+def test_a_body_at_its_limit_is_read(client):
+    headers = {"Content-Type": "Application/JSON"}  # whatever its case
+    for size, status in ((2000, 200), (2001, 413)):
+        content = b'{"text": "one"' + b" " * (size - 15) + b"}"
+        assert client.post("/translate", content=content, headers=headers).status_code == status
+
+
+def test_each_line_has_the_smallest_width_that_fits():
+    translator = services.translator(widths=(4, 8, 9))
+    engine = Engine(translator, batch_rows=4, max_configs=2)
+    lines = [" ".join(services.WORDS[:n]) for n in range(1, 7)]
+    added = translator.tokenizer.eos_id is not None  # the end token
+    encoded = engine.encode(lines, GenerationConfig(), attention=False)
+    lengths = [len(line.ids) + added for line in encoded]
+    expected = [min(w for w in translator.widths if w >= length) for length in lengths]
+    assert [line.group.width for line in encoded] == expected and {*expected} == {4, 8}
+    assert {4, 5} <= {*lengths}, lengths
+
+
 def test_other_methods_and_paths_are_refused(client):
     assert services.status_and_message(client.get("/translate"))[0] == 405
     for path in ("/nothing", "/../../etc/passwd", "/%2e%2e/config.json", "/alignment.js"):
@@ -276,6 +314,11 @@ def test_only_known_hosts_are_answered(translator):
     assert status == 400 and "host" in message
     for host in ("localhost:8000", "[::1]:8000"):
         assert client.get("/metrics", headers={"Host": host}).status_code == 200
+    own = app.hosts("127.0.0.1")
+    assert own == app.hosts("localhost") == app.hosts("::1") and app.hosts("0.0.0.0") == ("*",)
+    for address, url in ((("::", 80, 0, 0), "[::]:80"), (("0.0.0.0", 8), "0.0.0.0:8")):
+        bound = mock.Mock(spec=socket.socket, **{"getsockname.return_value": address})
+        assert app.url(bound) == f"http://{url}/"
 
 
 def test_options_that_would_compile_without_end_are_refused(translator, monkeypatch):
@@ -309,6 +352,10 @@ def test_beyond_the_queue_is_429_and_what_was_accepted_is_answered(served, trans
         refused = client.post("/translate", json={"text": services.WORDS[:3]})
         assert services.status_and_message(refused)[0] == 429
         assert int(refused.headers["retry-after"]) >= 1
+        with monkeypatch.context() as patch:
+            patch.setattr(service.batcher, "_seconds_per_line", 0.45)
+            refused = client.post("/translate", json={"text": services.WORDS[:3]})
+            assert refused.headers["retry-after"] == "5"  # 10 lines
         third = threads.submit(client.post, "/translate", json={"text": services.WORDS[:2]})
         services.until(lambda: service.batcher.queued == 12)
     for answer, lines in ((first, ["one"]), (second, services.WORDS), (third, services.WORDS[:2])):
@@ -337,6 +384,40 @@ def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch,
     assert status == 500 and "division" not in message
     assert "ZeroDivisionError" in caplog.text
     assert client.post("/translate", json={"text": "one"}).status_code == 200
+
+
+def test_options_that_the_model_refuses_are_422_and_forgotten(served, monkeypatch):
+    service, client = served
+
+    def refuse(_):
+        raise ConfigError("no such option in this model")
+
+    monkeypatch.setattr(service.engine, "translate", refuse)
+    for length in range(3, 7):  # more than services.LIMITS.max_configs
+        answer = client.post("/translate", json={"text": "one", "max_length": length})
+        assert services.status_and_message(answer) == (422, "no such option in this model")
+
+
+def test_a_line_waits_for_others_and_the_figures_are_theirs(translator):
+    with (
+        services.serving(translator, batch_wait=0.5) as (service, client),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        value = service.metrics.registry.get_sample_value
+        texts = (["one", "", "two"], ["seven"])
+        answers = threads.map(lambda t: client.post("/translate", json={"text": t}), texts)
+        assert [each.status_code for each in answers] == [200, 200]
+        names = "batch_lines_sum batch_lines_count accepted_requests_total request_seconds_count"
+        figures = [value(f"jax_transformer_{name}") for name in names.split()]
+        assert figures == [3, 1, 2, 2]
+        seconds = value("jax_transformer_batch_seconds_sum") / 3
+        assert service.batcher._seconds_per_line == pytest.approx(seconds)
+        assert value("jax_transformer_request_seconds_sum") >= 0.5
+        service.failure = ZeroDivisionError()
+        assert not client.get("/health").json()["ready"]
+        for answer in (client.get("/health"), client.get("/none"), client.get("/")):
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
 
 
 # Health, metrics and the page
