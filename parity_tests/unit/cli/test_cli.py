@@ -23,6 +23,7 @@ from jax_transformer.cli import completion, config_file
 from jax_transformer.cli.arguments import Command, listed
 from jax_transformer.cli.help_text import is_rare, metavar
 from jax_transformer.config.option import Option
+from jax_transformer.runtime import process
 from jax_transformer.training import options
 from parity_tests.unit import runs
 
@@ -247,6 +248,8 @@ def test_a_flag_may_be_repeated_with_its_value():
     options = cli.parse("translate", kind, words.split())
     assert (options.run, options.ensemble) == ("a", ("a", "b", "a"))
     assert (options.sampling.temperature, options.search.num_beams) == (0.1, 4)
+    unset = cli.parse("translate", kind, ["--run", "None", "--beam", "None", "--precision=None"])
+    assert (unset.run, unset.search.num_beams, unset.precision) == ("None", None, None)
 
 
 def test_debug_shows_the_traceback():
@@ -486,6 +489,36 @@ def test_a_refusal_ends_the_command_with_its_code_and_one_line(kind, monkeypatch
     monkeypatch.setattr(cli, "_run", refuse)
     assert cli.main(["translate"]) == CODES[kind]
     assert capsys.readouterr() == ("", "jax-transformer: what is wrong\n")
+
+
+def test_a_message_is_printable_and_bounded():
+    for text, shown in (("é" * 2000, "é" * 2000), ("é" * 2001, "é" * 1997 + "...")):
+        assert str(errors.InputError(text)) == shown
+    assert str(errors.InputError("a\x1b\u202e\n")) == r"a\x1b\u202e\n"
+
+
+def test_programs_are_kept_in_the_user_s_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    own = tmp_path / "cache" / "jax_transformer" / "compiled"
+    try:
+        for current, folder, expected in (
+            (None, None, own),
+            (None, str(tmp_path), tmp_path),
+            ("set", str(tmp_path), tmp_path),
+            ("set", None, None),
+            ("set", "none", None),
+        ):
+            jax.config.update(names[0], current)
+            process.use_program_cache(folder)
+            actual = getattr(jax.config, names[0])
+            assert actual == current or Path(actual).parent == expected
+            assert (actual == current) == (expected is None)
+            assert expected is None or re.fullmatch(r"[\w-]+-[0-9a-f]{8}", Path(actual).name)
+    finally:
+        for name, setting in zip(names, before, strict=True):
+            jax.config.update(name, setting)
 
 
 def test_a_count_has_its_noun_in_the_right_number():

@@ -80,6 +80,7 @@ TABLE: dict[str, tuple[str, str]] = {
         + """
 --run n                                open.path
 --ensemble o                           open2.path=o open2.weights=auto
+--ensemble o --weights best            open.weights=best open2.path=o open2.weights=best
 --input lines                          stream.windows.0.0=filed stream.windows.0.1=lines
 --output o                             check_output.path=o files=o out
 --buffer 1                             stream.window_size stream.windows.1.0=stdin ~

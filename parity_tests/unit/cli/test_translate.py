@@ -83,6 +83,7 @@ def test_beam_search_by_its_flag(console, run):
     console.refused(2, ["num_beams=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
     command = ["translate", "--run", run, "--beam", "2", "--length-penalty", "-1"]
     console.refused(2, ["length_penalty=-1"], *command, stdin=b"a\n")
+    console.refused(2, ["--n-best needs --beam"], *command[:3], "--n-best", "1", stdin=b"a\n")
 
 
 @pytest.mark.parametrize(
@@ -284,6 +285,23 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     assert (tmp_path / "out").read_text().splitlines() == expected and not partial.exists()
 
 
+def test_a_translation_in_the_background_goes_on(console, run, monkeypatch):
+    """A shell starts it with SIGINT ignored."""
+    translate = translation.Translator._translate
+
+    def interrupted(self, batch, config):
+        signal.raise_signal(signal.SIGINT)
+        translate(self, batch, config)
+
+    expected = translated(console, run, LINES)
+    monkeypatch.setattr(translation.Translator, "_translate", interrupted)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert translated(console, run, LINES) == expected
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def test_an_interruption_that_python_drops_is_noticed_after_the_batch(console, run, monkeypatch):
     """JAX has callbacks of the garbage collector, in which Python drops exceptions."""
     translate = translation.Translator._translate
@@ -313,6 +331,12 @@ def test_long_lines_are_cut_or_skipped_as_told(console, run):
         assert (code, err) == (0, message)
         *others, last = out.removesuffix("\n").split("\n")
         assert others == translated(console, run, LINES) and bool(last) == (choice == "cut")
+    for count, end in ((10, ", 10\n"), (11, ", 10, ...\n")):
+        stdin = b"cat " * 50 + b"\n"
+        _, out, err = console.say(
+            "translate", "--run", run, "--too-long", "skip", stdin=stdin * count
+        )
+        assert out == "\n" * count and err.endswith(end), err
 
 
 def test_a_terminal_is_told_that_it_is_read(console, run, monkeypatch):
