@@ -26,14 +26,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from jax_transformer import webpage
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import requests
-from jax_transformer.extras.serve.engine import (
-    CONTENT_TYPE,
-    PAGE_BEAMS,
-    Batcher,
-    Engine,
-    Metrics,
-    Translation,
-)
+from jax_transformer.extras.serve.engine import CONTENT_TYPE, Batcher, Engine, Metrics, Translation
 from jax_transformer.extras.serve.requests import Limits, RequestError
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator, empty_hypothesis
@@ -69,16 +62,9 @@ class Service:
         self.limits, self.metrics = limits, Metrics()
         self.defaults = translator.generation_config
         if self.defaults.num_beams > limits.max_beam:
-            raise ConfigError(
-                f"num_beams={self.defaults.num_beams} by default is over max_beam="
-                f"{limits.max_beam}, and so is each request: lower --beam or raise --max-beam"
-            )
-        self.engine = Engine(
-            translator,
-            batch_rows=limits.batch_rows,
-            max_configs=limits.max_configs,
-            page_beams=min(PAGE_BEAMS, limits.max_beam),
-        )
+            defaults = f"num_beams={self.defaults.num_beams} by default is over max_beam"
+            raise ConfigError(f"{defaults}={limits.max_beam}: lower --beam or raise --max-beam")
+        self.engine = Engine(translator, limits)
         self.title = title
         self.accepted = self.answered = self.abandoned = 0
         self.ready = False
@@ -99,7 +85,7 @@ class Service:
                 Route("/metrics", self._figures),
             ],
             middleware=[
-                Middleware(_JsonErrors),
+                Middleware(_json_errors),
                 Middleware(
                     TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False
                 ),
@@ -131,19 +117,15 @@ class Service:
     async def _warm(self) -> None:
         """Compile all programs of the start, one at a time; after the first, requests come in."""
         loop = asyncio.get_running_loop()
-        programs = list(self.engine.programs())
-        self.programs, start = len(programs), loop.time()
-        last, first = start, min(len(self.engine.translator.widths), len(programs))
+        programs, start = list(self.engine.programs()), loop.time()
+        self.programs, last = len(programs), start
+        first = min(len(self.engine.translator.widths), self.programs)
         for self.compiled, program in enumerate([*programs, None]):
-            seconds = loop.time() - start
-            if self.compiled == first:
-                self.ready = True
-                logger.info("ready: %d of %d programs after %.0f s", first, len(programs), seconds)
-            elif program is None or loop.time() >= last + _PROGRESS:
-                logger.info(
-                    "compiled %d of %d programs after %.0f s", self.compiled, len(programs), seconds
-                )
-                last = loop.time()
+            if self.compiled == first or program is None or loop.time() >= last + _PROGRESS:
+                self.ready, last = self.compiled >= first, loop.time()
+                state = "ready:" if self.compiled == first else "compiled"
+                figures = self.compiled, self.programs, last - start
+                logger.info("%s %d of %d programs after %.0f s", state, *figures)
             if program is not None:
                 await loop.run_in_executor(self._compiler, program)
 
@@ -280,28 +262,25 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     return _answer({"error": "internal error: see the server's log"}, status=500)
 
 
-class _JsonErrors:
+def _json_errors(app: ASGIApp) -> ASGIApp:
     """ASGI middleware that answers in JSON what another one refuses in plain text."""
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused: Message | None = None
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        refused: list[int] = []
 
         async def as_json(message: Message) -> None:
-            nonlocal refused
-            headers = dict(message.get("headers", ()))
-            plain = headers.get(b"content-type", b"").startswith(b"text/plain")
-            if plain and message["status"] >= 400:
-                refused = message
-            elif refused is None:
-                await send(message)
-            else:
-                answer = _answer({"error": message["body"].decode()}, status=refused["status"])
+            kind = dict(message.get("headers", ())).get(b"content-type", b"")
+            if kind.startswith(b"text/plain") and message["status"] >= 400:
+                refused.append(message["status"])
+            elif refused:
+                answer = _answer({"error": message["body"].decode()}, status=refused[0])
                 await answer(scope, receive, send)
+            else:
+                await send(message)
 
-        await self.app(scope, receive, as_json)
+        await app(scope, receive, as_json)
+
+    return wrapped
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

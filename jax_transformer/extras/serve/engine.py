@@ -27,7 +27,7 @@ from jax_transformer.inference.translation import Hypothesis, Translator
 
 logger = logging.getLogger(__name__)
 
-PAGE_BEAMS = 4
+_PAGE_BEAM = 4
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -72,17 +72,10 @@ class Engine:
     the same program, JAX compiles it once and the other waits.
     """
 
-    def __init__(
-        self,
-        translator: Translator,
-        *,
-        batch_rows: int,
-        max_configs: int,
-        page_beams: int = PAGE_BEAMS,
-    ):
-        self.translator, self.batch_rows, self.max_configs = translator, batch_rows, max_configs
+    def __init__(self, translator: Translator, limits: Limits):
+        self.translator, self.limits = translator, limits
         config = translator.generation_config
-        most = min(page_beams, translator.model.config.target_vocab_size // 2)
+        most = min(_PAGE_BEAM, limits.max_beam, translator.model.config.target_vocab_size // 2)
         beams = most if config.num_beams == 1 else config.num_beams
         # The page shows all hypotheses of a beam search
         self.page_config = config.overridden({"num_beams": beams, "num_return_sequences": beams})
@@ -123,7 +116,7 @@ class Engine:
     def rows(self, group: Group) -> tuple[int, ...]:
         """Return the numbers of rows that a batch can have, ascending: 1, 4, 16, 64 and so on."""
         index = self.translator.widths.index(group.width)
-        most = min(self.batch_rows, self.translator.rows_per_batch(group.config)[index])
+        most = min(self.limits.batch_rows, self.translator.rows_per_batch(group.config)[index])
         return batches.row_counts(most)
 
     def rows_now(self, group: Group) -> tuple[int, ...]:
@@ -144,7 +137,7 @@ class Engine:
         compiled = _compiled(config)
         if compiled in self._warmed or compiled in self._others:
             return
-        if len(self._others) >= self.max_configs:
+        if len(self._others) >= self.limits.max_configs:
             raise RequestError(
                 422,
                 f"this server has compiled programs for {len(self._others)} other sets of decoding "

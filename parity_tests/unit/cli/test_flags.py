@@ -313,7 +313,9 @@ def record(monkeypatch, tmp_path) -> Record:
     return record
 
 
-def told(console: runs.Console, record: Record, command: str, words: list[str]) -> dict[str, Any]:
+def recorded(
+    console: runs.Console, record: Record, command: str, words: list[str]
+) -> dict[str, Any]:
     """The record of a command that ended well, with its output and the files that it wrote."""
     record.clear(), record.called.clear()
     before = set(Path().iterdir())
@@ -332,11 +334,13 @@ def test_each_flag_changes_what_it_names_and_nothing_else(console, record, comma
     rows = [re.split(r"\s\s+", line) for line in table.strip().splitlines() if line.strip()]
     expected = {*cli.flags(cli.COMMANDS[command].kind)} - {*APART.split()}
     assert {words.split()[0] for words, _ in rows} == expected
-    before = told(console, record, command, call.split())
+    before = recorded(console, record, command, call.split())
     defaults = DEFAULTS.get(command, {})
     assert defaults.items() <= before.items() and record.unlike <= {*MADE, *defaults}
     for words, effects in rows:
-        after = told(console, record, command, runs.last_of_each([*call.split(), *words.split()]))
+        after = recorded(
+            console, record, command, runs.last_of_each([*call.split(), *words.split()])
+        )
         changed = {
             key: after.get(key)
             for key in before.keys() | after.keys()

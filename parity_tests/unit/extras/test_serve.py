@@ -218,6 +218,14 @@ def test_a_wrong_request_is_refused_in_one_line(client, body, status, words):
     assert actual == status and words in message, message
 
 
+def accepted(fields: dict[str, Any], limits: requests.Limits) -> requests.TranslationRequest:
+    """The request of a body."""
+    try:
+        return requests.parse(json.dumps(fields).encode(), GenerationConfig(), limits)
+    except requests.RequestError as refusal:
+        pytest.fail(refusal.message)
+
+
 def test_the_limits_of_lines_follow_each_other():
     def limits(**values: int) -> tuple[int, int]:
         result = requests.Limits(**values)
@@ -235,9 +243,8 @@ def test_the_limits_of_lines_follow_each_other():
     with pytest.raises(ConfigError, match=message):
         limits(queue_size=8, max_lines=9)
     texts = ["\n" * 11, "a\n" * 4 + "b", "", *["c"] * 5]  # 11 + 5 + 1 + 5 lines
+    assert accepted({"text": texts}, requests.Limits(max_lines=22)).lines == tuple(texts)
     body = json.dumps({"text": texts}).encode()
-    parsed = requests.parse(body, GenerationConfig(), requests.Limits(max_lines=22))
-    assert parsed.lines == tuple(texts)
     with pytest.raises(requests.RequestError, match="22 lines"):
         requests.parse(body, GenerationConfig(), requests.Limits(max_lines=21))
 
@@ -248,7 +255,7 @@ def test_no_default_is_over_the_largest_beam(translator):
         wide = Translator(translator.model, translator.tokenizer, config, widths=(8,))
         return Service(wide, dataclasses.replace(services.LIMITS, max_beam=most))
 
-    with pytest.raises(ConfigError, match=r"num_beams=5 .* max_beam=4,.* --beam .* --max-beam"):
+    with pytest.raises(ConfigError, match=r"num_beams=5 .* max_beam=4: .* --beam .* --max-beam"):
         service(5, 4)
     expected = {(5, 5): 5, (1, 5): 4, (1, 3): 3, (1, 1): 1}
     assert {case: service(*case).engine.page_config.num_beams for case in expected} == expected
@@ -275,7 +282,7 @@ def test_hosts_that_no_client_can_name_are_refused(host):
 )
 def test_what_is_at_a_limit_is_accepted(fields):
     limits = dataclasses.replace(services.LIMITS, queue_size=64, max_lines=64)
-    parsed = requests.parse(json.dumps(fields).encode(), GenerationConfig(), limits)
+    parsed = accepted(fields, limits)
     assert len(parsed.lines) == len(fields["text"]) or parsed.lines == (fields["text"],)
     assert parsed.timeout == 20 and parsed.config.num_beams == (fields.get("beam") or 1)
 
@@ -289,7 +296,7 @@ def test_a_body_at_its_limit_is_read(client):
 
 def test_each_line_has_the_smallest_width_that_fits():
     translator = services.translator(widths=(4, 8, 9))
-    engine = Engine(translator, batch_rows=4, max_configs=2)
+    engine = Engine(translator, services.LIMITS)
     lines = [" ".join(services.WORDS[:n]) for n in range(1, 7)]
     added = translator.tokenizer.eos_id is not None  # the end token
     encoded = engine.encode(lines, GenerationConfig(), attention=False)
@@ -323,7 +330,7 @@ def test_only_known_hosts_are_answered(translator):
 
 
 def test_options_that_would_compile_without_end_are_refused(translator, monkeypatch):
-    engine = Engine(translator, batch_rows=4, max_configs=2)
+    engine = Engine(translator, services.LIMITS)
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "compile", lambda *_: None)
         for changes in (
@@ -483,7 +490,7 @@ def test_requests_are_answered_after_the_first_programs(gated, monkeypatch, capl
 @pytest.mark.parametrize("stage", [0, 4])  # a program of decoding, and one of attention
 def test_a_program_that_two_threads_need_is_compiled_once(stage):
     compiled, barrier = [], threading.Barrier(2)
-    engine = Engine(services.translator(widths=(3,)), batch_rows=4, max_configs=2)
+    engine = Engine(services.translator(widths=(3,)), services.LIMITS)
     program = list(engine.programs())[stage]
 
     def listen(name: str, _: float, **more: Any) -> None:
