@@ -110,8 +110,8 @@ def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
         raise ConfigError(f"cannot create {folder.path}: {parent} is a file")
     elif options.resume is Resume.MUST:
         raise CheckpointError(f"{folder.path}: no such run to continue, as --resume must demands")
-    stack.callback(_remove_empty, folder.path, missing)
     stack.enter_context(run_folder.lock(folder.path))
+    stack.callback(_remove_empty, folder.path, missing)
     return folder
 
 
@@ -135,8 +135,8 @@ def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
             path.mkdir(parents=True)
         except FileExistsError:  # created by another run in the meantime
             continue
-        stack.callback(_remove_empty, path, missing)
         stack.enter_context(run_folder.lock(path))
+        stack.callback(_remove_empty, path, missing)
         return RunFolder(path)
     raise AssertionError("unreachable")
 
@@ -171,7 +171,7 @@ def _missing(path: Path) -> list[Path]:
 
 
 def _remove_empty(path: Path, created: list[Path]) -> None:
-    """Remove the folders that were created for a run that was then refused."""
+    """Remove the folders that were created for a run that was then refused, while it is locked."""
     if path.is_dir() and _is_empty(path):
         for name in run_folder.LOCK_FILES:
             (path / name).unlink(missing_ok=True)

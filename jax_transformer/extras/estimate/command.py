@@ -117,10 +117,11 @@ def _memory_lines(estimate: "Estimate") -> Iterator[str]:
 def _time_lines(estimate: "Estimate", times: "Times") -> Iterator[str]:
     device, topology = estimate.topology.accelerator, estimate.topology
     tokens = 2 * estimate.shape.rows * estimate.shape.length * estimate.options.optimizer.accumulate
+    seconds = (times.least, times.most, times.products, times.memory, times.links)
+    least, most, *parts = (f"{1e3 * x:,.1f}" if x >= 1e-3 else f"{1e3 * x:.2g}" for x in seconds)
     yield (
-        f"time of an update: {1e3 * times.least:,.1f} ms if all overlaps, "
-        f"{1e3 * times.most:,.1f} if nothing does (products {1e3 * times.products:,.1f}, "
-        f"memory {1e3 * times.memory:,.1f}, links {1e3 * times.links:,.1f})"
+        f"time of an update: {least} ms if all overlaps, {most} if nothing does "
+        "(products {}, memory {}, links {})".format(*parts)
     )
     yield (
         f"that is {tokens / times.most:,.0f} to {tokens / times.least:,.0f} tokens/s, both sides, "

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,45 +79,36 @@ class Store:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int):
         self.values: dict[str, str] = {}
-        self.changed = threading.Condition()
         self.thread, self.processes = threading.local(), processes
         monkeypatch.setattr(distributed, "_POLL", 20)
-        monkeypatch.setattr(distributed, "_state", self.state)
+        monkeypatch.setattr(distributed, "_state", lambda: self.thread.state)
         monkeypatch.setattr(distributed, "_rounds", self)
 
-    def state(self) -> SimpleNamespace:
-        index = getattr(self.thread, "index", 0)
-        return SimpleNamespace(process_id=index, num_processes=self.processes, client=self)
-
     def __getitem__(self, name: str) -> int:
-        return self.thread.rounds.setdefault(name, 0)
+        return self.thread.rounds[name]
 
     def __setitem__(self, name: str, value: int) -> None:
         self.thread.rounds[name] = value
 
     def key_value_set(self, key: str, value: str) -> None:
-        with self.changed:
-            if key in self.values:
-                raise jax.errors.JaxRuntimeError("ALREADY_EXISTS")
-            self.values[key] = value
-            self.changed.notify_all()
+        if self.values.setdefault(key, value) is not value:
+            raise jax.errors.JaxRuntimeError("ALREADY_EXISTS")
 
     def blocking_key_value_get(self, key: str, wait: int) -> str:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, wait / 1000):
-                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
-            return self.values[key]
+        time.sleep(0 if key in self.values else wait / 1000)
+        return self.key_value_try_get(key, "DEADLINE_EXCEEDED")
 
-    def key_value_try_get(self, key: str) -> str:
+    def key_value_try_get(self, key: str, error: str = "NOT_FOUND") -> str:
         if key not in self.values:
-            raise jax.errors.JaxRuntimeError("NOT_FOUND")
+            raise jax.errors.JaxRuntimeError(error)
         return self.values[key]
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """The results of all processes, or their errors."""
 
         def one(index: int) -> Any:
-            self.thread.index, self.thread.rounds = index, {}
+            names = dict(process_id=index, num_processes=self.processes, client=self)
+            self.thread.state, self.thread.rounds = SimpleNamespace(**names), Counter[str]()
             try:
                 return work(index)
             except Exception as error:

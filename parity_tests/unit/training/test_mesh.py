@@ -21,9 +21,10 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import CheckpointError, ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
+from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.training import devices, optimizer, run, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
@@ -342,25 +343,16 @@ def test_rows_are_divided_by_two_axes_and_constraints_act_on_each(mesh, rows, sp
 
 
 def test_the_first_devices_are_taken_in_the_order_of_the_axes(monkeypatch):
-    asked: list = []
-    monkeypatch.setattr(jax, "devices", lambda: ONE_DEVICE * 12)
+    twelve, mesh, asked = jax.devices()[:1] * 12, Devices.take(1).mesh, []
+    monkeypatch.setattr(jax, "devices", lambda: twelve)
     monkeypatch.setattr(
         jax,
         "make_mesh",
-        lambda *arguments, devices, **_: asked.append((*arguments, len(devices))) or MESH,
+        lambda *arguments, devices, **_: asked.append((*arguments, len(devices))) or mesh,
     )
     for count, data in ((0, 2), (12, 2), (6, 1)):
         Devices.take(count, 2, 3)
         assert asked[-1] == ((data, 2, 3), ("data", "fsdp", "tensor"), count or 12)
-
-
-ONE_DEVICE, MESH = [None], None
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_device():
-    global ONE_DEVICE, MESH
-    ONE_DEVICE, MESH = jax.devices()[:1], Devices.take(1).mesh
 
 
 def test_a_state_that_is_larger_than_the_memory_is_refused(monkeypatch):
@@ -405,7 +397,7 @@ def test_a_key_is_that_of_its_seed():
     assert np.array_equal(keys, [jax.random.key_data(jax.random.key(seed)) for seed in (0, 7)])
 
 
-def test_a_run_begins_with_the_weights_of_its_seed():
+def test_a_run_begins_with_the_weights_of_its_seed_or_of_its_checkpoint(monkeypatch):
     config = helpers.tiny(num_layers=1)
     for seed in (0, 7):
         model = transformer.Transformer(config, rngs=nnx.Rngs(params=seed))
@@ -416,6 +408,12 @@ def test_a_run_begins_with_the_weights_of_its_seed():
         fresh = transformer.flatten(model, nnx.Param)
         assert fresh.keys() == state.params.keys()
         assert all(np.array_equal(state.params[name], array) for name, array in fresh.items())
+    saved = object.__new__(Checkpoint)
+    for field, value in dict(path="checkpoints/4", step=4).items():
+        object.__setattr__(saved, field, value)
+    monkeypatch.setattr(Checkpoint, "load", lambda *_: state)
+    with pytest.raises(CheckpointError, match="checkpoints/4: holds step 0"):
+        strict_off(run.start)(TrainOptions(), corpus, Devices.take(1), saved)
 
 
 def test_a_vote_of_any_process_counts_some_steps_later():

@@ -352,6 +352,19 @@ def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
     assert result.err.count("\n") == 1
 
 
+def test_a_refused_second_run_leaves_the_new_folder_and_its_lock_to_the_first(
+    tmp_path, monkeypatch
+):
+    """Both started before there was a folder, which still holds nothing but the lock."""
+    run = tmp_path / "new" / "run"
+    monkeypatch.setattr(resume, "_missing", lambda path: [run, run.parent])
+    with run_folder.lock(run):
+        for _ in range(2):
+            with pytest.raises(LockedError, match=rf"run is in use by process {os.getpid()} on "):
+                chosen(run=str(run))
+    assert chosen(run=str(run)) and not run.parent.exists()
+
+
 def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     patient = dataclasses.replace(PHRASES, patience=1)

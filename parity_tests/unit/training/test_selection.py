@@ -174,6 +174,7 @@ def test_versions_and_machines_are_compared(monkeypatch):
     monkeypatch.setattr(resume.distributed, "cores", lambda: 3)
     now = resume.environment()
     assert now["machine"]["cores"] == 3, "those of the process, not of the machine"
+    assert " ".join(now["versions"]) == "python jax jaxlib flax optax orbax-checkpoint numpy"
     now["machine"]["XLA_FLAGS"] = ""
     assert resume.environment_changes(now, now) == []
     before = {
