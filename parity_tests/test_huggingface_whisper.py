@@ -215,25 +215,33 @@ def test_windows_are_cut_from_one_spectrogram(folder: Path):
 
 
 def test_the_first_window_says_the_language_and_the_last_ends_with_its_sound(
-    folder: Path, monkeypatch
+    folder: Path, tmp_path: Path, monkeypatch
 ):
-    """Without times, in a recording of two windows and a half."""
-    windows, heard, first_logits = [], [], transcription._first_logits
+    """Without times, in a recording of two windows and a half, after another start token."""
+    windows, heard, prompts = [], [], set()
 
     def one_token(model, features, settings, prompt):
         windows.append(features)
+        prompts.add(tuple(prompt[0].tolist()))
         return np.array([[[8, settings.eos_token_id]]]), None
 
-    def noted(structure, arrays, features, start):
-        heard.append(features)
-        return first_logits(structure, arrays, features, start)
+    def likeliest(structure, arrays, features, start):
+        """Return scores by which <|yue|> is likelier than <|en|>, but not than a word."""
+        heard.append((features, int(start[0, 0])))
+        order = [8, *(ids[code] for code in ("yue", "de", "en"))]
+        return np.array([[-float(order.index(i)) if i in order else -9.0 for i in range(10**4)]])
 
     monkeypatch.setattr(transcription.decoding, "generate", one_token)
-    monkeypatch.setattr(transcription, "_first_logits", noted)
-    transcript = jt.Transcriber.load(folder)(speech(1.96))
+    monkeypatch.setattr(transcription, "_first_logits", likeliest)
+    transcriber = jt.Transcriber.load(changed(folder, tmp_path / "own", decoder_start_token_id=9))
+    ids = transcriber.config.languages
+    transcript = transcriber(speech(1.96))
     ends = [0, WINDOW / 100, 2 * WINDOW / 100, 1.96]
     assert [each[:2] for each in transcript.segments] == list(itertools.pairwise(ends))
-    assert [(heard[0] == each).all() for each in windows] == [True, False, False]
+    ((features, start),) = heard
+    assert [(features == each).all() for each in windows] == [True, False, False]
+    (prompt,) = prompts
+    assert (start, *prompt[:2]) == (9, 9, ids["yue"]) and transcript.language == "yue"
 
 
 @pytest.mark.parametrize("bins", [80, 128])

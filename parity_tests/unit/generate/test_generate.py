@@ -492,6 +492,8 @@ def test_an_ensemble_shares_vocabularies_and_reads_what_its_shortest_model_reads
         for i in (1, 2):
             with pytest.raises(ConfigError, match=message.format(i + 1)):
                 generate.split([*models[:i], other, *models[i + 1 :]])
+    with pytest.raises(ConfigError, match=r"model 2 of .* equal_lengths=True"):
+        generate.split([models[0], transformer.abstract(UNCACHED["memory as residual"])])
 
 
 def test_only_equal_ensembles_share_a_program():
