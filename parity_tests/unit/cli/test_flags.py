@@ -35,170 +35,83 @@ from jax_transformer.training import evaluation
 from jax_transformer.training.options import TrainOptions
 from parity_tests.unit import helpers, runs
 
-SEARCH = """
---max-length 7                         {}.max_length
---beam 3                               {}.num_beams
---length-penalty 0.5                   {}.length_penalty
---penalty average                      {}.penalty
---early-stopping full                  {}.early_stopping
---no-repeat-ngram-size 2               {}.no_repeat_ngram_size
---encoder-no-repeat-ngram-size 2       {}.encoder_no_repeat_ngram_size
---repetition-penalty 1.5               {}.repetition_penalty
---min-new-tokens 2                     {}.min_new_tokens
-"""
-SAMPLING = """
---sample                               {}.sample=True
---no-sample                            {}.sample=False
---temperature 0.5                      {}.temperature
---top-k 4                              {}.top_k
---top-p 0.5                            {}.top_p
---seed 4                               {}.seed
-"""
-MODEL = """
---weights best                         open.weights
---architecture a.py:B                  load_from.spec
---source-lang de                       {}.source_lang
---target-lang fr                       {}.target_lang
-"""
-ENGINE = """
---precision bfloat16                   {}.precision
---precision float64                    {}.precision x64=True
---engine ctranslate2                   {}.engine
---quantization int8                    {}.quantization
---tokens-per-batch 9                   {}.tokens_per_batch
-"""
-LOAD, SERVE, OPTIONS = "load.settings", "from_opened", "from_opened.options"
-# Of each command: a call, and for each flag what it changes: the arguments of functions that are
-# called, the output or the files. Without a value of its own, that of the flag.
-TABLE: dict[str, tuple[str, str]] = {
-    "translate": (
-        "--run m",
-        SEARCH.format(*[LOAD] * 9)
-        + SAMPLING.format(*[LOAD] * 6)
-        + MODEL.format(*[LOAD] * 2)
-        + ENGINE.format("load", "load", "load", "load", LOAD)
-        + """
---run n                                open.path
---ensemble o                           open2.path=o open2.weights=auto
---ensemble o --weights best            open.weights=best open2.path=o open2.weights=best
---input lines                          stream.windows.0.0=filed stream.windows.0.1=lines
---output o                             check_output.path=o files=o out
---buffer 1                             stream.window_size stream.windows.1.0=stdin ~
---too-long cut                         stream.too_long
---attention p                          check_output.path=p write.path=p ~
---n-best 2                             load.settings.n_best out ~
-""",
-    ),
-    "evaluate": (
-        "--run m --source s --target t",
-        SEARCH.format(*["evaluate.overrides"] * 9)
-        + ENGINE.format(*["evaluate"] * 5)
-        + """
---run n                                evaluate.run
---source u                             evaluate.source
---target u                             evaluate.target
---source-field f                       evaluate.fields.0
---target-field f                       evaluate.fields.1
---reference r                          evaluate.references.0
---weights best                         evaluate.weights
---ensemble o                           evaluate.ensemble.0
---architecture a.py:B                  load_from.spec
---source-lang de                       evaluate.languages.0
---target-lang fr                       evaluate.languages.1
---bootstrap 7                          evaluate.bootstrap
---comet c                              evaluate.comet
---hypotheses h                         check_output.path files
---json                                 out ~
-""",
-    ),
-    "serve": (
-        "m",
-        SEARCH.format(*[OPTIONS] * 9)
-        + SAMPLING.format(*[OPTIONS] * 6)
-        + MODEL.format(SERVE, SERVE)
-        + """
---host 0.0.0.0                         bind.host hosts.host
---port 80                              bind.port
---allowed-hosts a.b                    Service.allowed_hosts.0 hosts.host=None ~
---queue-size 64                        Service.limits.queue_size Service.limits.max_lines=64
---timeout 9                            Service.limits.timeout=9.0
---max-lines 2                          Service.limits.max_lines
---max-characters 5                     Service.limits.max_characters
---max-body-bytes 5                     Service.limits.max_body_bytes
---max-beam 5                           Service.limits.max_beam
---max-configs 0                        Service.limits.max_configs
---batch-rows 2                         Service.limits.batch_rows
---batch-wait 0                         Service.limits.batch_wait=0.0
-""",
-    ),
-    "convert": (
-        "a b",
-        """
---to hf                                prepare.request.to
---config c                             prepare.request.description.config
---preset p                             prepare.request.description.preset
---architecture a.py:B                  load_from.spec
---set num_heads=4                      prepare.request.description.changes.num_heads=4
---dtype float16                        prepare.request.dtype
---weights best                         prepare.request.weights
---key k                                prepare.request.key
---strip-prefix p                       prepare.request.names.strip_prefix
---ignore x                             prepare.request.names.ignore.0
---rename a=b                           prepare.request.names.rename.a=b
---training                             training.request.source=a convert=None ~
---dry-run                              refuse=True convert=None ~
---force                                prepare.request.force=True
---shard-size 5MB                       prepare.request.shard_size
---scan-layers                          prepare.request.scan_layers=True
---param-scan-axis 2                    prepare.request.param_scan_axis
---quantization int8                    prepare.request.quantization
---no-check                             prepare.request.check=False
---json                                 show.as_json=True
-""",
-    ),
-    "inspect": ("a", "--json                                 show.as_json=True"),
-    "parity": (
-        "a b",
-        """
---config c                             compare_files.description.config
---preset p                             compare_files.description.preset
---architecture a.py:B                  load_from.spec
---set num_heads=4                      compare_files.description.changes.num_heads=4
---weights best                         compare_files.weights
---dtype float16                        compare_files.dtype
---no-gradients                         compare_files.gradients=False
---lengths 1,7                          compare_files.lengths.0=1 compare_files.lengths.1=7
---seed 3                               compare_files.seed
---html h                               check_output.path files
---json                                 out
-""",
-    ),
-    "golden": (
-        "make f m",
-        """
---batch b                              create_golden.batch_file
---weights best                         create_golden.weights
---architecture a.py:B                  load_from.spec
---python p                             create_golden.python
---seed 3                               create_golden.seed out ~
-""",
-    ),
-    "transcribe": (
-        "a --run m",
-        """
---run n                                load.path
---weights best                         load.weights
---precision bfloat16                   load.precision
---precision float64                    load.precision x64=True
---language de                          call.language
---task translate                       call.task
---timestamps                           call.timestamps=True out
---beam 3                               load.options.beam
---output o                             check_output.path files out
---json                                 call.timestamps=True out ~
-""",
-    ),
+SEARCH = """--max-length=7 --beam=3 --length-penalty=0.5 --penalty=average --early-stopping=full
+    --no-repeat-ngram-size=2 --encoder-no-repeat-ngram-size=2 --repetition-penalty=1.5
+    --min-new-tokens=2"""
+SAMPLING = "--sample --no-sample --temperature=0.5 --top-k=4 --top-p=0.5 --seed=4"
+ENGINE = "--precision=bfloat16 --engine=ctranslate2 --quantization=int8"
+LANGUAGES = "--source-lang=de --target-lang=fr"
+SPEC = "; --architecture=a.py:B -> load_from.spec"
+# Of each command: a call, and what each flag changes: the arguments of functions that are called,
+# the output, or the files that are written. After a name with a colon, the argument, or its field,
+# is named as the option; after an arrow come the changes, with a value if it is not the flag's.
+TABLE = {
+    "translate": f"""--run m; open: --weights=best; load: {ENGINE}
+        ; load.settings: {SEARCH} {SAMPLING} {LANGUAGES} --tokens-per-batch=9 {SPEC}
+        ; --n-best=2 -> load.settings.n_best out ~
+        ; --precision=float64 -> load.precision x64=True; --run=n -> open.path
+        ; --ensemble=o -> open2.path open2.weights=auto
+        ; --ensemble=o --weights=best -> open.weights=best open2.path=o open2.weights=best
+        ; --input=lines -> stream.windows.0.0=filed stream.windows.0.1=lines
+        ; --output=o -> check_output.path=o files=o out; --too-long=cut -> stream.too_long
+        ; --buffer=1 -> stream.window_size stream.windows.1.0=stdin ~
+        ; --attention=p -> check_output.path=p write.path=p ~""",
+    "evaluate": f"""--run m --source s --target t; evaluate.overrides: {SEARCH}
+        ; evaluate: {ENGINE} --tokens-per-batch=9 --run=n --source=u --target=u --weights=best
+          --bootstrap=7 --comet=c {SPEC}
+        ; --precision=float64 -> evaluate.precision x64=True
+        ; --source-field=f -> evaluate.fields.0; --target-field=f -> evaluate.fields.1
+        ; --source-lang=de -> evaluate.languages.0; --target-lang=fr -> evaluate.languages.1
+        ; --reference=r -> evaluate.references.0; --ensemble=o -> evaluate.ensemble.0
+        ; --hypotheses=h -> check_output.path files; --json -> out ~""",
+    "serve": f"""m; open: --weights=best; from_opened: {LANGUAGES}
+        ; from_opened.options: {SEARCH} {SAMPLING} {SPEC}
+        ; Service.limits: --timeout=9.0 --max-lines=2 --max-characters=5 --max-body-bytes=5
+          --max-beam=5 --max-configs=0 --batch-rows=2 --batch-wait=0.0
+        ; --queue-size=64 -> Service.limits.queue_size Service.limits.max_lines=64
+        ; --host=0.0.0.0 -> bind.host hosts.host; --port=80 -> bind.port
+        ; --allowed-hosts=a.b -> Service.allowed_hosts.0 hosts.host=None ~""",
+    "convert": f"""a b; prepare.request: --to=hf --dtype=float16 --weights=best --key=k --force
+          --shard-size=5MB --scan-layers --param-scan-axis=2 --quantization=int8 --no-check
+        ; prepare.request.description: --config=c --preset=p
+        ; --set=num_heads=4 -> prepare.request.description.changes.num_heads=4
+        ; prepare.request.names: --strip-prefix=p {SPEC}
+        ; --ignore=x -> prepare.request.names.ignore.0
+        ; --rename=a=b -> prepare.request.names.rename.a=b
+        ; --training -> training.request.source=a convert=None ~
+        ; --dry-run -> refuse=True convert=None ~; --json -> show.as_json=True""",
+    "inspect": "a; --json -> show.as_json=True",
+    "parity": f"""a b; compare_files.description: --config=c --preset=p {SPEC}
+        ; --set=num_heads=4 -> compare_files.description.changes.num_heads=4
+        ; compare_files: --weights=best --dtype=float16 --no-gradients --seed=3
+        ; --lengths=1,7 -> compare_files.lengths.0=1 compare_files.lengths.1=7
+        ; --html=h -> check_output.path files; --json -> out""",
+    "golden": f"""make f m; create_golden: --weights=best --python=p {SPEC}
+        ; --batch=b -> create_golden.batch_file; --seed=3 -> create_golden.seed""",
+    "transcribe": """a --run m; load: --weights=best --precision=bfloat16
+        ; call: --language=de --task=translate; --run=n -> load.path
+        ; --precision=float64 -> load.precision x64=True; --beam=3 -> load.options.beam
+        ; --timestamps -> call.timestamps=True out; --json -> call.timestamps=True out ~
+        ; --output=o -> check_output.path files out""",
 }
+
+
+def rows(command: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Flags of a row of the table, and its changes."""
+    known = {
+        flag: each for each in arguments.listed(cli.COMMANDS[command].kind) for flag in each.flags
+    }
+    for part in TABLE[command].split(";")[1:]:
+        words, _, changes = part.partition(" -> ")
+        prefix, *flags = words.split() if ": " in words else ("", *words.split())
+        if changes:
+            yield flags, changes.split()
+        for word in flags if not changes else ():
+            flag, equals, value = word.partition("=")
+            name = f"{prefix[:-1]}.{known[flag].path[-1]}"
+            yield [word], [f"{name}={value if equals else flag == known[flag].flags[0]}"]
+
+
 # Flags that say the default, and one that excludes two that the call has
 APART = "--no-json --no-dry-run --no-force --no-training --no-scan-layers --check --gradients"
 APART += " --no-timestamps --pairs"
@@ -330,29 +243,25 @@ def recorded(
 
 @pytest.mark.parametrize("command", TABLE)
 def test_each_flag_changes_what_it_names_and_nothing_else(console, record, command):
-    call, table = TABLE[command]
-    rows = [re.split(r"\s\s+", line) for line in table.strip().splitlines() if line.strip()]
+    call = TABLE[command].partition(";")[0].split()
     expected = {*cli.flags(cli.COMMANDS[command].kind)} - {*APART.split()}
-    assert {words.split()[0] for words, _ in rows} == expected
-    before = recorded(console, record, command, call.split())
-    defaults = DEFAULTS.get(command, {})
+    assert {words[0].partition("=")[0] for words, _ in rows(command)} == expected
+    before, defaults = recorded(console, record, command, call), DEFAULTS.get(command, {})
     assert defaults.items() <= before.items() and record.unlike <= {*MADE, *defaults}
-    for words, effects in rows:
-        after = recorded(
-            console, record, command, runs.last_of_each([*call.split(), *words.split()])
-        )
+    for words, effects in rows(command):
+        split = [part for word in words for part in word.split("=", 1)]
+        after = recorded(console, record, command, runs.last_of_each([*call, *split]))
         changed = {
             key: after.get(key)
             for key in before.keys() | after.keys()
             if before.get(key) != after.get(key)
         }
-        for effect in effects.split():
+        for effect in {*effects} - {"~"}:
             key, _, value = effect.partition("=")
-            if effect != "~":
-                value = value or (words.split()[-1] if key != "out" else "")
-                actual = changed.pop(key, "nothing")
-                assert not value or str(actual) == value, (words, effect, actual)
-        assert not changed or effects.endswith("~"), (words, changed)
+            value = value or (split[-1] if key != "out" else "")
+            actual = changed.pop(key, "nothing")
+            assert not value or str(actual) == value, (words, effect, actual)
+        assert not changed or "~" in effects, (words, changed)
 
 
 def test_the_help_of_decoding_says_the_defaults_of_its_settings():
