@@ -85,7 +85,7 @@ def test_float32_logits_at_full_size():
     assert error(both.logits()) <= 5e-6
 
 
-@pytest.mark.parametrize("name", ["lesson10", "small"])
+@pytest.mark.parametrize("name", ["lesson10", pytest.param("small", marks=pytest.mark.slow)])
 def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
     """Errors against float64, the median of several models: a rounding's sign is chance."""
     errors = []

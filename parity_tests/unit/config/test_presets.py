@@ -11,7 +11,6 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.architectures import registry
 from jax_transformer.nn.embeddings import Frozen
-from parity_tests import preset_names
 from parity_tests.marks import quick_if
 
 
@@ -95,8 +94,9 @@ def test_every_preset_has_its_documented_number_of_parameters():
     }
 
 
+# test_reference.py compares every preset's shapes at full size with its twin's
 @pytest.mark.parametrize(
-    "name", [quick_if(name in preset_names.ALL, name) for name in jt.preset_names()]
+    "name", [quick_if(name in (*COUNTS, "t5", "whisper_tiny"), name) for name in jt.preset_names()]
 )
 def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
     before = {id(array) for array in jax.live_arrays()}

@@ -21,9 +21,7 @@ from parity_tests.unit.conversions import config_of, convert, state_of, write
 # Sizes
 
 
-@pytest.mark.parametrize(
-    "preset", [name for name in preset_names.TEXT if not name.endswith("_repaired")]
-)
+@pytest.mark.parametrize("preset", preset_names.repeated_slow(preset_names.TEXT))
 def test_sizes_are_read_from_the_shapes(preset):
     """Every size but num_heads; in deep_dive that too, as its heads are as wide as the model."""
     config = config_of(
