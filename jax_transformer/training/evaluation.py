@@ -71,7 +71,15 @@ def score(
     figures: dict[str, Any] = {}
     signatures, confidence = {}, {}
     for name in names:
-        metric = getattr(sacrebleu.metrics, METRICS[name])()
+        # Resampled lines without a match have the score 0.0, others are NumPy's float32, and the
+        # mean of both kinds is a TypeError in sacreBLEU
+        class Metric(getattr(sacrebleu.metrics, METRICS[name])):  # type: ignore[misc]
+            def _compute_score_from_stats(self, stats: Any) -> Any:
+                result = super()._compute_score_from_stats(stats)
+                result.score = float(result.score)
+                return result
+
+        metric = Metric()
         streams = list(map(list, (references, *others)))
         result = metric.corpus_score(list(hypotheses), streams, n_bootstrap=max(1, bootstrap))
         figures[name] = result.score
