@@ -300,6 +300,10 @@ def test_names_are_registered_once(folder):
         with pytest.raises(ConfigError, match="registered as 'lesson10'"):
             jt.register(jt.Architecture("lesson10", "", mine.weight_table), replace=replace)
     own = mine.presets["my_translator"]
+    for source in ("Again.", "And again."):  # with the presets of the one before
+        same = jt.Architecture("my_translator", source, mine.weight_table, dict(mine.presets))
+        assert jt.register(same, replace=True) is registry.resolve("my_translator") is same
+    assert jt.preset("my_translator") == own.config
     entry = jt.Preset(own.config.with_sizes(architecture="x"), "")
     with pytest.raises(ConfigError, match="'deep_dive' has a preset 'deep_dive': choose"):
         jt.register(jt.Architecture("x", "", mine.weight_table, {"deep_dive": entry}))

@@ -1,5 +1,6 @@
 """The tensors that a file of transformers leaves out, on shapes only, and the reasons."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -8,7 +9,7 @@ from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions
 from jax_transformer.storage import tensors
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from jax_transformer.transformer import abstract, flatten
 from jax_transformer.weights.rules import Alias, torch_shapes
 
@@ -71,6 +72,26 @@ def test_abstract_shapes_are_completed_like_arrays(name):
     assert {name: value.shape for name, value in completed.items()} == {
         name: one.shape for name, one in full.items()
     }
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["marian", "bart", "fsmt"])
+def test_what_a_file_lacks_is_in_its_dtype(name, dtype):
+    config, kind = config_of(name), np.dtype(jnp.dtype(dtype))
+    zeros = {
+        name: np.zeros(one.shape, kind)
+        for name, one in all_tensors(config).items()
+        if name != "final_logits_bias" and "embed_positions" not in name
+    }
+    infos = {name: TensorInfo(array.shape, dtype) for name, array in zeros.items()}
+    lazy = {name: LazyTensor(infos[name], array.copy) for name, array in zeros.items()}
+    completed = states.complete(zeros, config)
+    assert completed.keys() > zeros.keys() and {x.dtype for x in completed.values()} == {kind}
+    for key, tensor in states.complete(lazy, config).items():
+        read = tensor.read()
+        assert (read.dtype, tensor.dtype, read.shape) == (kind, dtype, completed[key].shape)
+        assert (read == completed[key]).all() and (key in zeros or read.any() == ("embed" in key))
+    assert {info.dtype for info in states.complete(infos, config).values()} == {dtype}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import attend
-from jax_transformer.nn.embeddings import Embedding, Frozen, sinusoids
+from jax_transformer.nn.embeddings import Embedding, Frozen, position_sinusoids, sinusoids
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
 
 POSITIONS = ("encoder.positions", "decoder.positions")
@@ -648,6 +648,17 @@ def test_the_embedding_of_padding_starts_at_zero_on_its_own_side():
     for side, pad in (("source", 2), ("target", 5)):
         zero = ~np.asarray(arrays[f"{side}_embedding.embedding"]).any(axis=1)
         assert np.flatnonzero(zero).tolist() == [pad]
+
+
+def test_a_table_without_padding_s_row_changes_no_other_one():
+    fields = {"encoder.position_offset": 2, "encoder.sinusoids": "tensor2tensor"}
+    stack = BASE.with_sizes(**fields).encoder
+    plain = position_sinusoids(BASE, stack)
+    counting = BASE.with_sizes(**fields, **{"encoder.position_index": "not_padding"}).encoder
+    counted = position_sinusoids(BASE, counting)
+    assert not counted[1].any() and (np.delete(counted, 1, 0) == np.delete(plain, 1, 0)).all()
+    assert plain[1].any() and not np.may_share_memory(plain, counted)
+    assert (position_sinusoids(BASE, stack) == plain).all()
 
 
 def test_stored_tables_start_as_sinusoids_and_seeds_differ():

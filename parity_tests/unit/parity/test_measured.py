@@ -15,12 +15,13 @@ from hypothesis import strategies
 
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.parity import comparison, from_files, golden, pairs, plugin
+from jax_transformer.parity import comparison, from_files, golden, pairs, plugin, recording
 from jax_transformer.parity import difference as differences
 from jax_transformer.parity.difference import FAULT, difference
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
+from parity_tests.unit.helpers import tiny
 from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, report
 from parity_tests.unit.parity.test_golden import BATCH, FakeRecorder, path, python
 
@@ -28,6 +29,9 @@ __all__ = ["path"]  # a fixture
 NUMBERS = strategies.sampled_from([0.0, -0.0, 1.0, -2.5, 3e100, 1e-100, math.nan, math.inf])
 SIGNED = strategies.one_of(NUMBERS, NUMBERS.map(lambda x: -x))
 LISTS = strategies.lists(strategies.tuples(SIGNED, SIGNED), min_size=1, max_size=6)
+
+
+BOTH = [*itertools.product(range(3), ("α-1", "b_2"))]
 
 
 def gap(a: float, b: float) -> float:
@@ -125,6 +129,48 @@ def test_notes_are_told_whether_models_agree_or_not():
         assert sum(line.count("a note") for line in compared.lines()) == 1
 
 
+@pytest.mark.parametrize("length", range(25, 50))
+def test_a_row_has_its_columns_at_any_length_of_the_name(length):
+    (row,) = list(report(entry("a" * (length - 5), GOOD, BAD), result=GOOD).lines())[2:-2]
+    name, columns, row_name = row[:40], row[40:].split(), "flax." + "a" * (length - 5)
+    assert name.rstrip() == (row_name if length < 40 else "…" + row_name[-38:])
+    assert name[39] == " " and [row[40:48].strip(), row[48:56].strip()] == ["agrees", "DIFFERS"]
+    assert len(row) <= 100 and columns[-1] == "<"
+
+
+def test_every_figure_has_its_own_place_in_the_data():
+    narrow = difference(np.float32([1.5, 3]), np.float32([1, 3]), "float32")
+    each = differences.Measurement(GOOD.wide, 11.0, narrow, 22.0, 33.0, 44.0)
+    data = each.to_data()
+    for name, part, times in (("float64", each.wide, 11), ("run", each.narrow, 22)):
+        numbers = dataclasses.asdict(part) | {"times_floor": times}
+        numbers |= {"errors": [33, 44]} if name == "run" else {}
+        assert data[name] == json.loads(json.dumps(numbers))
+
+
+def test_a_placeholder_is_one_part_of_a_name():
+    theirs = [f"layers.{i}{part}" for i in range(12) for part in ("", ".norm", ".norm.more")]
+    ours = [name.replace("layers", "blocks") for name in theirs]
+    for tail in ("", ".norm", ".norm.more"):
+        paired = pairs.from_patterns({f"layers.{{i}}{tail}": f"blocks.{{i}}{tail}"}, ours, theirs)
+        assert paired == [(f"blocks.{i}{tail}", f"layers.{i}{tail}") for i in range(12)]
+    both = {"layers.{i}.{part}": "blocks.{i}.{part}"}
+    assert len(pairs.from_patterns(both, ours, theirs)) == 12
+
+
+def test_a_batch_is_arrays_of_numbers():
+    one = np.ones(2)
+    for batch, count in ((one, 1), ([one, np.int32(3)], 2), ((one, [1, 2], 3.5), 3), ([], 0)):
+        assert [type(array) for array in comparison.arguments(batch)] == [np.ndarray] * count
+    for wrong, message in (
+        ([one, None], "argument 1 "),
+        ([[{}]], "argument 0 "),
+        ({}, "dict"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            comparison.arguments(wrong)
+
+
 def test_each_model_has_its_own_rounding_error():
     wide = np.array([1.0, 2.0])
     sides = (wide + 1e-6).astype(np.float32), (wide + 3e-6).astype(np.float32)
@@ -135,6 +181,74 @@ def test_each_model_has_its_own_rounding_error():
     measured = PairedRuns(runs, "float32", ()).result()
     assert (measured.error_ours, measured.error_theirs) == pytest.approx((1e-6, 3e-6), rel=0.1)
     assert measured.to_data()["run"]["errors"] == [measured.error_ours, measured.error_theirs]
+
+
+def runs_of(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> PairedRuns:
+    """Return the recordings of one call of a module with these inputs and outputs."""
+    sides = [
+        {
+            dtype: Recording(
+                ["m#0"], {f"m#0/{k}": x.astype(dtype) for k, x in side.items()}, {}, np.zeros(1)
+            )
+            for dtype in golden.DTYPES
+        }
+        for side in (ours, theirs)
+    ]
+    both = {dtype: (sides[0][dtype], sides[1][dtype]) for dtype in golden.DTYPES}
+    return PairedRuns(both, "float32", ())
+
+
+@pytest.mark.parametrize("dtype", differences.DTYPES)
+def test_numbers_are_cast_and_others_are_not(dtype):
+    wide = "complex128" if dtype == "float64" else "complex64"
+    for kinds, expected in (
+        (("float16", "bfloat16", "float32", "float64"), dtype),
+        (("complex64", "complex128"), wide),
+    ):
+        for kind in kinds:
+            assert recording._cast(np.ones(2, jnp.dtype(kind)), dtype).dtype == expected
+    for kind in ("int32", "uint8", "bool"):
+        assert recording._cast(np.ones(2, kind), dtype).dtype == kind
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)])
+@pytest.mark.parametrize(("noise", "agrees"), [(0, True), (1e-5, False), (1e-2, False), (9, False)])
+def test_axes_are_exchanged_only_if_numbers_are_much_nearer(order, noise, agrees):
+    """With equal lengths: another order is meant if it is a thousand times nearer."""
+    random = np.random.default_rng(0)
+    x, off = random.normal(size=(2, 3, 3, 3))
+    theirs = x.transpose(order) + noise * off
+    (each,) = runs_of({"output": x}, {"output": theirs}).entries([pairs.Pair("m", "m")], {})
+    assert each.output.agrees == agrees
+    nearer = x.transpose(order) if noise < 1e-3 else x
+    assert each.output.wide.max_abs == np.abs(nearer - theirs).max()
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_the_input_that_is_furthest_apart_counts_and_each_has_one_of_its_own(wrong):
+    random = np.random.default_rng(0)
+    inputs = {name: random.normal(size=(2, 3)) for name in ("input", "input 1", "input 2")}
+    ours = inputs | {"output": np.ones(3)}
+    (each,) = runs_of(ours, ours).entries([pairs.Pair("m", "m")], {})
+    assert each.input is not None and each.input.agrees
+    name = [*inputs][wrong]
+    theirs = ours | {name: inputs[name] + 1e-4, "output": np.zeros(3)}
+    (each,) = runs_of(ours, theirs).entries([pairs.Pair("m", "m")], {})
+    assert each.input.wide.max_abs == pytest.approx(1e-4) and not each.faulty
+    two = {key: x for key, x in ours.items() if key != "input 2"}
+    (each,) = runs_of(ours, two).entries([pairs.Pair("m", "m")], {})
+    assert each.input is not None and each.input.agrees
+
+
+def test_parameters_count_more_than_names_in_a_guess():
+    ours = [pairs.Called("up", (2, 8), (8, 64)), pairs.Called("down", (2, 8), (8, 128))]
+    theirs = [pairs.Called("down", (2, 8), (8, 64)), pairs.Called("up", (2, 8), (8, 128))]
+    assert pairs.guessed(ours, theirs) == [("up", "down"), ("down", "up")]
+    theirs.insert(1, pairs.Called("up", (2, 8), ()))
+    assert pairs.guessed(ours, theirs) == [("up", "down"), ("down", "up")]
+    assert pairs.guessed(ours[:1], [pairs.Called("up", (2, 8), ()), theirs[0]]) == [("up", "down")]
+    nameless = [one._replace(sizes=None) for one in ours]
+    assert pairs.guessed(nameless, nameless[::-1]) in ([("up", "up")], [("down", "down")])
 
 
 def test_a_kernel_has_the_layouts_of_pytorch():
@@ -240,6 +354,58 @@ def test_the_recorder_gets_the_seed_of_the_gradients(monkeypatch):
         seen.clear()
 
 
+@pytest.mark.parametrize(
+    "change", [{"version": 0}, {"version": 2}, {"order": []}, {"sha256": None}, {"seed": ...}]
+)
+def test_another_description_of_a_golden_is_refused(change, path):
+    description = json.loads(safetensors.metadata(path)["golden"]) | change
+    text = json.dumps({key: value for key, value in description.items() if value is not ...})
+    safetensors.write(path, safetensors.read(path), {"golden": text})
+    message = "of version .: make" if "version" in change else "description as a golden cannot be"
+    with pytest.raises(InputError, match=message.replace("of version .: make", "make it again")):
+        golden.load(path)
+
+
+def test_the_seed_that_is_asked_for_is_that_of_the_batch_and_the_gradients(path, monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr(from_files, "_check_torch", lambda: None)
+    monkeypatch.setattr(from_files, "_twin", lambda *_: None)
+    monkeypatch.setattr(from_files, "_twin_recorder", lambda *_: None)
+    monkeypatch.setattr(from_files, "_config", lambda *_: CONFIG)
+    monkeypatch.setattr(from_files.registry, "open", lambda *_: Opened())
+    monkeypatch.setattr(from_files.conversion, "random_batch", lambda *args: seen.append(args))
+    loaded = golden.load(path)
+
+    def record(result):
+        return lambda *_, **named: seen.append(named.get("seed")) or result
+
+    monkeypatch.setattr(from_files.comparison, "compare", record(report()))
+    monkeypatch.setattr(from_files.golden, "create", record(loaded))
+    for seed in (None, 0, 5):
+        lengths, expected = [2, 3], seed or 0
+        from_files.compare_files("run", "twin", ModelDescription(), lengths=lengths, seed=seed)
+        batches = [(CONFIG, expected, length) for length in lengths]
+        assert seen == [batches[0], expected, batches[1], expected]
+        seen.clear()
+    from_files.create_golden("golden", "run", "auto", None, None, 5)
+    assert seen == [(CONFIG, 5), 5]
+
+
+class Opened:
+    """A stand-in for opened weights."""
+
+    config = tiny(max_length=9)
+
+    def state(self, *_: object, **__: object) -> dict[str, np.ndarray]:
+        return {}
+
+    def model(self, _: object) -> None:
+        return None
+
+
+CONFIG = Opened.config
+
+
 @pytest.mark.parametrize("weights", ["auto", "average", "best"])
 def test_the_weights_that_are_asked_for_are_opened(weights, tmp_path, monkeypatch):
     def opened(path, kind="auto"):
@@ -250,6 +416,26 @@ def test_the_weights_that_are_asked_for_are_opened(weights, tmp_path, monkeypatc
         from_files.create_golden(str(tmp_path / "g"), "run", weights, None, None, 0)
     with pytest.raises(InputError, match=f"^run {weights}$"):
         from_files.compare_files("run", "twin", ModelDescription(), weights=weights)
+
+
+def test_an_array_that_one_side_lacks_is_a_difference(path):
+    def named(name):
+        def recorder(*arguments):
+            recording = FakeRecorder()(*arguments)
+            recording.parameters[name] = recording.parameters.pop("layer.weight")
+            return recording
+
+        return recorder
+
+    wrong = golden.recheck(golden.load(path), named("other")).wrong
+    assert wrong == tuple(
+        f"{dtype} parameters/{name} {side}"
+        for dtype in golden.DTYPES
+        for name, side in (
+            ("layer.weight:", "only in the golden"),
+            ("other:", "not in the golden"),
+        )
+    )
 
 
 # The fixture
@@ -274,4 +460,7 @@ def test_every_argument_of_the_fixture_reaches_the_comparison(tmp_path, monkeypa
     (_, recorder, batch, rules), named = seen.pop()
     assert (rules, named) == ({"a": "b"}, options | {"call": len})
     assert (recorder.seed, recorder.source) == (7, {"factory": "a:b"}) and batch == recorder.batch
-    json.dumps(recorder.source)
+    names = [plugin.Parity(f"a.py::test[{i}/{case}]", str(tmp_path), False) for i, case in BOTH]
+    for one in names:
+        one._write(report())
+    assert len({page.name for page in tmp_path.glob("*.html")}) == len(names) == 6

@@ -13,6 +13,7 @@ import jax_transformer as jt
 from jax_transformer import convert, transformer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
+from jax_transformer.weights import arrays as weights
 from jax_transformer.weights import rules, stacked
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
 from parity_tests import preset_names
@@ -361,6 +362,22 @@ def test_a_tensor_holds_its_parts_bit_for_bit_only(several):
     assert not Rule("t", ("a",)).holds(-parts[0], [parts[0]])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_merged_adapters_leave_the_kernel_s_dtype(dtype):
+    random = np.random.default_rng(0)
+    kernel, a, b = (random.normal(size=size) for size in ((5, 3), (5, 2), (2, 3)))
+    own = kernel.astype(jnp.dtype(dtype))
+    parts = {weights.LORA_A: a, weights.LORA_B: b, weights.LORA_SCALE: np.float64(0.5)}
+    adapters = {f"x.kernel{part}": np.float32(array) for part, array in parts.items()}
+    values = {"x.kernel": own, "y.bias": own[0]} | adapters
+    assert weights.adapted_kernels(values) == ["x.kernel"]
+    assert [name for name in values if weights.is_parameter(name)] == ["x.kernel", "y.bias"]
+    merged = weights.merge_adapters(values)
+    assert merged.keys() == {"x.kernel", "y.bias"} and merged["x.kernel"].dtype == own.dtype
+    expected, step = own.astype(np.float64) + 0.5 * a @ b, float(jnp.finfo(own.dtype).eps)
+    assert np.abs(merged["x.kernel"].astype(np.float64) - expected).max() < 4 * max(step, 1e-7)
+
+
 @pytest.mark.parametrize("axis", range(-3, 3))
 def test_a_stacked_array_is_numpy_s_stack_of_its_layers(axis):
     layers = [counted((2, 3), i) for i in range(4)]
@@ -380,6 +397,8 @@ def test_a_stacked_array_is_numpy_s_stack_of_its_layers(axis):
 
 
 def test_placeholders_are_filled_on_both_sides():
+    twice = rules.repeat(3, [Rule("a.{i}.{i}", ("b.{i}.{i}",)), Alias("c.{i}.{i}", "a.{i}.{i}")])
+    assert twice[-2:] == [Rule("a.2.2", ("b.2.2",)), Alias("c.2.2", "a.2.2")]
     table = rules.repeat(2, [Rule("a.{i}.w", ("b.{i}.x", "b.{i}.y")), Alias("c.{i}", "a.{i}.w")])
     assert table == [
         Rule("a.0.w", ("b.0.x", "b.0.y")),
