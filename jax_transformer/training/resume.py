@@ -360,6 +360,7 @@ def environment() -> dict[str, Any]:
         versions[name] = version(name)
     machine = {
         "device": jax.devices()[0].device_kind,
+        "number of devices": jax.device_count(),
         "cores": distributed.cores(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
@@ -374,6 +375,6 @@ def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str
         changed += [
             f"{name} {'unset' if old.get(name) == '' else old.get(name)} -> {value or 'unset'}"
             for name, value in now[group].items()
-            if old.get(name) != value
+            if old.get(name, value if old else None) != value  # earlier versions record fewer
         ]
     return changed

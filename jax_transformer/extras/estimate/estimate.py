@@ -172,7 +172,6 @@ def estimate(
         except jax.errors.JaxRuntimeError as error:
             if not (refused := needed_bytes(str(error))):
                 raise
-    seconds = time.perf_counter() - began
     each = options.optimizer.accumulate
     sizes = shape.rows * each, shape.length, shape.length
     return Estimate(
@@ -186,15 +185,14 @@ def estimate(
         training_flops(config, *sizes),
         recomputed_flops(config, *sizes),
         None if compiled is None else _traffic(compiled, topology, each),
-        seconds,
+        time.perf_counter() - began,
     )
 
 
 def config_of(options: TrainOptions) -> TransformerConfig:
     """Return the model's configuration, without reading text or weights."""
     if options.init is not None:
-        source = init_source.read_config(options.init, options.model)
-        return options.model.executed(source)
+        return options.model.executed(init_source.read_config(options.init, options.model))
     return corpus.model_config(options, encoding.named_tokenizer(options.data))
 
 
@@ -203,8 +201,7 @@ def take(topology: Topology, options: TrainOptions) -> Devices:
     available = topology.devices()
     if options.devices > len(available):
         raise ConfigError(f"devices={options.devices}, and {topology} has {len(available)}")
-    used = available[: options.devices or None]
-    return Devices.of(used, options.mesh.fsdp, options.mesh.tensor)
+    return Devices.of(available[: options.devices or None], options.mesh.fsdp, options.mesh.tensor)
 
 
 def largest_batch(
@@ -232,8 +229,7 @@ def lower(
     train_step: Any = run.make_step(options, config, state)
     ids: Any = jax.ShapeDtypeStruct((shape.rows, shape.length), jnp.int32, sharding=devices.rows)
     batch = Batch(ids, ids, ids)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=devices.replicated)
+    key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=devices.replicated)
     with devices.context():
         if options.optimizer.accumulate == 1:
             return train_step.one.lower(state, batch, key)

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from jax_transformer.config import codec
@@ -111,6 +112,7 @@ def test_the_damaged_checkpoints_are_the_newest(tmp_path, monkeypatch, capsys):
 
 # What may change
 
+DEVICES = "number of devices"
 BEFORE = TrainOptions(run="a", steps=100)
 
 
@@ -180,13 +182,16 @@ def test_versions_and_machines_are_compared(monkeypatch):
     before = {
         **now,
         "versions": {**now["versions"], "jax": "0.1"},
-        "machine": {**now["machine"], "cores": 96, "XLA_FLAGS": "--xla_a=1"},
+        "machine": {**now["machine"], "cores": 96, "XLA_FLAGS": "--xla_a=1", DEVICES: 4},
     }
     assert resume.environment_changes(now, before) == [
         f"jax 0.1 -> {now['versions']['jax']}",
+        f"number of devices 4 -> {jax.device_count()}",
         f"cores 96 -> {now['machine']['cores']}",
         "XLA_FLAGS --xla_a=1 -> unset",
     ]
+    del before["machine"][DEVICES]
+    assert not [x for x in resume.environment_changes(now, before) if DEVICES in x], "version 0.1"
     assert len(resume.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), (
         "a checkpoint that does not say"
     )
