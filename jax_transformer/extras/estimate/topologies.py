@@ -167,7 +167,8 @@ def prepare(topology: Topology) -> None:
     if topology.accelerator.platform != "cpu":
         # A compiler's programs cannot be read again without its hardware
         os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "CUDA_VISIBLE_DEVICES": ""}
+        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "CUDA_VISIBLE_DEVICES": "", "TPU_WORKER_ID": "0"}
+        os.environ |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1"}
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # another process may compile as well
         for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
             os.environ.setdefault(name, "3")

@@ -534,6 +534,7 @@ def test_a_compiler_finds_no_hardware(monkeypatch):
     assert (os.environ["JAX_PLATFORMS"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
     assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
     assert os.environ["TPU_MIN_LOG_LEVEL"] == "0" and os.environ["TPU_SKIP_MDS_QUERY"] == "1"
+    assert os.environ["TPU_WORKER_HOSTNAMES"] == "localhost", "libtpu complains of none"
 
 
 def test_the_options_of_the_command_reach_the_estimate(monkeypatch, capsys):

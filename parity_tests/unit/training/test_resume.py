@@ -255,16 +255,6 @@ def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_another_seed_gives_another_result(finished, text, tmp_path):
-    assert train("--run", tmp_path / "run", *text, "--seed", "1").code == 0
-    differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(finished))
-    assert sum("params/" in name for name in differing) == sum(
-        "params/" in name for name in runs.arrays(finished)
-    )
-    assert runs.metrics(tmp_path / "run") != runs.metrics(finished)
-
-
-@pytest.mark.slow
 def test_gzipped_text_trains_the_same_model(finished, text, tmp_path):
     zipped = text
     for flag in ("--data.train-source", "--data.train-target", "--data.valid-source"):
