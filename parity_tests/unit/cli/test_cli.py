@@ -494,7 +494,8 @@ def test_a_refusal_ends_the_command_with_its_code_and_one_line(kind, monkeypatch
 def test_a_message_is_printable_and_bounded():
     for text, shown in (("é" * 2000, "é" * 2000), ("é" * 2001, "é" * 1997 + "...")):
         assert str(errors.InputError(text)) == shown
-    assert str(errors.InputError("a\x1b\u202e\n")) == r"a\x1b\u202e\n"
+    for text, shown in (("a\x1b\u202e\n", r"a\x1b\u202e\n"), ("a\x1b[1m", r"a\x1b[1m")):
+        assert str(errors.InputError(text)) == shown
 
 
 def test_programs_are_kept_in_the_user_s_cache(monkeypatch, tmp_path):

@@ -234,6 +234,7 @@ def recorded(
     before = set(Path().iterdir())
     code, out, err = console.say(command, *words, stdin=b"from\nstdin\n")
     assert code == 0, err
+    assert "--json" not in words or out.count("\n") < 2
     new = set(Path().iterdir()) - before
     files = " ".join(path.name for path in new)
     for path in new:

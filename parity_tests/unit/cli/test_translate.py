@@ -270,6 +270,7 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     handler = signal.signal(number, signal.SIG_DFL)
     try:
         code, _, err = console.say(*command, stdin=stdin)
+        assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, handler)
     partial = tmp_path / "out.partial"

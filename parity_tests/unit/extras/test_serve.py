@@ -278,6 +278,7 @@ def test_hosts_that_no_client_can_name_are_refused(host):
         {"text": "a", "timeout": 20, "beam": None, "n_best": None, "sample": None},
         {"text": ["a"] * 8, "beam": 6, "num_return_sequences": 6, "attention": True},
         {"text": ["a"] * 64, "attention": True},
+        {"text": ["a"] * 11, "beam": 6, "attention": True},
     ],
 )
 def test_what_is_at_a_limit_is_accepted(fields):
@@ -344,7 +345,9 @@ def test_options_that_would_compile_without_end_are_refused(translator, monkeypa
         engine.admit(GenerationConfig(max_new_tokens=7))
     assert refused.value.status == 422
     engine.forget(GenerationConfig(max_new_tokens=6))
-    engine.admit(GenerationConfig(max_new_tokens=7))
+    for changes in ({}, {"seed": 3}, {"temperature": 2.0}, {"seed": 4, "temperature": 0.1}):
+        engine.admit(GenerationConfig(do_sample=True, **changes))
+    assert len(engine._others) == 2
 
 
 # Queue, deadline, errors
@@ -357,6 +360,7 @@ def test_beyond_the_queue_is_429_and_what_was_accepted_is_answered(served, trans
         services.until(lambda: batches)
         second = threads.submit(client.post, "/translate", json={"text": services.WORDS})
         services.until(lambda: service.batcher.queued == 10)
+        assert "\njax_transformer_queued_lines 10.0\n" in client.get("/metrics").text
         refused = client.post("/translate", json={"text": services.WORDS[:3]})
         assert services.status_and_message(refused)[0] == 429
         assert int(refused.headers["retry-after"]) >= 1
@@ -373,6 +377,7 @@ def test_beyond_the_queue_is_429_and_what_was_accepted_is_answered(served, trans
 
 def test_a_request_past_its_timeout_is_504_and_leaves_the_queue(served, monkeypatch):
     service, client = served
+    before = service.accepted, service.answered
     with ThreadPoolExecutor(8) as threads, services.device_busy(service, monkeypatch) as batches:
         first = threads.submit(client.post, "/translate", json={"text": "one"})
         services.until(lambda: batches)
@@ -380,16 +385,23 @@ def test_a_request_past_its_timeout_is_504_and_leaves_the_queue(served, monkeypa
         assert services.status_and_message(late)[0] == 504
     assert first.result().status_code == 200
     assert batches == [["one"]]
+    assert (service.accepted, service.answered) == (before[0] + 2, before[1] + 2)
 
 
 def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch, caplog):
     service, client = served
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, ThreadPoolExecutor(3) as threads:
         patch.setattr(service.engine, "translate", lambda lines: 1 / 0)
-        status, message = services.status_and_message(
-            client.post("/translate", json={"text": "one"})
-        )
-    assert status == 500 and "division" not in message
+        with services.device_busy(service, monkeypatch) as batches:
+            bodies = [{"text": text, "timeout": 5} for text in ("one", "two", "three")]
+            answers = [threads.submit(client.post, "/translate", json=bodies[0])]
+            services.until(lambda: batches)
+            answers += [threads.submit(client.post, "/translate", json=each) for each in bodies[1:]]
+            services.until(lambda: service.batcher.queued == 2)
+        for answer in answers:
+            status, message = services.status_and_message(answer.result())
+            assert status == 500 and "division" not in message
+        assert len(batches) == 2
     assert "ZeroDivisionError" in caplog.text
     assert client.post("/translate", json={"text": "one"}).status_code == 200
 
@@ -443,8 +455,15 @@ def test_requests_are_answered_after_the_first_programs(gated, monkeypatch, capl
     caplog.set_level("INFO")
     monkeypatch.setattr(app, "_PROGRESS", 0)
     translator = services.translator(widths=(4, 8))
-    service, counts, translate = Service(translator, services.LIMITS), [], Engine._translate
-    monkeypatch.setattr(Engine, "_translate", lambda *all: counts.append(all[2]) or translate(*all))
+    service, counts, beams = Service(translator, services.LIMITS), [], []
+    translate = Engine._translate
+
+    def counted(engine: Engine, lines: list[Any], count: int) -> list[Any]:
+        counts.append(count)
+        beams.append(lines[0].group.config.num_beams)
+        return translate(engine, lines, count)
+
+    monkeypatch.setattr(Engine, "_translate", counted)
 
     def health(status: int) -> tuple[bool, int, int]:
         answer = client.get("/health")
@@ -469,7 +488,7 @@ def test_requests_are_answered_after_the_first_programs(gated, monkeypatch, capl
             assert services.status_and_message(early)[0] == 503 and early.headers["retry-after"]
             gated.release()
         services.until(lambda: service.ready)
-        assert health(200) == (True, 3, 16)
+        assert health(200) == (True, 3, 16) and beams == [1, 1, 1]
         assert ask() == ask(beam=4) == [1] * 4  # those that are there, or else the smallest
         for compiled, rows in ((10, [1] * 4), (13, [4] * 2)):  # 10: with those of attention
             for _ in range(3):

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -197,7 +198,9 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
     assert all(answers)
 
 
-def test_a_stop_while_programs_are_compiled_compiles_no_more(translator, monkeypatch, capfd):
+def test_a_stop_while_programs_are_compiled_answers_and_compiles_no_more(
+    translator, monkeypatch, capfd
+):
     started, compiled = threading.Event(), []
 
     def compile(number: int) -> None:
@@ -214,17 +217,27 @@ def test_a_stop_while_programs_are_compiled_compiles_no_more(translator, monkeyp
     def stop() -> None:
         assert started.wait(60)
         until(lambda: service.ready and not refuses(port))  # ready may be before listening
+        waiting = threads.submit(posted, port, {"text": "one"})
+        until(lambda: service.accepted)
         os.kill(os.getpid(), signal.SIGTERM)
+        assert waiting.result()["translations"][0]["text"] == translator(["one"])[0]
+
+    def slow(lines: list[Any]) -> list[Any]:
+        until(lambda: refuses(port))
+        time.sleep(0.2)
+        return translate(lines)
 
     service, bound = Service(translator, LIMITS), app.bind("127.0.0.1", 0)
     port, first = bound.getsockname()[1], len(translator.widths)
     programs = [functools.partial(compile, max(0, n + 1 - first)) for n in range(first + 3)]
+    translate = service.engine.translate
     monkeypatch.setattr(service.engine, "programs", lambda: programs)
-    with ThreadPoolExecutor(1) as threads:
+    monkeypatch.setattr(service.engine, "translate", slow)
+    with ThreadPoolExecutor(2) as threads:
         stopped = threads.submit(stop)
         app.serve(service, bound)
         stopped.result()
-    assert compiled == [0] * first + [1] and "stopped: 0 requests" in capfd.readouterr().err
+    assert compiled == [0] * first + [1] and "stopped: 1 requests" in capfd.readouterr().err
 
 
 def test_a_second_ctrl_c_does_not_wait_for_answers(translator, monkeypatch, capfd):
