@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from jax_transformer.storage.tensors import LazyState, LazyTensor
 
 _WRITING = ".writing-"
 _BATCH = 64 << 20
-"""Bytes of arrays that one call of Orbax writes; a larger array has a call of its own."""
+"""Bytes of arrays that are being written at once; a larger array is written alone."""
 
 
 def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
@@ -217,38 +218,77 @@ def write(
     look random zstd saves a tenth, in three times the time. Raises as that function, and as the
     arrays when they are read.
     """
+    import tensorstore
     from orbax.checkpoint import v1 as ocp
 
     context = ocp.Context()
     context.array.saving.use_compression = False
-    context.memory.deepcopy_host_arrays = False  # nothing changes them meanwhile
-    tree: dict[str, dict[str, np.ndarray]] = {}
-    for group, arrays in groups.items():
-        if not arrays:
-            tree[group] = {}
+    places: dict[str, dict[str, np.ndarray]] = {}
+    for group, state in groups.items():
+        places[group] = {}
+        for name, tensor in state.items():
+            places[group][name] = np.zeros((1,) * len(tensor.shape), tensor.info.numpy_dtype())
     with context, new(folder, step, about=about) as temporary:
-        # Orbax does not find its parts under a name that begins with a dot
-        complete = temporary.with_name(f"{temporary.name}.parts") / str(step)
-        complete.parent.mkdir()
+        # Orbax describes the tree. It could write arrays in parts, too, but in a time that grows
+        # with the square of their number; so they get their shapes and numbers here.
+        ocp.save(temporary, places)
+        targets = {}
+        files = tensorstore.Context({"file_io_sync": False})  # the folder is synced at the end
+        for path, array in checkpoint.open_arrays(temporary).items():
+            spec = array.spec().to_json()
+            del spec["transform"]
+            group, _, name = path.partition("/")
+            _resize(spec["metadata"], list(groups[group][name].shape))
+            targets[group, name] = tensorstore.open(
+                spec, create=True, delete_existing=True, context=files
+            )
+        opened = {names: target.result() for names, target in targets.items()}
+        waiting: deque[tuple[int, list[Any]]] = deque()
         for batch in _batches(groups):
+            size = sum(tensor.nbytes for _, _, tensor in batch)
+            while waiting and sum(written for written, _ in waiting) + size > _BATCH:
+                _wait(waiting.popleft()[1])
+            waiting.append((size, []))
             for group, name, tensor in batch:
-                tree.setdefault(group, {})[name] = np.asarray(tensor.read(), order="C")
-            ocp.partial.save(complete, tree)
-            tree = {}
-        ocp.partial.finalize(complete)
-        os.rename(complete, temporary)
-        complete.parent.rmdir()
+                numbers = np.asarray(tensor.read(), order="C")
+                # Nothing changes them meanwhile
+                future = opened[group, name].write(
+                    numbers, can_reference_source_data_indefinitely=True
+                )
+                waiting[-1][1].append(future)
+                del numbers, future
+        for _, futures in waiting:
+            _wait(futures)
     return folder.resolve() / str(step)
 
 
+def _wait(futures: list[Any]) -> None:
+    while futures:
+        futures.pop().result()
+
+
 def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
+    """Yield arrays of half as many bytes as may be written at once: these are read meanwhile."""
     batch: list[tuple[str, str, LazyTensor]] = []
     size = 0
     for group, arrays in groups.items():
         for name, tensor in arrays.items():
-            if batch and size + tensor.nbytes > _BATCH:
+            if batch and size + tensor.nbytes > _BATCH // 2:
                 yield batch
                 batch, size = [], 0
             batch.append((group, name, tensor))
             size += tensor.nbytes
     yield batch
+
+
+def _resize(metadata: Any, shape: list[int]) -> None:
+    """Give an array in one chunk another shape, in its description by Zarr."""
+    if isinstance(metadata, list):
+        for each in metadata:
+            _resize(each, shape)
+    elif isinstance(metadata, dict):
+        for key, value in metadata.items():
+            if key in ("shape", "chunk_shape"):
+                metadata[key] = shape
+            else:
+                _resize(value, shape)

@@ -1,7 +1,9 @@
 """A torch.optim state_dict as plain arrays: round trips, any Optax chain, and refusals."""
 
 import copy
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -11,8 +13,10 @@ import optax
 import pytest
 
 from jax_transformer import convert
-from jax_transformer.convert.training_state import opt_state, torch_optimizer
+from jax_transformer.convert.training_state import opt_state, torch_checkpoint, torch_optimizer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
+from jax_transformer.training.options import TrainOptions
 from jax_transformer.weights import rules
 
 # Packed, fused by head, transposed, tied, frozen and square tensors: everything that a table does
@@ -144,12 +148,129 @@ def test_groups_may_differ_in_weight_decay():
     assert_same(torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
+OTHER: dict[str, Any] = dict(lr=0.7, initial_lr=0.8, eps=0.3, betas=(0.4, 0.6), momentum=0.5)
+OTHER |= dict(nesterov=False, weight_decay=0.25, amsgrad=True, maximize=True, dampening=0.5)
+SETTINGS = [(kind, name) for kind in GROUPS for name in OTHER if name in GROUPS[kind]]
+
+
+@pytest.mark.parametrize(("kind", "name"), SETTINGS)
+def test_each_setting_comes_back_and_only_decays_differ_between_three_groups(kind, name):
+    state = saved(kind)
+    (group,) = state["param_groups"]
+    other = group | {name: OTHER[name]}
+    if name in ("amsgrad", "maximize", "dampening"):  # also if only one group has it
+        message = rf"param_groups\[2\] has {name}="
+    else:
+        message = rf"param_groups\[2\] has {name}=.* only in weight decay"
+        changed = state | {"param_groups": [other]}
+        moments = torch_optimizer.from_torch(changed, TABLE, SHAPES, NAMES)
+        assert_same(torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES), changed)
+    members = [[0, 1], [2, 3, 4, 5, 6], list(range(7, len(NAMES)))]
+    for odd in range(3):
+        groups = [
+            (other if number == odd else group) | {"params": names}
+            for number, names in enumerate(members)
+        ]
+        changed = state | {"param_groups": groups}
+        if name == "weight_decay":
+            moments = torch_optimizer.from_torch(changed, TABLE, SHAPES, NAMES)
+            if odd == 1:  # neighbours with the same decay become one group
+                assert_same(torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES), changed)
+            assert set(moments.weight_decay.values()) == {group[name], OTHER[name]}
+            continue
+        with pytest.raises(InputError, match=message.replace("2", "[012]")):
+            torch_optimizer.from_torch(changed, TABLE, SHAPES, NAMES)
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+def test_each_moment_has_the_shape_of_its_parameter(name):
+    state = saved("adamw")
+    state["state"][NAMES.index("up.weight")][name] = np.zeros((D, 6))
+    with pytest.raises(InputError, match=rf"up.weight: {name} has the shape \(4, 6\)"):
+        torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_state_counts_from_one_update(count):
+    state = saved("adamw", count=count)
+    if count:
+        moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+        assert set(moments.counts.values()) == {1}
+    else:
+        with pytest.raises(InputError, match="not a count of updates"):
+            torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+
+
+def test_an_older_file_says_which_adam_if_any_group_decays():
+    state = split(saved("adam"), 2, weight_decay=0.1)
+    state["param_groups"][0]["weight_decay"] = 0.0
+    for group in state["param_groups"]:
+        del group["decoupled_weight_decay"]
+    with pytest.raises(InputError, match="does not say which"):
+        torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    for kind in ("adam", "adamw"):
+        assert torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES, kind=kind).kind == kind
+
+
+def test_names_of_every_group_are_compared():
+    state = split(saved("sgd"), 2)
+    first, second = state["param_groups"]
+    first["param_names"], second["param_names"] = NAMES[:2], NAMES[2:][::-1]
+    with pytest.raises(InputError, match="another order"):
+        torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_momentum_begins_with_the_first_update(position):
+    moments = torch_optimizer.from_torch(saved("sgd"), TABLE, SHAPES, NAMES)
+    state = opt_state.into_optax(CHAINS["sgd"]().init(params()), moments, position)
+    again = opt_state.from_optax(state, "sgd", moments.hyperparameters, moments.weight_decay)
+    assert bool(again.first) == (position > 0) and opt_state.position(state) == position
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_settings_of_the_options_are_torch_s(nesterov):
+    for name in (OptimizerName.ADAM, OptimizerName.ADAMW):
+        options = OptimizerOptions(name, beta1=0.5, beta2=0.25, epsilon=0.1)
+        assert opt_state.hyperparameters(options) == {"betas": (0.5, 0.25), "eps": 0.1}
+    options = OptimizerOptions(OptimizerName.SGD, momentum=0.7, nesterov=nesterov)
+    settings = opt_state.hyperparameters(options)
+    assert settings == {"momentum": 0.7, "nesterov": nesterov}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "decays", "words"),
+    [
+        ("adamw", "adamw", (0.1,), ""),
+        ("adam", "adamw", (0.1,), "the optimizer (adam there, adamw here)"),
+        ("adam", "adamw", (0.0,), ""),
+        ("sgd", "adamw", (0.0,), "the optimizer (sgd there, adamw here)"),
+        ("adamw", "adamw", (0.1, 0.2), "weight_decay ([0.1, 0.2] there, 0.1 here)"),
+        ("adamw", "adamw", (0.1, 0.0), "weight_decay ([0.0, 0.1] there, 0.1 here)"),
+    ],
+)
+def test_optimizers_are_compared_with_the_run_s_options(there, here, decays, words):
+    options = OptimizerOptions(OptimizerName(here), weight_decay=decays[0])
+    run = TrainOptions(optimizer=options, steps=10)
+    settings = {"lr": torch_checkpoint.learning_rate(run, 3)}
+    settings |= opt_state.hyperparameters(options)
+    numbered = {str(number): decay for number, decay in enumerate(decays)}
+    moments = torch_optimizer.Moments(there, {}, {}, {}, settings, numbered)
+    refused = pytest.raises(ConfigError, match=re.escape(words)) if words else nullcontext()
+    with refused:
+        torch_checkpoint._check_options(moments, run, 3)
+
+
 def test_missing_momentum_is_zero():
     """torch creates a buffer at the first gradient, with that value, as if it were zero before."""
     state = saved("sgd")
     state["state"][NAMES.index("up.bias")] = {"momentum_buffer": None}
     moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     np.testing.assert_array_equal(moments.first["up.bias"], np.zeros(6))
+    state = saved("sgd", dtype="float32")
+    state["state"][NAMES.index("up.bias")] = {"momentum_buffer": None}
+    moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    assert {array.dtype.name for array in moments.first.values()} == {"float32"}
 
 
 @pytest.mark.parametrize("fields", ["step", "group"])

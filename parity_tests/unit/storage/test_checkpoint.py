@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checkpoint, run_folder, saving
+from jax_transformer.storage import atomic, checkpoint, run_folder, saving, tensors
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 
@@ -514,3 +514,29 @@ def test_an_error_of_a_save_may_be_the_death_of_another_process(tmp_path, monkey
         raise jax.errors.JaxRuntimeError(reason)
     assert waited == ([14] if "Gloo" in reason else [])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("batch", [1, 40, 1 << 20])
+def test_arrays_that_are_written_one_by_one_are_orbax_s_own(batch, tmp_path, monkeypatch):
+    """Every dtype and rank, in any number of parts: Orbax restores them, as JAX's arrays too."""
+    monkeypatch.setattr(saving, "_BATCH", batch)
+    draw = np.random.default_rng(0)
+    shapes = {"scalar": (), "vector": (7,), "square.w": (4, 4), "wide.w": (1, 9), "cube": (2, 3, 5)}
+    groups: dict[str, dict[str, np.ndarray]] = {"params": {}, "frozen": {}, "empty": {}}
+    for dtype in ("float32", "bfloat16", "float16", "int8", "bool"):
+        for name, shape in shapes.items():
+            group = "frozen" if name == "cube" else "params"
+            groups[group][f"{name}.{dtype}"] = np.asarray(draw.normal(size=shape) * 9).astype(
+                tensors.DTYPES[dtype]
+            )
+    lazy = {group: tensors.in_memory(arrays) for group, arrays in groups.items()}
+    saving.write(tmp_path, 3, lazy, about={})
+    opened = checkpoint.open(tmp_path, 3)
+    arrays, restored = opened.arrays(), opened.load(groups)
+    assert restored.keys() == groups.keys() and not restored["empty"]
+    for group, expected in groups.items():
+        assert restored[group].keys() == expected.keys()
+        for name, array in expected.items():
+            for again in (arrays[f"{group}/{name}"], np.asarray(restored[group][name])):
+                assert tensors.same(again, array), name
+    assert checkpoint.problems(tmp_path, 3) == []

@@ -1,0 +1,110 @@
+"""A changed byte anywhere: in a folder that is inspected, and in a file that is being written."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_transformer.errors import Refusal
+from jax_transformer.formats import registry
+from jax_transformer.storage import read_back, tensors
+from jax_transformer.storage.read_back import CheckedFile
+from parity_tests.unit.conversions import convert
+
+CHUNK = read_back._CHUNK
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A run, a Hugging Face folder in shards and one in one file, of the same weights."""
+    from parity_tests.unit.formats.test_huggingface import theirs
+
+    folder = tmp_path_factory.mktemp("damage")
+    convert(theirs.__wrapped__(tmp_path_factory), folder / "run")
+    convert(folder / "run", folder / "hf", to="hf")
+    convert(folder / "run", folder / "shards", to="hf", shard_size="1KB")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("folder", "inspected"),
+    [
+        ("hf", "."),
+        ("shards", "."),
+        ("shards", "model.safetensors.index.json"),
+        ("run", "."),
+        ("run/checkpoints/0", "."),
+    ],
+)
+def test_inspect_sees_a_changed_byte_of_every_file(folder, inspected, folders, tmp_path):
+    top = folder.split("/")[0]
+    shutil.copytree(folders / top, tmp_path / top)
+    path = tmp_path / folder / inspected
+
+    def seen() -> Any:
+        with contextlib.suppress(Refusal):
+            return registry.of(path).inspect(path).sha256
+        return None
+
+    intact = seen()
+    files = [file for file in (tmp_path / folder).rglob("*") if file.is_file()]
+    if inspected != ".":
+        files = [file for file in files if ".safetensors" in file.name]
+    assert intact is not None and len(files) > 3
+    for file in files:
+        content = file.read_bytes()
+        if (file.name, folder) == ("README.md", "run"):
+            continue  # for people
+        for at in {0, len(content) // 2, len(content) - 1} if content else ():
+            file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            assert seen() != intact, (file, at)
+        file.write_bytes(content + b"\0")
+        assert seen() != intact, (file, "longer")
+        file.write_bytes(content)
+    assert seen() == intact
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
+def test_a_byte_that_reads_back_different_is_noticed(size, tmp_path):
+    class Faulty:
+        def __init__(self, file: Any, at: int):
+            self.file, self.at = file, at
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def readinto(self, buffer: Any) -> int:
+            begin = self.file.tell()
+            count = self.file.readinto(buffer)
+            if begin <= self.at < begin + count:
+                buffer[self.at - begin] ^= 1
+            return count
+
+    content = np.arange(size, dtype=np.uint8)
+    for at in {0, size // 2, size - 1}:
+        with CheckedFile(tmp_path / "a", "target") as file:
+            file._file = Faulty(file._file, at)
+            with pytest.raises(Refusal, match="target: x reads back different"):
+                file.write(content, "x")
+
+
+def test_the_tensors_that_differ_on_the_disk_are_named(tmp_path):
+    state = {name: np.random.default_rng(i).normal(size=3) for i, name in enumerate("abc")}
+    for changed in ({"b"}, {"a", "c"}, set()):
+        with contextlib.ExitStack() as entered:
+            new = entered.enter_context(
+                read_back.new_folder(tmp_path / "new", tensors.in_memory(state))
+            )
+            new.path.mkdir()
+            for tensor in new.state.values():
+                tensor.read()
+            again = {name: -array if name in changed else array for name, array in state.items()}
+            if changed:
+                message = f"{', '.join(sorted(changed))} reads back different"
+                with pytest.raises(Refusal, match=message):
+                    new.compare(tensors.in_memory(again))
+            else:
+                new.compare(tensors.in_memory(again))
