@@ -15,8 +15,11 @@ from jax_transformer.architectures import huggingface, registry, twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
+from jax_transformer.convert.training_state import torch_checkpoint
 from jax_transformer.errors import DifferentError, InputError
-from jax_transformer.storage import run_folder, tensors
+from jax_transformer.storage import checkpoint, run_folder, tensors
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training.options import read_options
 from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES, ODD
 from parity_tests.marks import quick_if
@@ -203,7 +206,16 @@ def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_p
     assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
     saved = torch.load(tmp_path / "out.pt", weights_only=True)
     assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
-    assert saved["step"] == step
+    assert saved["step"] == saved["scheduler"]["last_epoch"] == step
+    (group,), options = saved["optimizer"]["param_groups"], read_options(RunFolder(run))
+    now, peak = torch_checkpoint.learning_rate(options, step), options.optimizer.rate.learning_rate
+    assert saved["scheduler"]["_last_lr"] == [group["lr"]] == [now] != [peak]
+    assert saved["scheduler"]["base_lrs"] == [group["initial_lr"]] == [peak]
+    for earlier in checkpoint.steps(run / "checkpoints"):
+        flags = ["--training", "--json", "--force", "--weights", str(earlier)]
+        assert (
+            json.loads(console.say("convert", run, tmp_path / "a.pt", *flags)[1])["step"] == earlier
+        )
     module = twins.twin(TransformerConfig.from_json(saved["config"]))
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())
@@ -211,7 +223,10 @@ def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_p
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     console.refused(3, [str(step), "--force"], "convert", tmp_path / "out.pt", folder, "--training")
-    shutil.rmtree(folder / "checkpoints")
+    newer = shutil.copytree(folder / "checkpoints" / str(step), folder / f"checkpoints/{step + 1}")
+    flags = ["--training", "--force"]
+    console.refused(3, [f"holds step {step + 1}"], "convert", tmp_path / "out.pt", folder, *flags)
+    shutil.rmtree(newer.parent)
     assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
     assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
     actual = console.say(

@@ -212,6 +212,14 @@ def test_an_older_file_says_which_adam_if_any_group_decays():
         assert torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES, kind=kind).kind == kind
 
 
+@pytest.mark.parametrize("ema", [0.0, 1e-9, 0.999])
+def test_a_moving_average_is_not_lost(ema):
+    options = TrainOptions(optimizer=OptimizerOptions(ema=ema))
+    refused = pytest.raises(ConfigError, match=r"optimizer\.ema=") if ema else nullcontext()
+    with refused:
+        torch_checkpoint._check_plain(options)
+
+
 def test_names_of_every_group_are_compared():
     state = split(saved("sgd"), 2)
     first, second = state["param_groups"]

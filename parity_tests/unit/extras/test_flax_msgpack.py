@@ -281,9 +281,9 @@ def test_shards_are_read_as_one_file(tmp_path):
     assert flax_msgpack.describe(index) == {
         name: TensorInfo(a.shape, a.dtype.name) for name, a in single.items()
     }
-    assert [file.name for file in flax_msgpack.files(index)] == [
-        f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)
-    ]
+    shards = [f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)]
+    assert [file.name for file in flax_msgpack.files(index)] == shards
+    assert list(flax_msgpack.FORMAT.inspect(index).sha256) == [index.name, *shards]
 
 
 def test_shards_with_other_tensors_are_refused(tmp_path):

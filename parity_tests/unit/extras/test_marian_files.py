@@ -148,6 +148,35 @@ def test_the_end_of_a_vocabulary_in_text_is_its_own(folder):
         registry.open(folder)
 
 
+def test_the_end_is_the_target_vocabulary_s(folder):
+    for name, tokens in (("source", WORDS), ("target", [*WORDS[1:], WORDS[0]])):
+        (folder / f"{name}.txt").write_text("\n".join(tokens) + "\n")
+    decoder = (folder / "decoder.yml").read_text()
+    for name in ("source", "target"):
+        decoder = decoder.replace("opus.spm32k-spm32k.vocab.yml", f"{name}.txt", 1)
+    (folder / "decoder.yml").write_text(decoder)
+    assert registry.open(folder).config.eos_id == len(WORDS) - 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("mini-batch: 1\n", {"num_beams": 12, "length_penalty": 0.0}),
+        ("beam-size: 1\nnormalize: 0.6\n", {"num_beams": 1, "length_penalty": 0.6}),
+        ("allow-unk: true\nbeam-size: 999\n", {"num_beams": 999, "length_penalty": 0.0}),
+    ],
+)
+def test_settings_of_decoding_and_marian_s_defaults(settings, expected, folder, tmp_path):
+    (folder / "decoder.yml").write_text(settings)
+    assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
+    data = json.loads((tmp_path / "run/huggingface/generation_config.json").read_text())
+    assert {
+        name: data[name] for name in ("num_beams", "length_penalty") if name in data
+    } == expected
+    unknown = [] if "allow-unk: true" in settings else [[IDS["<unk>"]]]
+    assert data["bad_words_ids"] == [[len(WORDS)], *unknown]
+
+
 @pytest.mark.parametrize("size", ["0", "4.5", "٣"])
 def test_a_beam_of_no_size_is_refused(size, folder, tmp_path, capsys):
     decoder = (folder / "decoder.yml").read_text().replace("beam-size: 6", f"beam-size: {size}")

@@ -5,6 +5,7 @@ import json
 import random
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flax import serialization
 
 import jax_transformer as jt
 from jax_transformer import cli
+from jax_transformer.config import Positions
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
@@ -258,6 +260,26 @@ def test_gin_is_read_line_by_line(tmp_path):
         (folder / "config.gin").write_text(text)
         with pytest.raises(InputError, match=message):
             registry.open(folder)
+
+
+def test_gin_in_the_folder_of_a_checkpoint_goes_first_and_its_dropout_counts(tmp_path):
+    folder = written(tmp_path / "t5x", Sizes(**SMALL))
+    (folder / "config.gin").unlink(missing_ok=True)
+    text = "network.T5Config.mlp_activations = ('relu',)\nnetwork.T5Config.dropout_rate = "
+    for rate, config in ((0.25, folder.parent / "config.gin"), (0.75, folder / "config.gin")):
+        config.write_text(f"{text}{rate}\n")
+        assert registry.open(folder).config.dropout == rate
+
+
+@pytest.mark.parametrize(("axis", "expected"), [(None, 1), (0, 0), (1, 1), (-1, -1), (-2, -2)])
+def test_layers_of_both_stacks_are_written_along_the_axis_that_is_asked_for(axis, expected):
+    config = jt.preset("t5", num_layers=2)
+    per_block = replace(config.encoder, positions=Positions.RELATIVE_PER_BLOCK)
+    decoder = replace(config.decoder, positions=Positions.RELATIVE_PER_BLOCK, layers=3)
+    config = replace(config, encoder=per_block, decoder=decoder, architecture="umt5")
+    layout = layouts.layout_of(config, scan_layers=True, scan_axis=axis)
+    assert (layout.scan_axis, layout.encoder_layers, layout.decoder_layers) == (expected, 2, 3)
+    assert layouts.layout_of(config).scan_axis is None
 
 
 def test_a_preset_goes_before_the_gin_of_a_checkpoint_that_is_loaded(tmp_path):
