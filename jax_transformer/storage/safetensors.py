@@ -218,10 +218,7 @@ def extents(path: Path, text: str) -> dict[str, TensorExtent]:
 
     Raises InputError naming ``path``, which has the header, if it cannot be read.
     """
-    entries = untrusted.parse_json(path, text.encode())
-    if not isinstance(entries, dict):
-        raise InputError(f"{path}: not a readable safetensors file: its header is not an object")
-    return _extents(path, entries, 0)
+    return _extents(path, _object(path, text.encode()), 0)
 
 
 def header(path: Path) -> dict[str, TensorExtent]:
@@ -265,10 +262,14 @@ def _entries(path: Path) -> tuple[dict[str, Any], int]:
             )
         if length > untrusted.LONGEST_JSON:  # the library's own limit
             raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
-        entries = untrusted.parse_json(path, file.read(length))
+        return _object(path, file.read(length)), 8 + length
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any]:
+    entries = untrusted.parse_json(path, text)
     if not isinstance(entries, dict):
         raise InputError(f"{path}: not a readable safetensors file: its header is not an object")
-    return entries, 8 + length
+    return entries
 
 
 def _extent(path: Path, name: str, entry: Any, data: int) -> TensorExtent:

@@ -223,22 +223,24 @@ def write(
 
     context = ocp.Context()
     context.array.saving.use_compression = False
-    places: dict[str, dict[str, np.ndarray]] = {}
+    tree: dict[str, dict[str, np.ndarray]] = {}
     for group, state in groups.items():
-        places[group] = {}
+        tree[group] = {}
         for name, tensor in state.items():
-            places[group][name] = np.zeros((1,) * len(tensor.shape), tensor.info.numpy_dtype())
+            tree[group][name] = np.zeros((1,) * len(tensor.shape), tensor.info.numpy_dtype())
     with context, new(folder, step, about=about) as temporary:
         # Orbax describes the tree. It could write arrays in parts, too, but in a time that grows
         # with the square of their number; so they get their shapes and numbers here.
-        ocp.save(temporary, places)
+        ocp.save(temporary, tree)
         targets = {}
         files = tensorstore.Context({"file_io_sync": False})  # the folder is synced at the end
         for path, array in checkpoint.open_arrays(temporary).items():
             spec = array.spec().to_json()
             del spec["transform"]
             group, _, name = path.partition("/")
-            _resize(spec["metadata"], list(groups[group][name].shape))
+            spec["metadata"]["shape"] = shape = list(groups[group][name].shape)
+            for part in (spec["metadata"]["chunk_grid"], *spec["metadata"]["codecs"]):
+                part["configuration"]["chunk_shape"] = shape
             targets[group, name] = tensorstore.open(
                 spec, create=True, delete_existing=True, context=files
             )
@@ -247,24 +249,19 @@ def write(
         for batch in _batches(groups):
             size = sum(tensor.nbytes for _, _, tensor in batch)
             while waiting and sum(written for written, _ in waiting) + size > _BATCH:
-                _wait(waiting.popleft()[1])
-            waiting.append((size, []))
+                for future in waiting.popleft()[1]:
+                    future.result()
+            futures = []
             for group, name, tensor in batch:
-                numbers = np.asarray(tensor.read(), order="C")
-                # Nothing changes them meanwhile
-                future = opened[group, name].write(
-                    numbers, can_reference_source_data_indefinitely=True
-                )
-                waiting[-1][1].append(future)
-                del numbers, future
+                numbers = np.asarray(tensor.read(), order="C")  # which nothing changes meanwhile
+                write = opened[group, name].write
+                futures.append(write(numbers, can_reference_source_data_indefinitely=True))
+                del numbers
+            waiting.append((size, futures))
         for _, futures in waiting:
-            _wait(futures)
+            for future in futures:
+                future.result()
     return folder.resolve() / str(step)
-
-
-def _wait(futures: list[Any]) -> None:
-    while futures:
-        futures.pop().result()
 
 
 def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
@@ -279,16 +276,3 @@ def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, L
             batch.append((group, name, tensor))
             size += tensor.nbytes
     yield batch
-
-
-def _resize(metadata: Any, shape: list[int]) -> None:
-    """Give an array in one chunk another shape, in its description by Zarr."""
-    if isinstance(metadata, list):
-        for each in metadata:
-            _resize(each, shape)
-    elif isinstance(metadata, dict):
-        for key, value in metadata.items():
-            if key in ("shape", "chunk_shape"):
-                metadata[key] = shape
-            else:
-                _resize(value, shape)
