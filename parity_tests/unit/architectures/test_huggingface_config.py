@@ -206,6 +206,20 @@ def test_the_output_layer_of_the_others():
     assert from_config(two).target_vocab_size == 58102
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_output_of_marian_is_compared_with_the_decoder_s_embedding(shared):
+    tensor = f"model.{'shared' if shared else 'decoder.embed_tokens'}.weight"
+    data = {"model_type": "marian", "share_encoder_decoder_embeddings": shared}
+    for equal in (True, False):
+        compared = []
+        config = from_config(
+            data,
+            names={tensor, "lm_head.weight"},
+            same=lambda *pair, equal=equal, compared=compared: compared.append(pair) or equal,
+        )
+        assert config.tying.tied_output == equal and compared == [("lm_head.weight", tensor)]
+
+
 def test_decoding_starts_with_bos_by_default():
     assert from_config({"model_type": "mbart"}).bos_id == 0
     assert from_config({"model_type": "mbart", "decoder_start_token_id": 7}).bos_id == 7

@@ -235,6 +235,16 @@ def test_a_mask_of_embeddings_that_does_not_fit_is_refused(model):
             refused(lambda e=encode, m=mask: e(x, m), message)
 
 
+def test_a_cache_is_as_long_as_the_source_if_lengths_are_equal():
+    configs = [config for config in map(small, NAMES) if config.equal_lengths]
+    assert configs
+    for config in configs:
+        model, (source, _) = random_model(config), good(config)
+        assert model.init_cache(source, LENGTH).tokens.shape == (ROWS, 1, LENGTH)
+        with pytest.raises(ConfigError, match=f"max_length=6 is over the source's {LENGTH} tok"):
+            model.init_cache(source, LENGTH + 1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_given_embeddings_are_computed_in_the_model_s_dtype(dtype):
     """An encoder without blocks' norms would otherwise add in the dtype that was given."""

@@ -224,6 +224,15 @@ def test_axes_are_exchanged_only_if_numbers_are_much_nearer(order, noise, agrees
     assert each.output.wide.max_abs == np.abs(nearer - theirs).max()
 
 
+def test_outputs_of_other_shapes_are_a_note_and_results_of_other_shapes_an_error():
+    runs = runs_of({"output": np.ones((2, 3))}, {"output": np.ones((4, 5))})
+    (each,) = runs.entries([pairs.Pair("m", "m")], {})
+    assert (each.output, each.note) == (None, "outputs (2, 3) and (4, 5) are not compared")
+    runs.theirs.result = np.zeros(2)
+    with pytest.raises(ConfigError, match=r"returns shape \(1,\) and the PyTorch model \(2,\)"):
+        runs.result()
+
+
 @pytest.mark.parametrize("wrong", range(3))
 def test_the_input_that_is_furthest_apart_counts_and_each_has_one_of_its_own(wrong):
     random = np.random.default_rng(0)
