@@ -162,16 +162,6 @@ def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
         assert len(expected) > 5 and len({len(each["tokens"]) for each in expected}) > 1
 
 
-def test_another_seek_is_detected(folder: Path, monkeypatch):
-    """Negative control: windows that follow each other without looking at times."""
-    samples, split = speech(3.7), timestamps.split
-    monkeypatch.setattr(timestamps, "split", lambda *args: (split(*args)[0], args[-1]))
-    options = {"language": "yue", "return_timestamps": True, "task": "transcribe"}
-    expected = theirs(folder, samples, **options)["segments"][0]
-    transcript = jt.Transcriber.load(folder)(samples, language="yue")
-    assert list(transcript.tokens) != [i for each in expected for i in each["tokens"].tolist()]
-
-
 def test_phrases_are_those_of_generate():
     """Random tokens, half of them times, in any order; the first time among them."""
     first, seek, frames, random = 20, 130, 57, np.random.default_rng(0)

@@ -247,6 +247,7 @@ def test_options_of_a_call_win_over_the_generation_config(echo):
     for options, message in (
         ({"beem": 2}, r"unknown generation option 'beem' \(did you mean 'beam'\?\)"),
         ({"beam_size": 2, "num_beams": 3}, "num_beams is given twice"),
+        ({"num_beams": 2, "beam_size": 3}, "num_beams is given twice"),
         ({"num_hypotheses": 3}, "num_return_sequences=3 needs num_beams of at least 3, not 2"),
     ):
         with pytest.raises(ConfigError, match=message):
