@@ -201,7 +201,7 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
 def test_a_stop_while_programs_are_compiled_answers_and_compiles_no_more(
     translator, monkeypatch, capfd
 ):
-    started, compiled = threading.Event(), []
+    started, compiled, answers = threading.Event(), [], []
 
     def compile(number: int) -> None:
         compiled.append(number)
@@ -220,7 +220,8 @@ def test_a_stop_while_programs_are_compiled_answers_and_compiles_no_more(
         waiting = threads.submit(posted, port, {"text": "one"})
         until(lambda: service.accepted)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert waiting.result()["translations"][0]["text"] == translator(["one"])[0]
+        with contextlib.suppress(ValueError):  # no answer
+            answers.append(waiting.result()["translations"][0]["text"])
 
     def slow(lines: list[Any]) -> list[Any]:
         until(lambda: refuses(port))
@@ -237,6 +238,7 @@ def test_a_stop_while_programs_are_compiled_answers_and_compiles_no_more(
         stopped = threads.submit(stop)
         app.serve(service, bound)
         stopped.result()
+    assert answers == translator(["one"])
     assert compiled == [0] * first + [1] and "stopped: 1 requests" in capfd.readouterr().err
 
 
