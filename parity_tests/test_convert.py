@@ -15,9 +15,9 @@ from jax_transformer.architectures import huggingface, registry, twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.convert.training_state import torch_checkpoint
+from jax_transformer.convert.training_state import opt_state, torch_checkpoint
 from jax_transformer.errors import DifferentError, InputError
-from jax_transformer.storage import checkpoint, run_folder, tensors
+from jax_transformer.storage import checkpoint, pt, run_folder, tensors
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import read_options
 from jax_transformer.weights import rules, torch_bridge
@@ -216,7 +216,11 @@ def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_p
         assert (
             json.loads(console.say("convert", run, tmp_path / "a.pt", *flags)[1])["step"] == earlier
         )
-    module = twins.twin(TransformerConfig.from_json(saved["config"]))
+    config = TransformerConfig.from_json(saved["config"])
+    moved = pt.read(tmp_path / "out.pt") | {"step": step + 2}  # in the data, not in the schedule
+    state = torch_checkpoint.from_checkpoint(moved, options, config)
+    assert (int(state.step), opt_state.position(state.opt_state)) == (step + 2, step)
+    module = twins.twin(config)
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())
     optimizer.load_state_dict(saved["optimizer"])

@@ -241,6 +241,15 @@ def test_hostile_npz_files_are_refused(name, tmp_path):
         marian_model.scan_npz(tmp_path / "model.npz")
 
 
+def test_inspect_reads_every_byte(folder, capsys):
+    (path,) = folder.glob("*.npz")
+    data = path.read_bytes()
+    at = data.rindex(b" \n", 0, len(data) // 2) + 9  # in the numbers of an array
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert cli.main(["inspect", str(folder)]) == 3
+    assert "is damaged" in capsys.readouterr().err
+
+
 def test_a_flipped_bit_is_seen(tmp_path):
     file = bytearray(content())
     file[len(file) // 3] ^= 1

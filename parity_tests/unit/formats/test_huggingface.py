@@ -286,6 +286,26 @@ def test_a_layout_that_cannot_be_read_is_refused_in_one_line(damage, theirs, tmp
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("change", ["fewer", "dtype", "shape"])
+def test_a_layout_of_other_tensors_is_left(change, theirs, tmp_path):
+    source = copied(theirs, tmp_path / "source")
+    _rewritten(source, 2, 2)
+    convert(source, tmp_path / "run")
+    path = tmp_path / "run/huggingface/layout.json"
+    layout = json.loads(path.read_text())
+    name = "model-00002-of-00002.safetensors"
+    header = json.loads(layout[name])
+    *_, last = header
+    if change == "fewer":
+        layout.pop(name)
+    else:
+        header[last] |= {"dtype": "I32"} if change == "dtype" else {"shape": [1, 1, 1, 1]}
+        layout[name] = json.dumps(header)
+    run_files.replace(tmp_path / "run", "huggingface/layout.json", json.dumps(layout))
+    convert(tmp_path / "run", tmp_path / "out", to="hf")
+    assert runs.differing(safetensors.read(tmp_path / "out/model.safetensors"), weights()) == []
+
+
 @pytest.mark.parametrize("name", ["../outside.safetensors", "config.json", "/tmp/outside"])
 def test_a_layout_names_no_other_files_than_weights(name, theirs, tmp_path):
     source = copied(theirs, tmp_path / "source")

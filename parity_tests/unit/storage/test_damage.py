@@ -10,7 +10,7 @@ import pytest
 
 from jax_transformer.errors import Refusal
 from jax_transformer.formats import registry
-from jax_transformer.storage import read_back, tensors
+from jax_transformer.storage import read_back, safetensors, tensors
 from jax_transformer.storage.read_back import CheckedFile
 from parity_tests.unit.conversions import convert
 
@@ -65,6 +65,16 @@ def test_inspect_sees_a_changed_byte_of_every_file(folder, inspected, folders, t
         assert seen() != intact, (file, "longer")
         file.write_bytes(content)
     assert seen() == intact
+
+
+@pytest.mark.parametrize(("value", "is_read"), [(0, True), (1, True), (2, False), (255, False)])
+def test_truth_values_are_0_and_1(value, is_read, tmp_path):
+    safetensors.write(tmp_path / "a.safetensors", {"x": np.zeros(3, bool)})
+    content = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "a.safetensors").write_bytes(content[:-1] + bytes([value]))
+    refused = pytest.raises(Refusal, match="truth values other than 0 and 1")
+    with contextlib.nullcontext() if is_read else refused:
+        safetensors.read(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
