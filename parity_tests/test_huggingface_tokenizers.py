@@ -41,6 +41,8 @@ LINES = {
     "tokens that begin alike": "<new>er <newer> <new> <ctl>",
     "sentinels": "<extra_id_0> a<extra_id_99> <mask_1> <unk_5> <sym>b<sym>",
     "long words": "x" * 700 + " " + "supercalifragilistic" * 30, "underlines": "▁under ▁ ▁▁",
+    "full width": "２０２４，１０：３０。 “Ａ”（ｂ）～ ５０％ … 「か」 ＡＢＣ",
+    "capitals and dashes": "STRASSE ÉCOLE – a—b ‐ it'S I'M O'Neil",
     "what is cleaned up": "do n't isn't . ? ! , it 's ' a '"}  # fmt: skip
 # More lines, random combinations of pieces of the above
 _PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])]

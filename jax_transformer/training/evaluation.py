@@ -66,8 +66,8 @@ def score(
     if bootstrap < 0 or bootstrap == 1:
         raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
     exact = 0
-    for hypothesis, *several in zip(hypotheses, references, *others, strict=True):
-        exact += hypothesis in several
+    for hypothesis, first, *more in zip(hypotheses, references, *others, strict=True):
+        exact += hypothesis in (first, *filter(None, more))
     figures: dict[str, Any] = {}
     signatures, confidence = {}, {}
     for name in names:

@@ -418,16 +418,6 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     assert restored.tolist() == list(range(1000, 1503))
 
 
-def test_every_source_is_in_one_batch_shortest_first():
-    lengths = np.array([len(source) for source in ENCODED.sources] + [0])
-    groups = list(batches.by_length(lengths, (16, 64), (5, 3)))
-    order = np.concatenate([indices for _, indices in groups])
-    assert sorted(order.tolist()) == list(range(504)) and (np.diff(lengths[order]) >= 0).all()
-    assert all(len(indices) <= (5, 3)[bucket] for bucket, indices in groups)
-    assert sum(len(indices) < (5, 3)[bucket] for bucket, indices in groups) <= 2
-    assert list(batches.by_length(lengths[:0], (8,), (2,))) == []
-
-
 def test_source_rows_have_special_tokens_and_padding():
     rows = batches.pad_rows([[7, 8], []], 5, 3, 1, encoding.SpecialTokens((2,), (3, 4)))
     assert rows.dtype == np.int32

@@ -1,19 +1,23 @@
 """BPE dropout: the distribution of ``tokenizers``, drawn by seed and step."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models
+from tokenizers import models, normalizers
 
 from jax_transformer.data import batches, bpe_dropout, encoding
 from jax_transformer.data.bpe_dropout import BpeDropout
+from jax_transformer.data.encoding import SpecialTokens
 from jax_transformer.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from jax_transformer.errors import ConfigError
+from parity_tests.unit import runs
 
 LINES = ["the cat sees the house", "a red dog and the cat, 1990", "", "houses and cats", "x"] * 8
 WORDS = Tokenizer.train(LINES, 320, pad_id=1, bos_id=2, eos_id=3)
@@ -86,6 +90,85 @@ def test_a_stream_that_begins_later_has_the_same_batches():
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     without = next(batches.train_stream(ENCODED, plan, 0, 1))
     assert not np.array_equal(complete[0].source, without.source)
+
+
+def test_each_epoch_is_dropped_anew():
+    plan = batches.BatchPlan(dropped(0.3).lengths(40), (16, 40), (4, 2), 0)
+    steps = batches._Steps(ENCODED, plan, dropped(0.3))
+    for step in (0, plan.batches_per_epoch, 2 * plan.batches_per_epoch + 1):
+        bucket, indices = plan.batch_indices(step)
+        width, rows = plan.widths[bucket], plan.rows[bucket]
+        drawn = dropped(0.3).at(step, indices, width)
+        expected = batches.make_batch(drawn, np.arange(len(indices)), width, rows)
+        assert all(map(np.array_equal, steps[step], expected))
+
+
+@pytest.mark.parametrize("width", [None, 60])
+def test_each_side_is_dropped_by_its_own_tokenizer_within_its_own_room(width):
+    """The target's tokenizer lower-cases; the first pair is too long and left out."""
+    small = Tokenizer.train(
+        [line.lower()[::-1] for line in LINES], 330, pad_id=5, bos_id=6, eos_id=7
+    )
+    small.bpe.normalizer = normalizers.Lowercase()
+    pairs = [("1" * 50, "x"), *((source, target.title()) for source, target in PAIRS)]
+    encoded = dataclasses.replace(
+        encoding.encode_pairs(pairs, WORDS, small, 40),
+        added=(SpecialTokens((2,), (3,)), SpecialTokens((6,), (7, 9))),
+    )
+    lengths = [
+        [len(s) + 2, len(t) + 3] for s, t in zip(encoded.sources, encoded.targets, strict=True)
+    ]
+    assert encoded.lengths.tolist() == lengths and encoded.dropped_long == 1
+    pairs_of_steps = bpe_dropout.dropped_pairs(0.9, encoded, pairs, WORDS, small, 0)
+    width = width or encoded.lengths.max() + 2
+    drawn = pairs_of_steps.at(3, np.arange(len(PAIRS)), int(width))
+    assert drawn.added == encoded.added and drawn.lengths.max() <= width
+    assert [WORDS.decode(ids) for ids in drawn.sources] == [source for source, _ in pairs[1:]]
+    assert [small.decode(ids) for ids in drawn.targets] == [t.lower() for _, t in pairs[1:]]
+    assert (drawn.lengths.sum(axis=0) > 1.2 * encoded.lengths.sum(axis=0)).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_words_keep_their_usual_tokens_if_there_is_too_little_room(seed):
+    ours, line = BpeDropout(WORDS, 0.8), "the house and the cat"
+    words = ["the", " house", " and", " the", " cat"]
+    usual = [WORDS.encode(word) for word in words]
+    draw = random.Random(seed).random
+    free = [ours.encode(word, ids, 99, draw) for word, ids in zip(words, usual, strict=True)]
+    assert len(free[0]) > len(usual[0]) or len(free[1]) > len(usual[1])
+
+    def joined(parts: list[list[int]]) -> list[int]:
+        return [*itertools.chain(*parts)]
+
+    for room in range(len(joined(usual)), len(joined(free)) + 2):
+        cuts = (joined(free[:count] + usual[count:]) for count in range(len(words) + 1))
+        tokens = ours.encode(line, joined(usual), room, random.Random(seed).random)
+        assert tokens == [each for each in cuts if len(each) <= room][-1]
+
+
+def test_a_run_of_weighted_files_with_dropout_trains_on_them_and_resumes_bit_for_bit(tmp_path):
+    flags = [*runs.OPTIONS, *runs.write_text(tmp_path)]
+    for name, value in (("--steps", 4), ("--eval-every", 2), ("--optimizer.warmup-steps", 1)):
+        flags = runs.with_option(flags, name, value)
+    for side in ("source", "target"):
+        at = flags.index(f"--data.train-{side}") + 2
+        flags[at:at] = [flags[at - 1]]
+    flags += ["--data.train-weights", "2", "0.5", "--data.bpe-dropout", "0.5", "--seed", "3"]
+    one, other = tmp_path / "one", tmp_path / "other"
+    with runs.as_a_user(), pytest.MonkeyPatch.context() as patch:
+        at, steps = bpe_dropout.DroppedPairs.at, set()
+        patch.setattr(
+            bpe_dropout.DroppedPairs,
+            "at",
+            lambda self, step, *more: steps.add((self.seed, step)) or at(self, step, *more),
+        )
+        result = runs.train("--run", one, *flags)
+        assert result.code == 0, result.err
+        assert steps >= {(3, step) for step in range(4)}
+        shutil.copytree(one, other)
+        shutil.rmtree(other / "checkpoints" / "4")
+        assert runs.train("--run", other, *flags).code == 0
+    assert not runs.differing(runs.arrays(one, 4), runs.arrays(other, 4))
 
 
 def test_text_that_was_cut_keeps_its_tokens():

@@ -3,16 +3,19 @@
 import dataclasses
 import gzip
 import json
+import math
+import operator
 import random
 import shutil
 import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import parallel_text
+from jax_transformer.data import encoding, parallel_text
 from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
@@ -21,6 +24,7 @@ from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, recipe
 from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import ModelOptions, TrainOptions
+from parity_tests.unit.helpers import tiny
 
 WORDS = dict(
     zip(
@@ -88,7 +92,7 @@ def no_training(monkeypatch):
 def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     """Also if a pair of the first file is too long and dropped."""
     files = (
-        table(tmp_path / "a.tsv", [("the " * 60, "die " * 60), *TRAIN[:19]]),
+        table(tmp_path / "a.tsv", [("the " * 60, "die " * 60), ("", "leer"), *TRAIN[:19]]),
         table(tmp_path / "b.tsv", TRAIN[19:]),
     )
     named = {"train": files, "valid": (table(tmp_path / "c.tsv", VALID),)}
@@ -97,6 +101,30 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     assert data.about["dropped_long"] == 1
     assert data.plan.weights.tolist() == [3.0] * 19 + [0.5] * 41
     assert prepared(tmp_path, **named, **limits).plan.weights is None
+    a, b, valid = (
+        write_lines(tmp_path, **{name: pairs}).values()
+        for name, pairs in (("a", [("", "leer"), *TRAIN[:19]]), ("b", TRAIN[19:]), ("valid", VALID))
+    )
+    names = ("train_source", "train_target", "valid_source", "valid_target")
+    files = dict(zip(names, (*map(operator.add, a, b), *valid), strict=True))
+    data = prepared(tmp_path, **files, train_weights=(3.0, 0.5))
+    assert data.plan.weights.tolist() == [3.0] * 19 + [0.5] * 41
+
+
+def test_dropout_has_the_seed_of_the_run_and_the_tokenizer_of_each_side(tmp_path, lines):
+    chosen = options(OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, bpe_dropout=0.5)
+    data = corpus.prepare(dataclasses.replace(chosen, seed=5), RunFolder(tmp_path / "run"))
+    drawn = data.dropped.at(0, np.arange(60), 40)
+    assert data.dropped.seed == 5
+    assert (drawn.lengths.sum(axis=0) > 1.2 * data.train.lengths.sum(axis=0)).all()
+    assert (data.plan.lengths > data.train.lengths).any()
+    assert np.array_equal(data.plan.lengths, data.dropped.lengths(40))
+
+
+def test_two_vocabularies_that_are_trained_have_the_model_s_pad_ids():
+    separate = DataOptions(vocab_size=300, vocabularies=Vocabularies.SEPARATE)
+    both = corpus._train_tokenizer(separate, TRAIN, tiny(source_pad_id=1, target_pad_id=4))
+    assert (both.source.pad_id, both.target.pad_id) == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +132,8 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     [
         ((1.0,), "1 weights, and there are 2 training files"),
         ((1.0, 0.0), r"data\.train_weights: 0\.0 must be above 0"),
+        ((math.inf, 1.0), r"data\.train_weights: inf must be above 0"),
+        ((1.0, math.nan), r"data\.train_weights: nan must be above 0"),
     ],
 )
 def test_weights_that_do_not_fit_the_files_are_refused(weights, message):
@@ -209,6 +239,9 @@ def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
         {"vocabularies": Vocabularies.SEPARATE, "tokenizer": "a"},
         ["not given: data.target_tokenizer"]),
     ({"max_source_length": 1}, ["data.max_source_length=1", "at least 2"]),
+    ({"max_target_length": 1}, ["data.max_target_length=1", "at least 2"]),
+    ({"bpe_dropout": 1.0}, ["data.bpe_dropout=1.0", "below 1"]),
+    ({"bpe_dropout": -0.1}, ["data.bpe_dropout=-0.1", "at least 0"]),
     ({"buckets": 0}, ["data.buckets=0"])])  # fmt: skip
 def test_options_that_contradict_each_other_are_refused(options, words):
     with pytest.raises(ConfigError) as caught:
@@ -274,6 +307,8 @@ def test_less_than_one_batch_is_refused_with_a_size_that_works(tmp_path):
 def test_a_maximum_above_the_model_s_is_refused(tmp_path, lines, no_training, name):
     with pytest.raises(ConfigError, match=f"{name}=41 is over the model's max_length=40"):
         prepared(tmp_path, **lines, **{name: 41})
+    limits = encoding.limits(DataOptions(**{name: 40}), tiny(max_length=40))
+    assert limits == (40, 40)
 
 
 # Long pairs
@@ -284,7 +319,7 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_
     lines = write_lines(
         tmp_path,
         train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)],
-        valid=[*VALID, ("7" * 50, "y")],
+        valid=[*VALID, ("7" * 50, "y"), ("z", "7" * 30)],
     )
     loaded = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
     cut = too_long is TooLong.CUT
@@ -292,7 +327,7 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_
         loaded.about["dropped_long"],
         loaded.about["cut_long"],
         loaded.about["train_pairs"],
-    ) == ((1, 2, 62) if cut else (3, 0, 60))
+    ) == ((2, 2, 62) if cut else (4, 0, 60))
     assert loaded.valid_pairs == VALID  # references are never cut
     assert loaded.train.lengths.max(axis=0).tolist() == ([40, 20] if cut else [14, 14])
     assert loaded.plan.widths[-1] == (40 if cut else 16)

@@ -111,11 +111,20 @@ def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
     )
     line = wide.decode(wide.encode("a" * 100)[:1]) * 5
     assert len(wide.encode(line)) == 5 and wide.fewest_tokens(line) == 5
-    counts = [
-        encoding.encode_pairs([(line, "b")], wide, wide, limit, cut=True).cut_long
-        for limit in (4, 5, 6)
-    ]
-    assert counts == [1, 1, 0]
+    for long, limits in (((line, "b"), ("{}", 9)), (("b", line), (9, "{}"))):
+        for limit, fits in (
+            (4, False),
+            (5, False),
+            (6, True),
+            (7, True),
+        ):  # five tokens and the end
+            own = [limit if each == "{}" else each for each in limits]
+            encoded = encoding.encode_pairs([long], wide, wide, *own, cut=True)
+            assert encoded.cut_long == (not fits)
+            dropped = encoding.encode_pairs([long, ("b", "b")], wide, wide, *own)
+            assert dropped.indices.tolist() == ([0, 1] if fits else [1])
+            ids, cut = encoding.cut_sources([line], wide, limit)
+            assert cut == [not fits] and ids == [wide.encode(line)[: limit - 1]]
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,8 @@ def sentences(count: int, word: str, other: str) -> list[tuple[str, str]]:
 def test_swapped_sides_are_detected_by_their_words():
     train = sentences(100, "a", "b")
     assert parallel_text.looks_swapped(train, sentences(50, "b", "a"))
+    capitals = [(s.upper(), t.title()) for s, t in sentences(50, "b", "a")]
+    assert parallel_text.looks_swapped(train, capitals)
     names = [("Anna Bo Cem Dan Eva Finn Gil Hui Ida Jan",) * 2]
     assert parallel_text.looks_swapped(train + names, sentences(50, "b", "a") + names)
     assert not parallel_text.looks_swapped(train, sentences(50, "a", "b"))

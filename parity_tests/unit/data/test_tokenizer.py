@@ -68,6 +68,8 @@ def test_merges_are_learned_and_digits_stay_separate(tmp_path):
         if token not in SPECIALS and not any(token in tag for tag in ("<2de>", "<2fr>", "<2es>"))
     )
     assert [TOKENIZER.decode([i]) for i in TOKENIZER.encode("<2de> 7")][-2:] == [" ", "7"]
+    tags = train(["<2zh_CN>ten", "<2PT>ten", "<2de>ten"] * 9, vocab_size=400)
+    assert [len(tags.encode(tag)) for tag in ("<2zh_CN>", "<2PT>", "<2de>")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 2), (1, 2, 3), (2, 0, 5), (7, 3, 0)])

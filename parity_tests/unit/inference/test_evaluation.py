@@ -9,11 +9,12 @@ from unittest import mock
 
 import pytest
 
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.inference import translation
 from jax_transformer.training import evaluation
+from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny
 
 PAD, BOS, EOS = 1, 2, 3
@@ -161,3 +162,66 @@ def test_comet_scores_what_is_translated(evaluate, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "comet", None)
     with pytest.raises(ConfigError, match=r"unbabel-comet: docs/your-text\.md"):
         evaluate(SOURCES, TARGETS, comet=str(path))
+
+
+def test_every_model_of_an_ensemble_has_the_chosen_weights(evaluate, translator, monkeypatch):
+    opened, loaded = [], []
+    monkeypatch.setattr(
+        registry, "open", lambda *call: opened.append(call) or mock.Mock(weights="best", step=3)
+    )
+    monkeypatch.setattr(
+        translation, "load", lambda *models, **options: loaded.append(len(models)) or translator
+    )
+    report = evaluate(SOURCES, TARGETS, weights="30", ensemble=["b", "c"]).report
+    assert opened == [("run", "30"), ("b", "30"), ("c", "30")]
+    assert report["ensemble"] == ["b", "c"] and loaded == [3]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_loss_counts_the_target_s_tokens_of_two_tokenizers(count):
+    """The pad ids differ, and so do the tokens of the same text."""
+    texts = (["one two"] * 9, ["zwei drei"] * 9)
+    both = TokenizerPair(
+        *(
+            Tokenizer.train(lines, 300, pad_id=pad, bos_id=2, eos_id=3)
+            for lines, pad in zip(texts, (1, 0), strict=True)
+        )
+    )
+    sizes = dict(source_vocab_size=300, target_vocab_size=300, num_layers=1)
+    config = tiny(**sizes, source_pad_id=1, target_pad_id=0, bos_id=2, eos_id=3)
+    model = random_model(config, dtype="float32")
+    pairs = [("one two", "zwei"), ("two", "drei zwei zwei")]
+    losses = [
+        evaluation.loss(translation.Translator(models, both, widths=(8, 20)), pairs)
+        for models in ([model] * count, model)
+    ]
+    expected = sum(len(both.target.encode(target)) + 1 for _, target in pairs)
+    assert losses[0] == (pytest.approx(losses[1][0], rel=1e-5), expected, 2)
+
+
+def test_every_flag_of_the_command_is_passed_on(monkeypatch, capsys):
+    calls = []
+
+    def record(*arguments, **options):
+        calls.append((arguments, options))
+        figures = {"bleu": 12.5, "pairs": 3, "signatures": {"bleu": "nrefs:1"}}
+        confidence = {"confidence": {"bleu": {"mean": 11.0, "half_width": 2.25}}}
+        return evaluation.Evaluation(figures | confidence, [])
+
+    monkeypatch.setattr(evaluation, "evaluate", record)
+    one = {"weights": "30", "precision": "bfloat16", "engine": "ctranslate2", "comet": "m.ckpt"}
+    one |= {"pairs": "p.jsonl", "quantization": "int8", "tokens_per_batch": 7, "bootstrap": 5}
+    flags = "--run r --source-field a.b --target-field c --reference x --reference y --num-beams 3 "
+    flags += "--ensemble s --ensemble t --source-lang en --target-lang de"
+    for name, value in one.items():
+        flags += f" --{name.replace('_', '-')} {value}"
+    assert runs.main("evaluate", *flags.split()) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "bleu             12.5000 (μ = 11.0000 ± 2.2500)",
+        "pairs            3",
+        "bleu signature   nrefs:1",
+    ]
+    [(arguments, options)] = calls
+    assert arguments[:3] == ("r", None, None) and arguments[3]["num_beams"] == 3
+    several = {"fields": ("a.b", "c"), "references": ("x", "y"), "ensemble": ("s", "t")}
+    assert options == one | several | {"languages": ("en", "de")}

@@ -47,3 +47,8 @@ def test_unscorable_input_is_refused():
     for bootstrap in (-5, 1):
         with pytest.raises(ConfigError, match=f"^bootstrap={bootstrap} must be 0 or at least 2$"):
             evaluation.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)
+
+
+def test_an_empty_translation_is_not_equal_to_a_reference_that_a_line_does_not_have():
+    more = ["", REFERENCES[1]]
+    assert evaluation.score(["", REFERENCES[1]], ["one", "two"], more)["exact_match"] == 50

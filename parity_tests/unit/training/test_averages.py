@@ -10,6 +10,7 @@ import pytest
 from jax_transformer.errors import NonFiniteLossError
 from jax_transformer.storage import saving
 from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import metrics_logger
 from jax_transformer.training import run as training_run
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
@@ -85,13 +86,16 @@ def logger(tmp_path):
     logger.close()
 
 
-def test_a_line_weighs_the_losses_by_tokens_and_holds_steps_before_a_resume(logger):
+def test_a_line_weighs_the_losses_by_tokens_and_holds_steps_before_a_resume(logger, monkeypatch):
+    clock = [102.0]
+    monkeypatch.setattr(metrics_logger.time, "monotonic", lambda: clock[0])
+    logger.since = 100.0
     logger.pending = [measured(2.0, 2, norm=3.0, nll_loss=1.0), measured(1.0, 1, norm=5.0)]
     logger.flush(6)
-    logger.pending = [measured(0.5, 3)]
+    logger.pending, clock[0] = [measured(0.5, 3)], 103.5
     logger.flush(7)
     first, second = [json.loads(line) for line in logger.folder.metrics.read_text().splitlines()]
-    assert first.pop("tokens_per_second") > 0
+    assert first.pop("tokens_per_second") == 4 / 2 == second["tokens_per_second"]  # 3 in 1.5 s
     assert first == {
         "step": 6,
         "loss": (8.0 * 1 + 2.0 * 2 + 1.0 * 1) / 4,

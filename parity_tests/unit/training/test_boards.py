@@ -219,3 +219,7 @@ def test_progress_shows_both_losses_and_hours(capsys, monkeypatch):
         "step 1/1001  loss 8.990 (8.500 without label smoothing)  4,000 tokens/s  1:02:03 left",
         "step 1/1001  loss 8.500  4,000 tokens/s  1:02:03 left",
     ]
+    resumed = metrics_logger.Progress(500, 1001)
+    resumed.began, resumed.step = 0.0, 501
+    resumed.show(train(501))
+    assert capsys.readouterr().err.endswith("  31:01 left\n"), "3.723 s a step"

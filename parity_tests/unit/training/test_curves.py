@@ -248,3 +248,12 @@ def test_the_first_picture_prints_nothing_and_loads_no_pyplot(tmp_path):
     process = runs.start(program=("-c", program))
     assert process.communicate(timeout=120) == ("False\n", "") and process.returncode == 0
     assert is_a_picture(tmp_path / "curves.png")
+
+
+@pytest.mark.parametrize(
+    ("norms", "scale"),
+    [((0.0, 9.0), "linear"), ((1.0, 50.0), "linear"), ((1.0, 51.0), "log"), ((), "linear")],
+)
+def test_norms_of_very_different_sizes_are_on_a_logarithmic_scale(norms, scale):
+    entries = [{"step": step, "gradient_norm": norm} for step, norm in enumerate(norms, 1)]
+    assert curves.figure(entries, "run").axes[3].get_yscale() == scale

@@ -11,15 +11,15 @@ from jax_transformer import cli, convert, transformer
 from jax_transformer.cli.train import TrainCommand
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.errors import ConfigError
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.optimizer import ADAPTERS, FINE_TUNING, FROM_SCRATCH, Schedule
-from jax_transformer.training.options import ModelOptions, TrainOptions, read_options
-from parity_tests.unit import runs
+from jax_transformer.training.options import RATES, ModelOptions, TrainOptions, read_options
+from parity_tests.unit import helpers, runs
 
 OPTIONS = [
     *"--data.buckets 2 --data.tokens-per-batch 128".split(),
@@ -228,3 +228,25 @@ def test_an_init_file_must_be_converted_first(trained, tmp_path):
     message = "is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder"
     with pytest.raises(ConfigError, match=message):
         init_source.find(options(trained.path / "checkpoints" / "200"), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_each_rate_of_dropout_is_the_option_s_if_it_is_given(name):
+    config = helpers.tiny(**dict.fromkeys(RATES, 0.25))
+    for value in (None, 0.0, 0.5):
+        changed = init_source._with_options(config, ModelOptions(**{name: value}))
+        expected = dict.fromkeys(RATES, 0.25) | ({} if value is None else {name: value})
+        assert {rate: getattr(changed, rate) for rate in RATES} == expected
+
+
+def test_two_tokenizers_fit_a_model_with_two_pad_ids():
+    both = TokenizerPair(
+        *(Tokenizer.train([], 300, pad_id=pad, bos_id=2, eos_id=3) for pad in (1, 0))
+    )
+    sizes = {f"{side}_vocab_size": 300 for side in ("source", "target")}
+    config = helpers.tiny(**sizes, source_pad_id=1, target_pad_id=0, bos_id=2, eos_id=3)
+    assert init_source._fitted(config, ModelOptions(), both, Path("model")).target_pad_id == 0
+    for side in ("source", "target"):
+        pads = {"source_pad_id": 1, "target_pad_id": 0} | {f"{side}_pad_id": 5}
+        with pytest.raises(InputError, match=f"{side}_pad_id is [01], the model's is 5$"):
+            init_source._fitted(config.with_sizes(**pads), ModelOptions(), both, Path("model"))

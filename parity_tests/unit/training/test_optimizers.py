@@ -228,3 +228,11 @@ def test_an_option_of_another_optimizer_is_refused_by_name(name):
     for key, value in others.items():
         if key not in foreign:
             OptimizerOptions(name, **{key: value})
+
+
+@pytest.mark.parametrize("name", ["beta1", "beta2", "label_smoothing", "ema"])
+def test_a_share_is_at_least_0_and_below_1(name):
+    assert getattr(OptimizerOptions(**{name: 0.0}), name) == 0
+    for value in (1.0, -0.1, float("nan")):
+        with pytest.raises(ConfigError, match=rf"optimizer\.{name}={value} must be at least 0"):
+            OptimizerOptions(**{name: value})

@@ -41,6 +41,7 @@ FIGURES = {
 )
 def test_best_steps_come_first_and_ties_go_to_the_lower_loss(criterion, order):
     assert best_first(FIGURES, criterion.value) == order
+    assert best_first({20: FIGURES[100], 10: FIGURES[100]}, criterion.value) == [10, 20]
 
 
 @pytest.mark.parametrize(("criterion", "count"), [(Criterion.BLEU, 2), (Criterion.LOSS, 1)])

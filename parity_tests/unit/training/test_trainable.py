@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+from jax_transformer import transformer
 from jax_transformer.errors import ConfigError
 from jax_transformer.formats import registry
 from jax_transformer.storage import checkpoint
@@ -22,6 +24,8 @@ from parity_tests.unit.training.test_step import KEY, NO_DROPOUT, batch_of, furt
 
 CONFIG = helpers.tiny(num_layers=1, **NO_DROPOUT)
 RATE = 0.1
+SQUARE, WIDE = "*query.kernel", "encoder.*.up.kernel"
+"""Kernels of (12, 12) and of (12, 20)."""
 
 
 def after_one_step(options: TrainOptions) -> tuple[step.TrainState, step.TrainState]:
@@ -79,9 +83,18 @@ def test_adapters_follow_the_gradient_of_their_kernels():
     [
         ({"freeze": ("encoder.*", "encodr.*")}, r"^freeze: encodr\.\* fits no parameter"),
         ({"freeze": ("*",)}, "no parameter is left to train"),
+        ({"freeze": ("encoder.*",), "lora": LoraOptions(2)}, r"not with lora\.rank"),
         ({"lora": LoraOptions(2, targets=("*.bias",))}, r"lora\.rank=2 does not fit .*\.bias"),
         ({"lora": LoraOptions(99)}, r"lora\.rank=99 does not fit .*query\.kernel"),
         ({"lora": LoraOptions(2, targets=("query",))}, "lora.targets: query fits no parameter"),
+        ({"freeze": ("[a-f]*", "[g-z]*")}, "no parameter is left to train"),
+        ({"lora": LoraOptions(13, targets=(SQUARE,))}, r"lora\.rank=13 does not fit .*query"),
+        ({"lora": LoraOptions(13, targets=(SQUARE, WIDE))}, r"does not fit .*query"),
+        ({"lora": LoraOptions(13, targets=(WIDE,))}, r"does not fit .*up\.kernel"),
+        ({"lora": LoraOptions(2, targets=(SQUARE, "*.scale"))}, r"does not fit .*norm\.scale"),
+        ({"lora": LoraOptions(-1)}, r"lora\.rank=-1 must be at least 0"),
+        ({"lora": LoraOptions(1, targets=())}, "lora.targets: names no kernel"),
+        ({"lora": LoraOptions(alpha=0.0)}, r"lora\.alpha=0\.0 must be above 0"),
     ],
 )
 def test_patterns_that_do_not_fit_are_refused(options, message):
@@ -89,9 +102,27 @@ def test_patterns_that_do_not_fit_are_refused(options, message):
         trainable.check(TrainOptions(**options), CONFIG)
 
 
-def test_adapters_and_frozen_names_exclude_each_other():
-    with pytest.raises(ConfigError, match=r"not with lora\.rank"):
-        TrainOptions(freeze=("encoder.*",), lora=LoraOptions(2))
+def test_a_rank_may_be_the_narrower_side_and_one_parameter_may_be_left():
+    trainable.check(TrainOptions(lora=LoraOptions(12, targets=(SQUARE, WIDE))), CONFIG)
+    names = list(transformer.shapes(CONFIG, of=nnx.Param))
+    trainable.check(TrainOptions(freeze=tuple(names[1:])), CONFIG)
+
+
+def test_each_adapter_has_its_own_numbers_by_the_seed_within_the_bound_of_pytorch():
+    def drawn(seed: int) -> list[np.ndarray]:
+        options = TrainOptions(seed=seed, lora=LoraOptions(3, targets=(SQUARE, "*.down.kernel")))
+        params = transformer.flatten(helpers.random_model(CONFIG), nnx.Param)
+        trained, rest = trainable.divide(params, options)
+        assert all(rest[name] is params[name] for name in params)
+        return [np.array(array) for name, array in trained.items() if name.endswith(LORA_A)]
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert len(first) == 5 and all(map(np.array_equal, first, again))
+    everything = [*first, *other]
+    assert len({array.tobytes() for array in everything}) == len(everything)
+    for array in everything:
+        bound = 1 / np.sqrt(len(array))
+        assert bound * 0.7 < array.max() <= bound and -bound <= array.min() < -bound * 0.7
 
 
 @pytest.fixture
@@ -119,7 +150,7 @@ def adapted(tmp_path_factory):
         flags += ["--init", str(base), "--lora.rank", "2", "--average", "2"]
         result = runs.train("--run", path, *flags)
     assert result.code == 0, result.err
-    assert "parameters of adapters (rank 2) are trained" in result.err
+    assert " 384 parameters of adapters (rank 2) are trained" in result.err  # 6 x (16 x 2 + 2 x 16)
     return base, path, flags
 
 
@@ -149,6 +180,20 @@ def _refused(path, tmp_path, capsys) -> list[str]:
     capsys.readouterr()
     assert runs.main("convert", path, tmp_path / "state.pt", "--training") == 2
     return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.usefixtures("_as_a_user")
+@pytest.mark.parametrize(
+    ("flags_of_lora", "message"),
+    [(("--lora.rank", "17"), "lora.rank=17 does not fit"), (("--freeze", "*"), "left to train")],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    adapted, tmp_path, flags_of_lora, message
+):
+    flags = adapted[2][: adapted[2].index("--lora.rank")]
+    result = runs.train("--run", tmp_path / "run", *flags, *flags_of_lora)
+    assert (result.code, result.out) == (2, "") and message in result.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("_as_a_user")

@@ -45,6 +45,13 @@ def test_the_loss_is_of_all_pairs_and_scores_of_the_first(corpus):
     assert report.figures["exact_match"] == 0
 
 
+def test_the_loss_of_a_validation_is_in_as_many_chunks_as_that_of_training(corpus, monkeypatch):
+    calls: list[tuple] = []
+    monkeypatch.setattr(step, "make_evaluation", lambda *arguments: calls.append(arguments))
+    evaluation.Validation(TrainOptions(loss_chunks=3), corpus, Devices.take(1))
+    assert calls == [(None, 3)]
+
+
 # The examples that are shown: each once before any repeats
 
 FIGURES = dict.fromkeys("valid_loss bleu chrf exact_match".split(), 0.0)
