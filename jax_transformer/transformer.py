@@ -11,15 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import (
-    AttentionBackend,
-    EmbeddingNormOf,
-    EmbeddingScale,
-    Init,
-    LogitScale,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import BlockCache, Cache, Prefix, cache_layout
@@ -81,7 +73,7 @@ class Transformer(nnx.Module):
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         # The output layer is not part of the stacks: TORCH_TRANSFORMER draws it as torch.nn.Linear
-        init = Init.XAVIER if config.init is Init.XAVIER else Init.TORCH
+        init = enums.Init.XAVIER if config.init is enums.Init.XAVIER else enums.Init.TORCH
         sizes, bias = (config.d_model, config.target_vocab_size), config.output_bias
         tied = config.tying.tied_output
         self.output = None if tied else linear(config, init, *sizes, bias=bias, rngs=rngs)
@@ -107,7 +99,7 @@ class Transformer(nnx.Module):
         than ``config.longest``, empty batches, and sides that do not belong together; ConfigError
         for attention weights that ``config.attention_backend`` does not return.
         """
-        if return_attention and self.config.attention_backend is not AttentionBackend.XLA:
+        if return_attention and self.config.attention_backend is not enums.AttentionBackend.XLA:
             raise ConfigError(
                 f"attention_backend='{self.config.attention_backend.value}' returns no attention "
                 "weights: use attention_backend='xla'"
@@ -274,14 +266,14 @@ class Transformer(nnx.Module):
         self, table: Embedding, ids: Int[Array, "b n"], valid: Bool[Array, "b n"], to: StackConfig
     ) -> Hidden:
         x = sharding.constrain(table(ids, valid), ROWS, None, None)
-        normed = to.embedding_norm and to.embedding_norm_of is EmbeddingNormOf.TOKENS
-        if self.config.embedding_scale is EmbeddingScale.SQRT_D_MODEL and not normed:
+        normed = to.embedding_norm and to.embedding_norm_of is enums.EmbeddingNormOf.TOKENS
+        if self.config.embedding_scale is enums.EmbeddingScale.SQRT_D_MODEL and not normed:
             x = x * jnp.asarray(math.sqrt(self.config.d_model), x.dtype)
         return x
 
     def logits(self, x: Hidden) -> Logits:
         """Return the logits (b, t, v) of the decoder's output."""
-        if self.config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL:
+        if self.config.logit_scale is enums.LogitScale.INVERSE_SQRT_D_MODEL:
             x = x * jnp.asarray(self.config.d_model**-0.5, x.dtype)
         logits = self.target_embedding.attend(x) if self.output is None else self.output(x)
         logits = sharding.constrain(logits, ROWS, None, TENSOR)

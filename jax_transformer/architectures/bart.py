@@ -10,17 +10,7 @@ from typing import Any
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
-from jax_transformer.config import (
-    TYINGS,
-    EmbeddingScale,
-    NormPlacement,
-    Part,
-    PositionIndex,
-    Positions,
-    StackConfig,
-    TransformerConfig,
-    Tying,
-)
+from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
 from jax_transformer.weights.rules import (
     Alias,
     Each,
@@ -71,7 +61,7 @@ TOKENS = {
 }
 _READ_BY_OTHERS = ("normalize_before", "normalize_embedding")
 _LINEARS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
-_ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "encoder_attn"}
+_ATTENTIONS = {enums.Part.SELF: "self_attn", enums.Part.CROSS: "encoder_attn"}
 
 
 class BartFamily(HuggingFaceFamily):
@@ -102,7 +92,7 @@ class BartFamily(HuggingFaceFamily):
             table += embedding("model.decoder.embed_tokens", "target_embedding")
         table += stacks(config)
         if config.tying.tied_output:
-            one = config.tying is Tying.ALL
+            one = config.tying is enums.Tying.ALL
             tied = SHARED if one else "model.decoder.embed_tokens.weight"
             return [*table, Alias("lm_head.weight", tied)]
         return [*table, *linear("lm_head", "output", bias=False)]
@@ -119,7 +109,7 @@ class BartFamily(HuggingFaceFamily):
         """Return the fields of the configuration of a model with these attributes."""
         activation = huggingface_config.activation_named(values["activation_function"])
         ids = huggingface_config.special_ids(values)
-        counted = self.stack.get("position_index") is PositionIndex.NOT_PADDING
+        counted = self.stack.get("position_index") is enums.PositionIndex.NOT_PADDING
         # fairseq's positions that are counted begin after padding's row
         offset = {"position_offset": ids["source_pad_id"] + 1} if counted else {}
         stacks = {}
@@ -144,12 +134,16 @@ class BartFamily(HuggingFaceFamily):
             "d_ff": values["encoder_ffn_dim"],
             "max_length": values["max_position_embeddings"],
             "norm_placement": (
-                NormPlacement.PRE if self.stack.get("final_norm") else NormPlacement.POST
+                enums.NormPlacement.PRE
+                if self.stack.get("final_norm")
+                else enums.NormPlacement.POST
             ),
             "output_bias": False,
             "logits_bias": self.logits_bias,
             "padding_trained": False,
-            "embedding_scale": EmbeddingScale.SQRT_D_MODEL if scaled else EmbeddingScale.NONE,
+            "embedding_scale": enums.EmbeddingScale.SQRT_D_MODEL
+            if scaled
+            else enums.EmbeddingScale.NONE,
             "tying": tying,
             "dropout": values["dropout"],
             "attention_dropout": values["attention_dropout"],
@@ -173,7 +167,7 @@ class BartFamily(HuggingFaceFamily):
             "dropout": config.dropout,
             "attention_dropout": config.attention_dropout,
             "activation_dropout": config.activation_dropout,
-            "scale_embedding": config.embedding_scale is EmbeddingScale.SQRT_D_MODEL,
+            "scale_embedding": config.embedding_scale is enums.EmbeddingScale.SQRT_D_MODEL,
             # Not read by transformers, but by ct2-transformers-converter, as in published files
             **{name: self.fixed[name] for name in _READ_BY_OTHERS if name in self.fixed},
         }
@@ -207,7 +201,7 @@ def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
     table: Table = []
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         torch, flax = f"{prefix}{name}", f"{name}.blocks.{{i}}"
-        if stack.positions in (Positions.SINUSOIDAL_STORED, Positions.LEARNED):
+        if stack.positions in (enums.Positions.SINUSOIDAL_STORED, enums.Positions.LEARNED):
             positions = (f"{name}.positions.table",)
             table.append(Rule(f"{torch}.embed_positions.weight", positions))
         if stack.embedding_norm:
@@ -216,7 +210,7 @@ def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
         for number, branch in enumerate(stack.branches):
             (part,) = branch.parts
             norm = f"{flax}.residuals.{number}.norm"
-            if part is Part.FFN:
+            if part is enums.Part.FFN:
                 layer += linear(f"{torch}.layers.{{i}}.fc1", f"{flax}.feed_forward.up")
                 layer += linear(f"{torch}.layers.{{i}}.fc2", f"{flax}.feed_forward.down")
                 layer += layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
@@ -238,7 +232,7 @@ class Bart(BartFamily):
     source = "Lewis et al. 2020, BART (transformers' bart)"
     model_class = "BartForConditionalGeneration"
     fixed = fixed(embedding_norm=True)
-    stack = {"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True}
+    stack = {"positions": enums.Positions.LEARNED, "position_offset": 2, "embedding_norm": True}
     tokenizers = (
         TokenizerRecipe(
             name="Bart",

@@ -10,22 +10,7 @@ from typing import Any
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
-from jax_transformer.config import (
-    Activation,
-    Branch,
-    DropoutSite,
-    EmbeddingScale,
-    Init,
-    Mask,
-    MaskFill,
-    Mixing,
-    Part,
-    Positions,
-    Residual,
-    ScoreScale,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import Branch, StackConfig, TransformerConfig, enums
 from jax_transformer.weights.rules import (
     Rule,
     Table,
@@ -76,17 +61,17 @@ def weight_table(config: TransformerConfig) -> Table:
 
 
 def _config(*, repaired: bool) -> TransformerConfig:
-    padding = (Mask.SOURCE_PADDING,) if repaired else ()
+    padding = (enums.Mask.SOURCE_PADDING,) if repaired else ()
     stack: dict[str, Any] = {
-        "positions": Positions.SINUSOIDAL_STORED,
-        "activation": Activation.GELU,
-        "mixing": Mixing.WEIGHTED if repaired else Mixing.SUMMED,
+        "positions": enums.Positions.SINUSOIDAL_STORED,
+        "activation": enums.Activation.GELU,
+        "mixing": enums.Mixing.WEIGHTED if repaired else enums.Mixing.SUMMED,
     }
-    residual = Residual.INPUT if repaired else Residual.MEMORY
+    residual = enums.Residual.INPUT if repaired else enums.Residual.MEMORY
     decoder = (
-        Branch((Part.SELF,), dropout=None if repaired else 0.5),
-        Branch((Part.CROSS,), residual, 0.0),
-        Branch((Part.FFN,), dropout=0.0),
+        Branch((enums.Part.SELF,), dropout=None if repaired else 0.5),
+        Branch((enums.Part.CROSS,), residual, 0.0),
+        Branch((enums.Part.FFN,), dropout=0.0),
     )
     return TransformerConfig(
         source_vocab_size=10_000,
@@ -101,16 +86,18 @@ def _config(*, repaired: bool) -> TransformerConfig:
             self_mask=padding,
             **stack,
         ),
-        decoder=StackConfig(4, decoder, self_mask=(Mask.CAUSAL,), cross_mask=padding, **stack),
+        decoder=StackConfig(
+            4, decoder, self_mask=(enums.Mask.CAUSAL,), cross_mask=padding, **stack
+        ),
         attention_bias=False,
-        score_scale=ScoreScale.D_MODEL,
-        mask_fill=MaskFill.EXCLUDED if repaired else MaskFill.MINUS_INFINITY,
-        embedding_scale=EmbeddingScale.NONE,
+        score_scale=enums.ScoreScale.D_MODEL,
+        mask_fill=enums.MaskFill.EXCLUDED if repaired else enums.MaskFill.MINUS_INFINITY,
+        embedding_scale=enums.EmbeddingScale.NONE,
         dropout=0.1,
         embedding_dropout=0.1,
         embedding_dropouts=2,
-        dropout_site=DropoutSite.AFTER_NORM,
-        init=Init.TORCH,
+        dropout_site=enums.DropoutSite.AFTER_NORM,
+        init=enums.Init.TORCH,
         architecture="blog2023",
     )
 

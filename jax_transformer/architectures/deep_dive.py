@@ -10,18 +10,7 @@ from typing import Any
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
-from jax_transformer.config import (
-    DropoutSite,
-    EmbeddingScale,
-    Init,
-    Mask,
-    MaskFill,
-    Part,
-    PositionIndex,
-    Positions,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.weights.rules import (
     Rule,
     Table,
@@ -84,7 +73,7 @@ def weight_table(config: TransformerConfig) -> Table:
     decoder = _decoder_block(
         "decoder.DecoderBlocklayers.{i}",
         "decoder.blocks.{i}",
-        computes_feed_forward=Part.FFN in config.decoder.parts,
+        computes_feed_forward=enums.Part.FFN in config.decoder.parts,
     )
     return [
         *embedding("encoder.words_embedding", "source_embedding"),
@@ -98,13 +87,13 @@ def weight_table(config: TransformerConfig) -> Table:
 
 
 def _config(*, repaired: bool) -> TransformerConfig:
-    padding = (Mask.SOURCE_PADDING,) if repaired else ()
-    index = PositionIndex.ORDER if repaired else PositionIndex.TRUNCATED_COSINE
+    padding = (enums.Mask.SOURCE_PADDING,) if repaired else ()
+    index = enums.PositionIndex.ORDER if repaired else enums.PositionIndex.TRUNCATED_COSINE
     # Every decoder block owns an encoder block: unused as printed; the repair computes its
     # feed-forward
     branches = base.DECODER_BLOCK if repaired else base.DECODER_BLOCK[:2]
     unused = base.ENCODER_BLOCK[:1] if repaired else base.ENCODER_BLOCK
-    positions: dict[str, Any] = {"positions": Positions.LEARNED, "position_index": index}
+    positions: dict[str, Any] = {"positions": enums.Positions.LEARNED, "position_index": index}
     return TransformerConfig(
         source_vocab_size=10,
         target_vocab_size=10,
@@ -115,14 +104,19 @@ def _config(*, repaired: bool) -> TransformerConfig:
         max_length=100,
         encoder=StackConfig(6, base.ENCODER_BLOCK, self_mask=padding, **positions),
         decoder=StackConfig(
-            6, branches, unused=unused, self_mask=(Mask.CAUSAL,), cross_mask=padding, **positions
+            6,
+            branches,
+            unused=unused,
+            self_mask=(enums.Mask.CAUSAL,),
+            cross_mask=padding,
+            **positions,
         ),
-        mask_fill=MaskFill.MINUS_1E20,
-        embedding_scale=EmbeddingScale.NONE,
+        mask_fill=enums.MaskFill.MINUS_1E20,
+        embedding_scale=enums.EmbeddingScale.NONE,
         dropout=0.0,
         embedding_dropout=0.0,
-        dropout_site=DropoutSite.AFTER_NORM,
-        init=Init.TORCH,
+        dropout_site=enums.DropoutSite.AFTER_NORM,
+        init=enums.Init.TORCH,
         architecture="deep_dive",
     )
 

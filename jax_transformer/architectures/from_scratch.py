@@ -8,19 +8,7 @@ read and write its checkpoints.
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
-from jax_transformer.config import (
-    DropoutSite,
-    EmbeddingScale,
-    Init,
-    Mask,
-    MaskFill,
-    Part,
-    Positions,
-    ScoreScale,
-    StackConfig,
-    TransformerConfig,
-    Tying,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import (
     Alias,
@@ -51,7 +39,7 @@ def _attention(torch: str, flax: str, config: TransformerConfig) -> Table:
 
 
 def _transformer_block(
-    torch: str, flax: str, part: Part, first: int, config: TransformerConfig
+    torch: str, flax: str, part: enums.Part, first: int, config: TransformerConfig
 ) -> Table:
     """Return an attention and the feed-forward; branch ``first`` is the attention's."""
     bias = config.bias
@@ -66,16 +54,16 @@ def _transformer_block(
 
 def _decoder_block(torch: str, flax: str, config: TransformerConfig) -> Table:
     return [
-        *_attention(f"{torch}.self_attention", f"{flax}.{Part.SELF.value}", config),
+        *_attention(f"{torch}.self_attention", f"{flax}.{enums.Part.SELF.value}", config),
         *layer_norm(f"{torch}.norm", f"{flax}.residuals.0.norm", bias=config.bias),
-        *_transformer_block(f"{torch}.transformer_block", flax, Part.CROSS, 1, config),
+        *_transformer_block(f"{torch}.transformer_block", flax, enums.Part.CROSS, 1, config),
     ]
 
 
 def _positions(name: str, stack: StackConfig) -> Table:
     return (
         [Rule(f"{name}.position_embedding.weight", (f"{name}.positions.table",))]
-        if stack.positions is Positions.LEARNED
+        if stack.positions is enums.Positions.LEARNED
         else []
     )
 
@@ -85,7 +73,7 @@ def weight_table(config: TransformerConfig) -> Table:
     tied: Table = [Alias("encoder.word_embedding.weight", "decoder.word_embedding.weight")]
     source = (
         tied
-        if config.tying is Tying.ALL
+        if config.tying is enums.Tying.ALL
         else embedding("encoder.word_embedding", "source_embedding")
     )
     return [
@@ -95,7 +83,9 @@ def weight_table(config: TransformerConfig) -> Table:
         *_positions("decoder", config.decoder),
         *repeat(
             config.encoder.layers,
-            _transformer_block("encoder.layers.{i}", "encoder.blocks.{i}", Part.SELF, 0, config),
+            _transformer_block(
+                "encoder.layers.{i}", "encoder.blocks.{i}", enums.Part.SELF, 0, config
+            ),
         ),
         *repeat(
             config.decoder.layers,
@@ -105,8 +95,8 @@ def weight_table(config: TransformerConfig) -> Table:
     ]
 
 
-def _config(score_scale: ScoreScale) -> TransformerConfig:
-    padding = (Mask.SOURCE_PADDING,)
+def _config(score_scale: enums.ScoreScale) -> TransformerConfig:
+    padding = (enums.Mask.SOURCE_PADDING,)
     return TransformerConfig(
         source_vocab_size=10_000,
         target_vocab_size=10_000,
@@ -114,32 +104,32 @@ def _config(score_scale: ScoreScale) -> TransformerConfig:
         num_heads=8,
         d_ff=2048,
         max_length=100,
-        encoder=base.encoder(6, positions=Positions.LEARNED),
+        encoder=base.encoder(6, positions=enums.Positions.LEARNED),
         decoder=StackConfig(
             6,
             base.DECODER_BLOCK,
-            self_mask=(Mask.CAUSAL,),
+            self_mask=(enums.Mask.CAUSAL,),
             cross_mask=padding,
-            positions=Positions.LEARNED,
+            positions=enums.Positions.LEARNED,
         ),
         score_scale=score_scale,
-        mask_fill=MaskFill.MINUS_1E20,
-        embedding_scale=EmbeddingScale.NONE,
+        mask_fill=enums.MaskFill.MINUS_1E20,
+        embedding_scale=enums.EmbeddingScale.NONE,
         dropout=0.0,
         embedding_dropout=0.0,
-        dropout_site=DropoutSite.AFTER_NORM,
-        init=Init.TORCH,
+        dropout_site=enums.DropoutSite.AFTER_NORM,
+        init=enums.Init.TORCH,
         architecture="from_scratch",
     )
 
 
 _FAITHFUL = Preset(
-    _config(ScoreScale.D_MODEL),
+    _config(enums.ScoreScale.D_MODEL),
     '"Transformer from scratch". Faithful: scores are divided by the root of d_model.',
     {"d_ff": 4},
 )
 _REPAIRED = Preset(
-    _config(ScoreScale.HEAD_DIM),
+    _config(enums.ScoreScale.HEAD_DIM),
     '"Transformer from scratch" with scores divided by the root of the head width, as its text'
     " says.",
     {"d_ff": 4},

@@ -10,14 +10,7 @@ from typing import Any
 
 from jax_transformer.architectures import bart
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
-from jax_transformer.config import (
-    Mask,
-    PositionIndex,
-    Positions,
-    Sinusoids,
-    TransformerConfig,
-    Tying,
-)
+from jax_transformer.config import TransformerConfig, enums
 from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _EMBEDDINGS = ("model.decoder.embed_tokens", "model.encoder.embed_tokens")
@@ -46,12 +39,12 @@ class FSMT(bart.BartFamily):
         "decoder": "repeats the size of the target's vocabulary",
     }
     stack = {
-        "positions": Positions.SINUSOIDAL_STORED,
-        "sinusoids": Sinusoids.TENSOR2TENSOR,
-        "position_index": PositionIndex.NOT_PADDING,
+        "positions": enums.Positions.SINUSOIDAL_STORED,
+        "sinusoids": enums.Sinusoids.TENSOR2TENSOR,
+        "position_index": enums.PositionIndex.NOT_PADDING,
     }
     # Unlike other families, it masks the decoder's padding: the start token is the end of a line
-    decoder_stack = {"self_mask": (Mask.CAUSAL, Mask.TARGET_PADDING)}
+    decoder_stack = {"self_mask": (enums.Mask.CAUSAL, enums.Mask.TARGET_PADDING)}
     logits_bias = False
     embedding_tensors = tuple(f"{name}.weight" for name in _EMBEDDINGS)
     output_tensor = f"{_OUTPUT}.weight"
@@ -87,7 +80,7 @@ class FSMT(bart.BartFamily):
     def weight_table(self, config: TransformerConfig) -> Table:
         """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         target, source = _EMBEDDINGS
-        if config.tying is Tying.ALL:
+        if config.tying is enums.Tying.ALL:
             tied: Table = [
                 Alias(f"{name}.weight", f"{target}.weight") for name in (source, _OUTPUT)
             ]

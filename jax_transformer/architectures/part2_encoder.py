@@ -12,15 +12,7 @@ from typing import Any
 
 from jax_transformer.architectures import base, lesson10, torch_nn
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
-from jax_transformer.config import (
-    Branch,
-    HeadMerge,
-    Init,
-    Part,
-    PositionsAt,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import Branch, StackConfig, TransformerConfig, enums
 from jax_transformer.weights.rules import Table, fused_attention, layer_norm, linear, repeat
 
 
@@ -29,7 +21,7 @@ def _encoder(config: TransformerConfig) -> Table:
     attention_bias = config.bias if config.attention_bias is None else config.attention_bias
     layer: Table = []
     for part in config.encoder.parts:
-        if part is Part.FFN:
+        if part is enums.Part.FFN:
             for number, name in ((1, "up"), (2, "down")):
                 layer += linear(
                     f"{torch}.fnn.linear{number}", f"{flax}.feed_forward.{name}", bias=config.bias
@@ -60,13 +52,16 @@ def weight_table(config: TransformerConfig) -> Table:
 
 def _config(*, repaired: bool) -> TransformerConfig:
     """Return the document's encoder with the decoder of lesson10 after it."""
-    own: dict[str, Any] = {"attention_dropout": 0.0, "init": Init.TORCH}
+    own: dict[str, Any] = {"attention_dropout": 0.0, "init": enums.Init.TORCH}
     faithful = StackConfig(
         3,
-        (Branch((Part.FFN, Part.SELF)), Branch((Part.FFN,))),  # one feed-forward, in both branches
-        positions_at=PositionsAt.FEED_FORWARD,
+        (
+            Branch((enums.Part.FFN, enums.Part.SELF)),
+            Branch((enums.Part.FFN,)),
+        ),  # one feed-forward, in both branches
+        positions_at=enums.PositionsAt.FEED_FORWARD,
         position_exponent=2.0,
-        head_merge=HeadMerge.RAW,
+        head_merge=enums.HeadMerge.RAW,
         **own,
     )
     original = lesson10.base_config(repaired=repaired)

@@ -18,20 +18,7 @@ from jax_transformer.architectures.tokenizer_recipe import (
     Settings,
     TokenizerRecipe,
 )
-from jax_transformer.config import (
-    Activation,
-    AttentionSpan,
-    EmbeddingScale,
-    LogitScale,
-    Norm,
-    NormPlacement,
-    Part,
-    Positions,
-    ScoreScale,
-    StackConfig,
-    TransformerConfig,
-    Tying,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import (
     Alias,
@@ -76,9 +63,9 @@ a bucket.
 """
 _LINEARS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 _SELF = {
-    AttentionSpan.FULL: "SelfAttention",
-    AttentionSpan.LOCAL: "LocalSelfAttention",
-    AttentionSpan.TRANSIENT_GLOBAL: "TransientGlobalSelfAttention",
+    enums.AttentionSpan.FULL: "SelfAttention",
+    enums.AttentionSpan.LOCAL: "LocalSelfAttention",
+    enums.AttentionSpan.TRANSIENT_GLOBAL: "TransientGlobalSelfAttention",
 }
 _UNUSED_TENSORS = {
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (
@@ -111,7 +98,7 @@ TOKENIZER = TokenizerRecipe(
 class T5Family(HuggingFaceFamily):
     """A family whose stacks have T5's attributes and names."""
 
-    positions = Positions.RELATIVE
+    positions = enums.Positions.RELATIVE
     scales_logits: bool | None = None
     """The family always, or never, scales the output of the decoder; None if an attribute decides.
     """
@@ -183,15 +170,15 @@ class T5Family(HuggingFaceFamily):
             head_dim=values["d_kv"],
             d_ff=values["d_ff"],
             max_length=UNBOUNDED,
-            norm=Norm.RMS,
-            norm_placement=NormPlacement.PRE,
+            norm=enums.Norm.RMS,
+            norm_placement=enums.NormPlacement.PRE,
             norm_epsilon=values["layer_norm_epsilon"],
             bias=False,
             output_bias=False,
-            logit_scale=LogitScale.INVERSE_SQRT_D_MODEL if scaled else LogitScale.NONE,
-            score_scale=ScoreScale.NONE,
-            embedding_scale=EmbeddingScale.NONE,
-            tying=Tying.ALL if values["tie_word_embeddings"] else Tying.EMBEDDINGS,
+            logit_scale=enums.LogitScale.INVERSE_SQRT_D_MODEL if scaled else enums.LogitScale.NONE,
+            score_scale=enums.ScoreScale.NONE,
+            embedding_scale=enums.EmbeddingScale.NONE,
+            tying=enums.Tying.ALL if values["tie_word_embeddings"] else enums.Tying.EMBEDDINGS,
             dropout=rate,
             attention_dropout=rate,
             activation_dropout=rate,
@@ -208,7 +195,7 @@ class T5Family(HuggingFaceFamily):
         encoder = config.encoder
         activation = huggingface_config.activation_name(encoder.activation)
         # transformers reads gated GELU as the approximation, and GELU without a gate as exact
-        gelu = encoder.gated and encoder.activation is Activation.GELU_TANH
+        gelu = encoder.gated and encoder.activation is enums.Activation.GELU_TANH
         projection = "gelu" if gelu else activation
         values = {
             "d_kv": config.head_width,
@@ -226,7 +213,7 @@ class T5Family(HuggingFaceFamily):
         }
         if self.scales_logits is None:
             scale = config.logit_scale
-            values["scale_decoder_outputs"] = scale is LogitScale.INVERSE_SQRT_D_MODEL
+            values["scale_decoder_outputs"] = scale is enums.LogitScale.INVERSE_SQRT_D_MODEL
         return values
 
     def weight_table(self, config: TransformerConfig) -> Table:
@@ -237,7 +224,7 @@ class T5Family(HuggingFaceFamily):
         ]
         output: Table = (
             [Alias("lm_head.weight", "shared.weight")]
-            if config.tying is Tying.ALL
+            if config.tying is enums.Tying.ALL
             else linear("lm_head", "output", bias=False)
         )
         return [
@@ -249,7 +236,7 @@ class T5Family(HuggingFaceFamily):
         ]
 
 
-def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
+def _feed_forward(values: Mapping[str, Any]) -> tuple[enums.Activation, bool]:
     """Return the activation, and True for a gated feed-forward.
 
     Files of later versions name the two separately, and these attributes win.
@@ -269,11 +256,11 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
 def _stack(name: str, config: TransformerConfig) -> Table:
     stack = getattr(config, name)
     flax, layer = f"{name}.blocks.{{i}}", []
-    attentions = {Part.SELF: _SELF[stack.attention_span], Part.CROSS: "EncDecAttention"}
-    has_sums = stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+    attentions = {enums.Part.SELF: _SELF[stack.attention_span], enums.Part.CROSS: "EncDecAttention"}
+    has_sums = stack.attention_span is enums.AttentionSpan.TRANSIENT_GLOBAL
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         torch = f"{name}.block.{{i}}.layer.{branch}"
-        if part is Part.FFN:
+        if part is enums.Part.FFN:
             inner = {"up": "wi", "down": "wo"}
             if stack.gated:
                 inner = {"up": "wi_0", "gate": "wi_1", "down": "wo"}
@@ -285,18 +272,20 @@ def _stack(name: str, config: TransformerConfig) -> Table:
             layer += attention(
                 f"{torch}.{attentions[part]}", f"{flax}.{part.value}", _LINEARS, bias=False
             )
-            if part is Part.SELF and has_sums:
+            if part is enums.Part.SELF and has_sums:
                 layer += layer_norm(
                     f"{torch}.{attentions[part]}.global_input_layer_norm",
                     f"{flax}.{part.value}.global_norm",
                     bias=False,
                 )
         layer += layer_norm(f"{torch}.layer_norm", f"{flax}.residuals.{branch}.norm", bias=False)
-    relative = f"{name}.block.{{i}}.layer.0.{attentions[Part.SELF]}.relative_attention_bias.weight"
+    relative = (
+        f"{name}.block.{{i}}.layer.0.{attentions[enums.Part.SELF]}.relative_attention_bias.weight"
+    )
     shared: Table = []
-    if stack.positions is Positions.RELATIVE_PER_BLOCK:
+    if stack.positions is enums.Positions.RELATIVE_PER_BLOCK:
         layer.append(Rule(relative, (f"{flax}.relative.embedding",)))
-    if stack.positions is Positions.RELATIVE:
+    if stack.positions is enums.Positions.RELATIVE:
         shared.append(Rule(relative.format(i=0), (f"{name}.relative.embedding",)))
     if has_sums:
         of_sums = relative.format(i=0).replace(".relative_", ".global_relative_")

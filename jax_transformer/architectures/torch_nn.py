@@ -9,16 +9,7 @@ from typing import Any
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
-from jax_transformer.config import (
-    EmbeddingScale,
-    Mask,
-    NormPlacement,
-    Part,
-    Positions,
-    StackConfig,
-    TransformerConfig,
-    Tying,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import (
     Alias,
@@ -33,14 +24,14 @@ from jax_transformer.weights.rules import (
     repeat,
 )
 
-_ATTENTION = {Part.SELF: "self_attn", Part.CROSS: "multihead_attn"}
+_ATTENTION = {enums.Part.SELF: "self_attn", enums.Part.CROSS: "multihead_attn"}
 
 
 def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
     layer: Table = []
     for part in stack.parts:
         torch, flax = f"{name}.layers.{{i}}", f"{name}.blocks.{{i}}.{part.value}"
-        if part is Part.FFN:
+        if part is enums.Part.FFN:
             layer += [
                 *linear(f"{torch}.linear1", f"{flax}.up", bias=bias),
                 *linear(f"{torch}.linear2", f"{flax}.down", bias=bias),
@@ -58,15 +49,15 @@ def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``."""
     source = embedding("src_emb", "source_embedding")
-    if config.tying is Tying.ALL:
+    if config.tying is enums.Tying.ALL:
         source = [Alias("src_emb.weight", "tgt_emb.weight")]
     stored: list[str] = []
     learned: Table = []
     for name, own in (("encoder", "src_pos"), ("decoder", "tgt_pos")):
         kind, table = getattr(config, name).positions, f"{name}.positions.table"
-        if kind is Positions.SINUSOIDAL_STORED:
+        if kind is enums.Positions.SINUSOIDAL_STORED:
             stored.append(table)
-        elif kind is Positions.LEARNED:
+        elif kind is enums.Positions.LEARNED:
             learned.append(Rule(f"{own}.weight", (table,)))
     shared: Table = [Rule("pos_enc.pe", tuple(stored), Each.SQUEEZE_1, Several.COPY)]
     return [
@@ -117,15 +108,15 @@ def _arguments(config: TransformerConfig) -> Arguments:
         "encoder_activation": encoder.activation.value,
         "decoder_activation": decoder.activation.value,
         "layer_norm_eps": config.norm_epsilon,
-        "norm_first": config.norm_placement is NormPlacement.PRE,
+        "norm_first": config.norm_placement is enums.NormPlacement.PRE,
         "bias": config.bias,
         "encoder_norm": encoder.final_norm,
         "decoder_norm": decoder.final_norm,
-        "scale_embedding": config.embedding_scale is EmbeddingScale.SQRT_D_MODEL,
+        "scale_embedding": config.embedding_scale is enums.EmbeddingScale.SQRT_D_MODEL,
         "positions": encoder.positions.value,
-        "mask_memory": Mask.SOURCE_PADDING in decoder.cross_mask,
-        "tie_output": config.tying is not Tying.NONE,
-        "tie_source": config.tying is Tying.ALL,
+        "mask_memory": enums.Mask.SOURCE_PADDING in decoder.cross_mask,
+        "tie_output": config.tying is not enums.Tying.NONE,
+        "tie_source": config.tying is enums.Tying.ALL,
         "output_bias": config.output_bias,
     }
 
@@ -140,7 +131,7 @@ _VASWANI2017_BASE = Preset(
         max_length=512,
         encoder=base.encoder(6),
         decoder=base.decoder(6),
-        tying=Tying.ALL,
+        tying=enums.Tying.ALL,
         output_bias=False,
     ),
     "Vaswani et al. 2017, Attention Is All You Need, table 3, base: post-norm, three tied"
@@ -156,8 +147,8 @@ _SMALL = Preset(
         max_length=128,
         encoder=base.encoder(2, final_norm=True),
         decoder=base.decoder(2, final_norm=True),
-        norm_placement=NormPlacement.PRE,
-        tying=Tying.ALL,
+        norm_placement=enums.NormPlacement.PRE,
+        tying=enums.Tying.ALL,
         output_bias=False,
     ),
     "This project's own, for the built-in task: pre-norm (Xiong et al. 2020), three tied matrices,"

@@ -12,32 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
 
-from jax_transformer.config.enums import (
-    Activation,
-    AttentionBackend,
-    AttentionSpan,
-    DropoutMasks,
-    DropoutSite,
-    EmbeddingNormOf,
-    EmbeddingScale,
-    HeadMerge,
-    Init,
-    LogitScale,
-    Mask,
-    MaskFill,
-    Mixing,
-    Norm,
-    NormPlacement,
-    Part,
-    PositionIndex,
-    Positions,
-    PositionsAt,
-    Remat,
-    Residual,
-    ScoreScale,
-    Sinusoids,
-    Tying,
-)
+from jax_transformer.config import enums
 from jax_transformer.errors import ConfigError
 
 
@@ -45,9 +20,9 @@ from jax_transformer.errors import ConfigError
 class Branch:
     """Parts in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and norm."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[enums.Part, ...]
     """Modules of the branch, in order."""
-    residual: Residual = Residual.INPUT
+    residual: enums.Residual = enums.Residual.INPUT
     dropout: float | None = None
     """Rate of this branch's dropout; the model's ``dropout`` if None."""
 
@@ -65,9 +40,9 @@ class StackConfig:
 
     They belong to the checkpoint and are never trained.
     """
-    positions: Positions = Positions.SINUSOIDAL
-    positions_at: PositionsAt = PositionsAt.EMBEDDING
-    position_index: PositionIndex = PositionIndex.ORDER
+    positions: enums.Positions = enums.Positions.SINUSOIDAL
+    positions_at: enums.PositionsAt = enums.PositionsAt.EMBEDDING
+    position_index: enums.PositionIndex = enums.PositionIndex.ORDER
     position_exponent: float = 1.0
     """Exponent of sinusoids: pair i has the wavelength 2π · 10000^(exponent · 2i/d).
 
@@ -75,12 +50,12 @@ class StackConfig:
     """
     position_offset: int = 0
     """The row of the first position: 2 in BART, whose table has as many rows more."""
-    sinusoids: Sinusoids = Sinusoids.INTERLEAVED
+    sinusoids: enums.Sinusoids = enums.Sinusoids.INTERLEAVED
     relative_buckets: int = 32
     """Number of biases per head for relative positions (Raffel et al. 2020)."""
     relative_max_distance: int = 128
     """Distance from which on all share the last bias."""
-    attention_span: AttentionSpan = AttentionSpan.FULL
+    attention_span: enums.AttentionSpan = enums.AttentionSpan.FULL
     local_radius: int = 127
     """The farthest key of local self-attention, in tokens (Guo et al. 2022)."""
     global_block_size: int = 16
@@ -89,31 +64,31 @@ class StackConfig:
     """The model's ``num_heads`` if None."""
     d_ff: int | None = None
     """The model's ``d_ff`` if None."""
-    activation: Activation = Activation.RELU
+    activation: enums.Activation = enums.Activation.RELU
     gated: bool = False
     """Multiply the feed-forward's activation by a second projection of its input (Shazeer 2020)."""
-    mixing: Mixing = Mixing.WEIGHTED
-    head_merge: HeadMerge = HeadMerge.CONCATENATED
+    mixing: enums.Mixing = enums.Mixing.WEIGHTED
+    head_merge: enums.HeadMerge = enums.HeadMerge.CONCATENATED
     attention_dropout: float | None = None
     """The model's ``attention_dropout`` if None."""
-    init: Init | None = None
+    init: enums.Init | None = None
     """The model's ``init`` if None."""
     embedding_norm: bool = False
     """A norm stands with the embeddings, before their dropout (BART)."""
-    embedding_norm_of: EmbeddingNormOf = EmbeddingNormOf.SUM
+    embedding_norm_of: enums.EmbeddingNormOf = enums.EmbeddingNormOf.SUM
     final_norm: bool = False
     """A norm after the last block."""
-    self_mask: tuple[Mask, ...] = ()
+    self_mask: tuple[enums.Mask, ...] = ()
     """Rules that say which keys self-attention may see."""
-    cross_mask: tuple[Mask, ...] = ()
+    cross_mask: tuple[enums.Mask, ...] = ()
     """Rules that say which keys cross-attention may see."""
     RENAMED: ClassVar[Mapping[str, str]] = {"idle": "unused"}
     """Keys of version 0.1 that are still read."""
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[enums.Part, ...]:
         """The block's distinct parts in order of first use; one in two branches is one module."""
-        parts: dict[Part, None] = {}
+        parts: dict[enums.Part, None] = {}
         for branch in self.branches:
             parts |= dict.fromkeys(branch.parts)
         return tuple(parts)
@@ -143,8 +118,8 @@ class TransformerFields:
     """The decoder."""
     head_dim: int | None = None
     """Width of one head; ``d_model / num_heads`` if None."""
-    norm: Norm = Norm.LAYER
-    norm_placement: NormPlacement = NormPlacement.POST
+    norm: enums.Norm = enums.Norm.LAYER
+    norm_placement: enums.NormPlacement = enums.NormPlacement.POST
     norm_epsilon: float = 1e-5
     """Added to the variance, or mean square, inside the root."""
     bias: bool = True
@@ -161,17 +136,17 @@ class TransformerFields:
     """A bias of the logits that belongs to the checkpoint and is never trained:
     ``final_logits_bias`` of Hugging Face's models.
     """
-    logit_scale: LogitScale = LogitScale.NONE
-    score_scale: ScoreScale = ScoreScale.HEAD_DIM
-    mask_fill: MaskFill = MaskFill.EXCLUDED
-    embedding_scale: EmbeddingScale = EmbeddingScale.SQRT_D_MODEL
+    logit_scale: enums.LogitScale = enums.LogitScale.NONE
+    score_scale: enums.ScoreScale = enums.ScoreScale.HEAD_DIM
+    mask_fill: enums.MaskFill = enums.MaskFill.EXCLUDED
+    embedding_scale: enums.EmbeddingScale = enums.EmbeddingScale.SQRT_D_MODEL
     padding_trained: bool = True
     """Train the embedding of padding; False is ``torch.nn.Embedding(padding_idx=...)``."""
     padding_frozen: bool = False
     """Do not train the embedding of padding through a tied output layer either, so that it stays
     zero: Marian has no such token, and begins a translation with zeros.
     """
-    tying: Tying = Tying.NONE
+    tying: enums.Tying = enums.Tying.NONE
     dropout: float = 0.1
     """Rate of dropout on the output of every branch."""
     attention_dropout: float = 0.0
@@ -184,15 +159,15 @@ class TransformerFields:
     """Number of such dropouts one after another (two in the 2023-06-05 post)."""
     final_dropout: bool = False
     """Apply ``dropout`` also after the stacks' final norm (T5)."""
-    dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
-    dropout_masks: DropoutMasks = DropoutMasks.HASH
-    init: Init = Init.XAVIER
+    dropout_site: enums.DropoutSite = enums.DropoutSite.BEFORE_ADD
+    dropout_masks: enums.DropoutMasks = enums.DropoutMasks.HASH
+    init: enums.Init = enums.Init.XAVIER
     architecture: str = "torch_nn"
     """The architecture that names this model's PyTorch weights and twin."""
     compute_dtype: str | None = None
     """Dtype of the arithmetic: bfloat16, float16, float32, float64; the parameters' own if None."""
-    attention_backend: AttentionBackend = AttentionBackend.XLA
-    remat: Remat = Remat.NONE
+    attention_backend: enums.AttentionBackend = enums.AttentionBackend.XLA
+    remat: enums.Remat = enums.Remat.NONE
     scan_layers: bool = False
     """Compile one block of each stack and loop over its layers; no weight has another name."""
     source_pad_id: int = 0
@@ -234,8 +209,8 @@ class TransformerFields:
         length = self.max_length
         for stack in (self.encoder, self.decoder):
             if (
-                stack.positions is not Positions.NONE
-                and stack.position_index is PositionIndex.TRUNCATED_COSINE
+                stack.positions is not enums.Positions.NONE
+                and stack.position_index is enums.PositionIndex.TRUNCATED_COSINE
             ):
                 rows = (position_row(stack.position_index, i) for i in range(length))
                 length = next(
@@ -249,7 +224,7 @@ class TransformerFields:
 
         They must if the memory is added to the target position by position.
         """
-        return Residual.MEMORY in map(attrgetter("residual"), self.decoder.branches)
+        return enums.Residual.MEMORY in map(attrgetter("residual"), self.decoder.branches)
 
     @property
     def uncacheable(self) -> str | None:
@@ -260,12 +235,12 @@ class TransformerFields:
         decoder = self.decoder
         attentions = 0
         for branch in decoder.branches:
-            attentions += branch.parts.count(Part.SELF)
-        if attentions and Mask.CAUSAL not in decoder.self_mask:
+            attentions += branch.parts.count(enums.Part.SELF)
+        if attentions and enums.Mask.CAUSAL not in decoder.self_mask:
             return "its self-attention is not causal"
-        if attentions and decoder.mixing is Mixing.SUMMED:
+        if attentions and decoder.mixing is enums.Mixing.SUMMED:
             return "its self-attention sums the values of all tokens, those to come among them"
-        if decoder.head_merge is HeadMerge.RAW:
+        if decoder.head_merge is enums.HeadMerge.RAW:
             return "its attention merges heads across positions"
         if attentions > 1:
             return "its blocks attend to themselves twice"
@@ -300,9 +275,9 @@ class TransformerFields:
             )
 
 
-def position_row(rule: PositionIndex, position: int) -> int:
+def position_row(rule: enums.PositionIndex, position: int) -> int:
     """Return the row of the table that a position takes."""
-    if rule is not PositionIndex.TRUNCATED_COSINE:
+    if rule is not enums.PositionIndex.TRUNCATED_COSINE:
         return position
     cosine = math.cos(2 * math.pi * 0.73 * position)
     return int(

@@ -11,21 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from jax_transformer.config import codec
-from jax_transformer.config.enums import (
-    AttentionBackend,
-    AttentionSpan,
-    HeadMerge,
-    Mask,
-    MaskFill,
-    Mixing,
-    Part,
-    PositionIndex,
-    Positions,
-    PositionsAt,
-    Residual,
-    Sinusoids,
-)
+from jax_transformer.config import codec, enums
 from jax_transformer.config.fields import StackConfig, TransformerFields
 from jax_transformer.errors import ConfigError, nearest
 
@@ -79,9 +65,9 @@ class TransformerConfig(TransformerFields):
         _check_shared(self)
         for name, stack in stacks.items():
             _check_branches(self, name, stack)
-        if {self.encoder.attention_span, self.decoder.attention_span} != {AttentionSpan.FULL}:
+        if {self.encoder.attention_span, self.decoder.attention_span} != {enums.AttentionSpan.FULL}:
             _check_spans(self)
-        if self.attention_backend is not AttentionBackend.XLA:
+        if self.attention_backend is not enums.AttentionBackend.XLA:
             _check_backend(self)
 
     @property
@@ -170,7 +156,7 @@ def _check_shared(config: TransformerConfig) -> None:
         size = config.source_vocab_size if source else config.target_vocab_size
         if not 0 <= value < size:
             raise ConfigError(f"{name}={value} is outside the vocabulary of {size}")
-    masks_end = config.input_layer is None or Mask.TARGET_PADDING in config.decoder.self_mask
+    masks_end = config.input_layer is None or enums.Mask.TARGET_PADDING in config.decoder.self_mask
     if config.target_pad_id == config.eos_id and masks_end:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
     if config.padding_frozen and config.padding_trained:
@@ -194,20 +180,20 @@ def _check_stack(config: TransformerConfig, name: str, stack: StackConfig) -> No
         raise ConfigError(
             f"{name}.attention_dropout={stack.attention_dropout} must be at least 0 and below 1"
         )
-    if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+    if stack.positions in (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK):
         _check_relative(name, stack)
     exponent = stack.position_exponent
     if not 0 < exponent < math.inf:
         raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
-    if stack.position_index is PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
+    if stack.position_index is enums.PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
         raise ConfigError(
             f"max_length={config.max_length} must be at least 2: "
             f"{name}.position_index='truncated_cosine' reads row 1"
         )
-    sinusoidal = stack.positions in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
+    sinusoidal = stack.positions in (enums.Positions.SINUSOIDAL, enums.Positions.SINUSOIDAL_STORED)
     if config.d_model % 2 and sinusoidal:
         raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
-    if stack.sinusoids is Sinusoids.TENSOR2TENSOR and config.d_model < 4:
+    if stack.sinusoids is enums.Sinusoids.TENSOR2TENSOR and config.d_model < 4:
         raise ConfigError(
             f"d_model={config.d_model} must be at least 4: "
             "the first and the last of tensor2tensor's wavelengths differ"
@@ -220,7 +206,7 @@ def _check_relative(name: str, stack: StackConfig) -> None:
     Half of a direction's buckets are for single distances, the others for longer and longer ranges
     up to the largest distance.
     """
-    directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+    directions = 1 if enums.Mask.CAUSAL in stack.self_mask else 2
     least, single = 2 * directions, stack.relative_buckets // directions // 2
     if stack.relative_buckets < least or stack.relative_buckets % directions:
         raise ConfigError(
@@ -232,7 +218,7 @@ def _check_relative(name: str, stack: StackConfig) -> None:
         raise ConfigError(
             f"{distance} must be over the {single} distances that have a bucket of their own"
         )
-    if Part.SELF not in stack.parts:
+    if enums.Part.SELF not in stack.parts:
         raise ConfigError(
             f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention"
         )
@@ -248,12 +234,12 @@ def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) ->
             raise ConfigError(
                 f"{name}.branches[{i}].dropout={branch.dropout} must be at least 0 and below 1"
             )
-        if branch.residual is Residual.MEMORY and not decoder:
+        if branch.residual is enums.Residual.MEMORY and not decoder:
             raise ConfigError(
                 f"{name}.branches: the residual 'memory' is the encoder's output "
                 "and belongs in the decoder"
             )
-    if (Part.CROSS in parts) != decoder:
+    if (enums.Part.CROSS in parts) != decoder:
         raise ConfigError(
             f"{name}.branches: cross_attention belongs in every decoder block "
             "and in no encoder block"
@@ -261,10 +247,10 @@ def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) ->
     for branch in stack.unused:
         if len(branch.parts) != 1:
             raise ConfigError(f"{name}.unused: an unused branch has one part")
-    if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in parts:
+    if stack.positions_at is enums.PositionsAt.FEED_FORWARD and enums.Part.FFN not in parts:
         raise ConfigError(f"{name}.positions_at='feed_forward': its blocks have no feed-forward")
-    of_source = {Mask.SOURCE_PADDING} if config.input_layer is None else set()
-    of_self = {Mask.TARGET_PADDING, Mask.CAUSAL} if decoder else of_source
+    of_source = {enums.Mask.SOURCE_PADDING} if config.input_layer is None else set()
+    of_self = {enums.Mask.TARGET_PADDING, enums.Mask.CAUSAL} if decoder else of_source
     for field, allowed in (("self_mask", of_self), ("cross_mask", of_source if decoder else set())):
         for mask in getattr(stack, field):
             if mask not in allowed:
@@ -279,22 +265,25 @@ def _check_spans(config: TransformerConfig) -> None:
     reasons = []
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
-        if stack.attention_span is AttentionSpan.FULL:
+        if stack.attention_span is enums.AttentionSpan.FULL:
             continue
         span = f"{name}.attention_span='{stack.attention_span.value}'"
         if name == "decoder":
             reasons.append(f"{span} sees later tokens and belongs in the encoder")
-        if stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL:
-            if stack.positions is not Positions.RELATIVE:
+        if stack.attention_span is enums.AttentionSpan.TRANSIENT_GLOBAL:
+            if stack.positions is not enums.Positions.RELATIVE:
                 reasons.append(f"{span} needs positions='relative'")
-        elif stack.positions is Positions.RELATIVE_PER_BLOCK:
+        elif stack.positions is enums.Positions.RELATIVE_PER_BLOCK:
             reasons.append(f"{span} has no positions='relative_per_block'")
-        if stack.mixing is not Mixing.WEIGHTED or stack.head_merge is not HeadMerge.CONCATENATED:
+        if (
+            stack.mixing is not enums.Mixing.WEIGHTED
+            or stack.head_merge is not enums.HeadMerge.CONCATENATED
+        ):
             reasons.append(
                 f"{span} has no mixing='{stack.mixing.value}' with"
                 f" head_merge='{stack.head_merge.value}'"
             )
-        if config.mask_fill is not MaskFill.EXCLUDED:
+        if config.mask_fill is not enums.MaskFill.EXCLUDED:
             reasons.append(f"{span} has no mask_fill='{config.mask_fill.value}'")
     if reasons:
         raise ConfigError("; ".join(reasons))
@@ -306,24 +295,24 @@ def _check_backend(config: TransformerConfig) -> None:
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
         rate = config.attention_dropout if stack.attention_dropout is None else 0.0
-        if stack.attention_span is not AttentionSpan.FULL:
+        if stack.attention_span is not enums.AttentionSpan.FULL:
             reasons.append(
                 f"{name}.attention_span='{stack.attention_span.value}' is computed in blocks"
             )
-        if stack.mixing is Mixing.SUMMED:
+        if stack.mixing is enums.Mixing.SUMMED:
             reasons.append(f"{name}.mixing='{stack.mixing.value}' is not a product with the values")
-        if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+        if stack.positions in (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK):
             reasons.append(f"{name}.positions='{stack.positions.value}' is a bias of the scores")
         if rate or stack.attention_dropout:
             which = "attention_dropout" if rate else f"{name}.attention_dropout"
             reasons.append(f"{which}={rate or stack.attention_dropout} drops attention weights")
-        if config.attention_backend is AttentionBackend.CUDNN:
+        if config.attention_backend is enums.AttentionBackend.CUDNN:
             width = config.head_width_of(stack)
             if width % 8 or width > CUDNN_WIDTH:
                 reasons.append(
                     f"{name}: heads of width {width}, not a multiple of 8 up to {CUDNN_WIDTH}"
                 )
-    if config.mask_fill is not MaskFill.EXCLUDED:
+    if config.mask_fill is not enums.MaskFill.EXCLUDED:
         reasons.append(f"mask_fill='{config.mask_fill.value}' gives queries without keys a value")
     if reasons:
         raise ConfigError(

@@ -17,16 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import (
-    AttentionBackend,
-    HeadMerge,
-    Mask,
-    MaskFill,
-    Mixing,
-    ScoreScale,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.nn import sharding
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
@@ -53,8 +44,8 @@ def attend(
     rate: float = 0.0,
     dropout: Dropout | None = None,
     cache_layout: bool = False,
-    fill: MaskFill = MaskFill.EXCLUDED,
-    mixing: Mixing = Mixing.WEIGHTED,
+    fill: enums.MaskFill = enums.MaskFill.EXCLUDED,
+    mixing: enums.Mixing = enums.Mixing.WEIGHTED,
 ) -> tuple[Float[Array, "b q h e"], Float[Array, "b h q k"]]:
     """Return the values weighted by softmax(scale · q·k + bias), and these weights (after dropout).
 
@@ -68,7 +59,7 @@ def attend(
     weights = masked_softmax(scores, mask, fill, scale=scale)
     if dropout is not None:
         weights = dropout(weights, rate)
-    if mixing is Mixing.SUMMED:
+    if mixing is enums.Mixing.SUMMED:
         summed = weights.sum(axis=-1).transpose(0, 2, 1)[..., None]
         return summed * jnp.einsum(f"{axes}->bhe", v)[:, None], weights
     return jnp.einsum(f"bhqk,{axes}->bqhe", weights, v), weights
@@ -77,7 +68,7 @@ def attend(
 def masked_softmax(
     scores: Float[Array, "b h q k"],
     mask: Bool[Array, "#b #h #q k"] | None,
-    fill: MaskFill,
+    fill: enums.MaskFill,
     *,
     scale: float,
 ) -> Float[Array, "b h q k"]:
@@ -91,14 +82,14 @@ def masked_softmax(
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     hidden = {
-        MaskFill.EXCLUDED: float(jnp.finfo(scores.dtype).min),
-        MaskFill.MINUS_INFINITY: -jnp.inf,
-        MaskFill.MINUS_1E20: -1e20 * scale,
+        enums.MaskFill.EXCLUDED: float(jnp.finfo(scores.dtype).min),
+        enums.MaskFill.MINUS_INFINITY: -jnp.inf,
+        enums.MaskFill.MINUS_1E20: -1e20 * scale,
     }[fill]
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.asarray(hidden, scores.dtype)), axis=-1)
     return (
         jnp.where(mask, weights, jnp.zeros((), weights.dtype))
-        if fill is MaskFill.EXCLUDED
+        if fill is enums.MaskFill.EXCLUDED
         else weights
     )
 
@@ -106,15 +97,15 @@ def masked_softmax(
 def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
     """Return the factor of the attention scores."""
     width = {
-        ScoreScale.HEAD_DIM: config.head_width_of(stack),
-        ScoreScale.D_MODEL: config.d_model,
-        ScoreScale.NONE: 1,
+        enums.ScoreScale.HEAD_DIM: config.head_width_of(stack),
+        enums.ScoreScale.D_MODEL: config.d_model,
+        enums.ScoreScale.NONE: 1,
     }[config.score_scale]
     return 1.0 / math.sqrt(width)
 
 
 def visible_keys(
-    kinds: Collection[Mask],
+    kinds: Collection[enums.Mask],
     *,
     source_valid: Bool[Array, "b s"] | None,
     target_valid: Bool[Array, "b t"] | None,
@@ -126,11 +117,11 @@ def visible_keys(
     ``source_valid`` and ``target_valid`` are False at padding; None if there are no ids to tell by.
     """
     masks = []
-    if Mask.SOURCE_PADDING in kinds and source_valid is not None:
+    if enums.Mask.SOURCE_PADDING in kinds and source_valid is not None:
         masks.append(source_valid[:, None, None, :])
-    if Mask.TARGET_PADDING in kinds and target_valid is not None:
+    if enums.Mask.TARGET_PADDING in kinds and target_valid is not None:
         masks.append(target_valid[:, None, None, :])
-    if Mask.CAUSAL in kinds:
+    if enums.Mask.CAUSAL in kinds:
         masks.append((key_positions[None, :] <= query_positions[:, None])[None, None])
     if not masks:
         return None
@@ -192,7 +183,7 @@ class MultiHeadAttention(HeadProjections):
         keys, values = keys_values
         queries = self._heads(self.query(x))
         weights: Float[Array, "b h q k"] | None = None
-        if cache_layout or self.backend is AttentionBackend.XLA:
+        if cache_layout or self.backend is enums.AttentionBackend.XLA:
             mixed, weights = attend(
                 queries,
                 keys,
@@ -206,11 +197,11 @@ class MultiHeadAttention(HeadProjections):
                 fill=self.fill,
                 mixing=self.mixing,
             )
-        elif self.backend is AttentionBackend.CUDNN:
+        elif self.backend is enums.AttentionBackend.CUDNN:
             mixed = cudnn_attend(queries, keys, values, mask, scale=self.scale, causal=causal)
         else:
             mixed = fused_attend(queries, keys, values, mask, scale=self.scale)
-        if self.merge is HeadMerge.RAW:
+        if self.merge is enums.HeadMerge.RAW:
             mixed = mixed.transpose(0, 2, 1, 3)
         return self.out(mixed.reshape(*x.shape[:2], -1)), weights
 

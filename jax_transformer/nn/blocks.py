@@ -11,20 +11,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import (
-    Activation,
-    AttentionSpan,
-    Branch,
-    DropoutSite,
-    Mask,
-    NormPlacement,
-    Part,
-    Positions,
-    PositionsAt,
-    Residual,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import Branch, StackConfig, TransformerConfig, enums
 from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import BlockCache, MultiHeadAttention
 from jax_transformer.nn.dropout import Dropout
@@ -37,11 +24,11 @@ Hidden = Float[Array, "b n d"]
 Weights = Float[Array, "b h q k"]
 
 
-ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
-    Activation.RELU: jax.nn.relu,
-    Activation.GELU: partial(jax.nn.gelu, approximate=False),
-    Activation.GELU_TANH: partial(jax.nn.gelu, approximate=True),
-    Activation.SILU: jax.nn.silu,
+ACTIVATIONS: dict[enums.Activation, Callable[[Array], Array]] = {
+    enums.Activation.RELU: jax.nn.relu,
+    enums.Activation.GELU: partial(jax.nn.gelu, approximate=False),
+    enums.Activation.GELU_TANH: partial(jax.nn.gelu, approximate=True),
+    enums.Activation.SILU: jax.nn.silu,
 }
 
 
@@ -54,7 +41,7 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.activation, self.rate = stack.activation, config.activation_dropout
-        here = stack.positions_at is PositionsAt.FEED_FORWARD
+        here = stack.positions_at is enums.PositionsAt.FEED_FORWARD
         self.positions = PositionTable(config, stack, rngs=rngs) if here else None
         d, d_ff = config.d_model, stack.d_ff or config.d_ff
         new = partial(linear, config, stack.init or config.init, bias=config.bias, rngs=rngs)
@@ -98,16 +85,16 @@ class ResidualBranch(nnx.Module):
 
         Dropout acts on the output of f or, after the norm, on the result.
         """
-        residual = memory if self.source is Residual.MEMORY else x
+        residual = memory if self.source is enums.Residual.MEMORY else x
         assert residual is not None, "the configuration lets only decoders add the memory"
-        y = branch(self.norm(x) if self.placement is NormPlacement.PRE else x)
+        y = branch(self.norm(x) if self.placement is enums.NormPlacement.PRE else x)
         drop = dropout.scope("output")
-        if self.site is DropoutSite.BEFORE_ADD:
+        if self.site is enums.DropoutSite.BEFORE_ADD:
             y = drop(y, self.rate)
         y = residual + y
-        if self.placement is NormPlacement.POST:
+        if self.placement is enums.NormPlacement.POST:
             y = self.norm(y)
-        return drop(y, self.rate) if self.site is DropoutSite.AFTER_NORM else y
+        return drop(y, self.rate) if self.site is enums.DropoutSite.AFTER_NORM else y
 
 
 class Context(NamedTuple):
@@ -165,11 +152,11 @@ class Block(nnx.Module):
     feed_forward: FeedForward
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.branches, self.causal = stack.branches, Mask.CAUSAL in stack.self_mask
+        self.branches, self.causal = stack.branches, enums.Mask.CAUSAL in stack.self_mask
         for part in stack.parts:
             setattr(self, part.value, _part(config, stack, part, rngs=rngs))
         self.residuals = nnx.List(map(partial(ResidualBranch, config), stack.branches))
-        relative = stack.positions is Positions.RELATIVE_PER_BLOCK
+        relative = stack.positions is enums.Positions.RELATIVE_PER_BLOCK
         self.relative = RelativeBias(config, stack, rngs=rngs) if relative else None
         if stack.unused:
             self.unused = nnx.List(
@@ -179,13 +166,13 @@ class Block(nnx.Module):
     def __call__(
         self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None
     ) -> BlockResult:
-        weights: dict[Part, Weights | None] = {}
+        weights: dict[enums.Part, Weights | None] = {}
 
-        def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:
+        def compute(parts: tuple[enums.Part, ...], drop: Dropout, y: Hidden) -> Hidden:
             nonlocal cache
             for part in parts:
                 module, inside = getattr(self, part.value), drop.scope(part)
-                if part is Part.FFN:
+                if part is enums.Part.FFN:
                     y = module(y, context.positions, inside)
                     continue
                 if isinstance(module, LocalAttention):
@@ -194,7 +181,7 @@ class Block(nnx.Module):
                     continue
                 keys_values: tuple[Array, Array]
                 mask, bias = context.cross_mask, None
-                if part is Part.SELF:
+                if part is enums.Part.SELF:
                     mask, bias = context.self_mask, context.self_bias
                     keys_values = module.keys_values(y)
                     if cache is not None:
@@ -220,7 +207,7 @@ class Block(nnx.Module):
                     mask,
                     inside,
                     bias,
-                    causal=part is Part.SELF and self.causal,
+                    causal=part is enums.Part.SELF and self.causal,
                     cache_layout=cache is not None,
                 )
             return y
@@ -229,13 +216,13 @@ class Block(nnx.Module):
             drop = dropout.scope(f"branches.{i}")
             x = residual(x, partial(compute, branch.parts, drop), context.memory, drop)
         x = sharding.constrain(x, ROWS, None, None)
-        return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)
+        return BlockResult(x, weights.get(enums.Part.SELF), weights.get(enums.Part.CROSS), cache)
 
 
 def _part(
-    config: TransformerConfig, stack: StackConfig, part: Part, *, rngs: nnx.Rngs
+    config: TransformerConfig, stack: StackConfig, part: enums.Part, *, rngs: nnx.Rngs
 ) -> nnx.Module:
-    if part is Part.FFN:
+    if part is enums.Part.FFN:
         return FeedForward(config, stack, rngs=rngs)
-    local = part is Part.SELF and stack.attention_span is not AttentionSpan.FULL
+    local = part is enums.Part.SELF and stack.attention_span is not enums.AttentionSpan.FULL
     return (LocalAttention if local else MultiHeadAttention)(config, stack, rngs=rngs)

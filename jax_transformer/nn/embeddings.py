@@ -15,15 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import (
-    Init,
-    Mask,
-    PositionIndex,
-    Positions,
-    Sinusoids,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
@@ -73,13 +65,13 @@ class Embedding(nnx.Module):
         config: TransformerConfig,
         size: int,
         pad_id: int,
-        init: Init | None = None,
+        init: enums.Init | None = None,
         *,
         rngs: nnx.Rngs,
     ):
         self.padding_trained = config.padding_trained
         self.frozen_id = pad_id if config.padding_frozen else None
-        deviation = config.d_model**-0.5 if (init or config.init) is Init.XAVIER else 1.0
+        deviation = config.d_model**-0.5 if (init or config.init) is enums.Init.XAVIER else 1.0
         self.dtype = config.compute_dtype
         table = normal(deviation, rngs.params(), (size, config.d_model), TENSOR, FSDP)
         self.embedding = nnx.Param(table if self.padding_trained else table.at[pad_id].set(0))
@@ -113,7 +105,7 @@ def sinusoids(
     length: int,
     width: int,
     exponent: float = 1.0,
-    layout: Sinusoids = Sinusoids.INTERLEAVED,
+    layout: enums.Sinusoids = enums.Sinusoids.INTERLEAVED,
     first: int = 0,
 ) -> Float[np.ndarray, "n d"]:
     """Return sinusoids of positions from ``first``, in float64: Vaswani et al. 2017, section 3.5.
@@ -121,9 +113,11 @@ def sinusoids(
     Column 2i is sin(p / 10000^(exponent · 2i/d)), column 2i+1 the cosine; other layouts put all
     sines into the first half.
     """
-    powers = np.arange(0, width, 2) / (width - 2 if layout is Sinusoids.TENSOR2TENSOR else width)
+    powers = np.arange(0, width, 2) / (
+        width - 2 if layout is enums.Sinusoids.TENSOR2TENSOR else width
+    )
     angle = np.arange(first, first + length)[:, None] / 10_000.0 ** (exponent * powers)
-    if layout is Sinusoids.INTERLEAVED:
+    if layout is enums.Sinusoids.INTERLEAVED:
         return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, width)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
@@ -139,7 +133,7 @@ def position_sinusoids(config: TransformerConfig, stack: StackConfig) -> Float[n
         stack.position_exponent,
         stack.sinusoids,
     )
-    if stack.position_index is PositionIndex.NOT_PADDING and stack.position_offset:
+    if stack.position_index is enums.PositionIndex.NOT_PADDING and stack.position_offset:
         table = table.copy()
         table[stack.position_offset - 1] = 0
     return table
@@ -157,11 +151,13 @@ class PositionTable(nnx.Module):
         )
         self.length, self.width = config.rows(stack) + self.offset, config.d_model
         self.table: nnx.Variable
-        if self.kind is Positions.SINUSOIDAL_STORED:
+        if self.kind is enums.Positions.SINUSOIDAL_STORED:
             table = position_sinusoids(config, stack)
             self.table = Frozen(jnp.asarray(table.astype(np.float32)))
-        if self.kind is Positions.LEARNED:
-            deviation = config.d_model**-0.5 if (stack.init or config.init) is Init.XAVIER else 1.0
+        if self.kind is enums.Positions.LEARNED:
+            deviation = (
+                config.d_model**-0.5 if (stack.init or config.init) is enums.Init.XAVIER else 1.0
+            )
             self.table = nnx.Param(
                 normal(deviation, rngs.params(), (self.length, self.width), None, FSDP)
             )
@@ -178,15 +174,19 @@ class PositionTable(nnx.Module):
 
         ``valid`` is False at padding; ``from_start`` says that x begins with its first token.
         """
-        if self.kind not in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED, Positions.LEARNED):
+        if self.kind not in (
+            enums.Positions.SINUSOIDAL,
+            enums.Positions.SINUSOIDAL_STORED,
+            enums.Positions.LEARNED,
+        ):
             return x
         table = (
             jnp.asarray(position_sinusoids(self.config, self.stack).astype(x.dtype))
-            if self.kind is Positions.SINUSOIDAL
+            if self.kind is enums.Positions.SINUSOIDAL
             else self.table[...]
         )
         table = table.astype(x.dtype)
-        if self.index is PositionIndex.NOT_PADDING and valid is not None:
+        if self.index is enums.PositionIndex.NOT_PADDING and valid is not None:
             rows = (
                 jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
                 if from_start
@@ -198,7 +198,7 @@ class PositionTable(nnx.Module):
                 jnp.zeros((), x.dtype),
             )
         rows = positions
-        if self.index is PositionIndex.TRUNCATED_COSINE:
+        if self.index is enums.PositionIndex.TRUNCATED_COSINE:
             rows = jnp.asarray(
                 [position_row(self.index, i) for i in range(self.length)], jnp.int32
             )[positions]
@@ -232,7 +232,7 @@ class RelativeBias(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.max_distance = stack.relative_max_distance
-        self.directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+        self.directions = 1 if enums.Mask.CAUSAL in stack.self_mask else 2
         self.dtype = config.compute_dtype
         shape = (stack.relative_buckets, config.heads(stack))
         self.embedding = nnx.Param(normal(config.d_model**-0.5, rngs.params(), shape, None, TENSOR))

@@ -13,16 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer.config import (
-    AttentionSpan,
-    EmbeddingNormOf,
-    Mask,
-    Positions,
-    PositionsAt,
-    Remat,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import Cache, visible_keys
@@ -37,8 +28,8 @@ Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
 
 
 _SAVEABLE = {
-    Remat.MINIMAL: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    Remat.FULL: None,
+    enums.Remat.MINIMAL: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    enums.Remat.FULL: None,
 }
 """The policy of a block that is computed again: the values that it stores; None is its input
 only."""
@@ -53,11 +44,11 @@ class Stack(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         stack: StackConfig = getattr(config, self.side)
         self.config = config
-        here = stack.positions_at is PositionsAt.EMBEDDING
+        here = stack.positions_at is enums.PositionsAt.EMBEDDING
         self.positions = PositionTable(config, stack, rngs=rngs) if here else None
-        relative = stack.positions is Positions.RELATIVE
+        relative = stack.positions is enums.Positions.RELATIVE
         self.relative = RelativeBias(config, stack, rngs=rngs) if relative else None
-        has_sums = stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+        has_sums = stack.attention_span is enums.AttentionSpan.TRANSIENT_GLOBAL
         self.global_relative = RelativeBias(config, stack, rngs=rngs) if has_sums else None
         self.stack = stack
         self.embedding_norm = Normalization(config) if stack.embedding_norm else None
@@ -80,7 +71,7 @@ class Stack(nnx.Module):
         is for calls without a cache and without ``attention``, the weights of each layer.
         """
         x = self._embedded(x, context)
-        if self.stack.attention_span is not AttentionSpan.FULL:
+        if self.stack.attention_span is not enums.AttentionSpan.FULL:
             context = context._replace(window=self._window(x, context))
         elif self.relative is not None:
             keys = context.positions if context.key_positions is None else context.key_positions
@@ -100,7 +91,9 @@ class Stack(nnx.Module):
                     dropout=dropout.scope(f"blocks.{i}"),
                     cache=cache and cache.blocks[i],
                 )
-                results.append((run if self.config.remat is Remat.NONE else self._remat(run))(x))
+                results.append(
+                    (run if self.config.remat is enums.Remat.NONE else self._remat(run))(x)
+                )
                 x = results[-1].x
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -109,7 +102,7 @@ class Stack(nnx.Module):
         ), results
 
     def _window(self, x: Hidden, context: Context) -> Window:
-        valid = context.valid if Mask.SOURCE_PADDING in self.stack.self_mask else None
+        valid = context.valid if enums.Mask.SOURCE_PADDING in self.stack.self_mask else None
         valid = jnp.ones(x.shape[:2], bool) if valid is None else valid
         return window(self.stack, valid, self.relative, self.global_relative)
 
@@ -126,7 +119,7 @@ class Stack(nnx.Module):
 
         stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
         layers = jnp.arange(count, dtype=jnp.int32), stacked
-        if self.config.remat is not Remat.NONE:
+        if self.config.remat is not enums.Remat.NONE:
             run = self._remat(run, prevent_cse=False)
         return jax.lax.scan(run, x, layers)[0]
 
@@ -138,7 +131,7 @@ class Stack(nnx.Module):
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
         """Return token embeddings with positions, and with their norm if there is one."""
-        of_tokens = self.embedding_norm_of is EmbeddingNormOf.TOKENS
+        of_tokens = self.embedding_norm_of is enums.EmbeddingNormOf.TOKENS
         if self.embedding_norm is not None and of_tokens:
             x = self.embedding_norm(x)
         if self.positions is not None:

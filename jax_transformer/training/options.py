@@ -8,14 +8,7 @@ from operator import attrgetter
 from typing import Annotated
 
 from jax_transformer.architectures import registry
-from jax_transformer.config import (
-    EXECUTION,
-    AttentionBackend,
-    Remat,
-    TransformerConfig,
-    codec,
-    option,
-)
+from jax_transformer.config import EXECUTION, TransformerConfig, codec, enums, option
 from jax_transformer.config.option import Option
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
@@ -111,17 +104,17 @@ class ModelOptions:
     )
     """Dtype of computation; parameters are float32."""
     attention_backend: Annotated[
-        option.Rare[AttentionBackend],
+        option.Rare[enums.AttentionBackend],
         Option(group=MEMORY, synonyms="attn_implementation attn_backend attention flash_attention"),
-    ] = AttentionBackend.XLA
+    ] = enums.AttentionBackend.XLA
     """Implementation of attention."""
     remat: Annotated[
-        option.Rare[Remat],
+        option.Rare[enums.Remat],
         Option(
             synonyms="gradient_checkpointing activation_checkpointing checkpoint_activations "
             "remat_policy"
         ),
-    ] = Remat.NONE
+    ] = enums.Remat.NONE
     """Store less of a block, to save memory: its input (full), or its matrix products as well
     (minimal)."""
     scan_layers: option.Rare[bool] = False

@@ -19,14 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer.config import (
-    AttentionSpan,
-    Mixing,
-    Part,
-    Remat,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
@@ -289,9 +282,9 @@ def recomputed_flops(config: TransformerConfig, rows: int, source: int, target: 
     With ``config.remat`` "full" these are all of the blocks, with "minimal" the products of two
     activations.
     """
-    if config.remat is Remat.NONE:
+    if config.remat is enums.Remat.NONE:
         return 0.0
-    again = _part if config.remat is Remat.FULL else _attend
+    again = _part if config.remat is enums.Remat.FULL else _attend
     return 2.0 * rows * _blocks(config, source, target, again)
 
 
@@ -300,17 +293,17 @@ def _blocks(config: TransformerConfig, source: int, target: int, of: Callable[..
     total = 0
     for stack, queries in ((config.encoder, source), (config.decoder, target)):
         for part in (part for branch in stack.branches for part in branch.parts):
-            keys = source if part is Part.CROSS else queries
+            keys = source if part is enums.Part.CROSS else queries
             total += stack.layers * of(config, stack, part, queries, keys)
     return total
 
 
 def _part(
-    config: TransformerConfig, stack: StackConfig, part: Part, queries: int, keys: int
+    config: TransformerConfig, stack: StackConfig, part: enums.Part, queries: int, keys: int
 ) -> int:
     """Return the multiply-adds of a part for ``queries`` tokens that see ``keys``."""
     d = config.d_model
-    if part is Part.FFN:
+    if part is enums.Part.FFN:
         return (3 if stack.gated else 2) * d * (stack.d_ff or config.d_ff) * queries
     tokens = queries + keys + _global_keys(stack, part, keys)
     projections = 2 * d * config.heads(stack) * config.head_width_of(stack) * tokens
@@ -318,19 +311,21 @@ def _part(
 
 
 def _attend(
-    config: TransformerConfig, stack: StackConfig, part: Part, queries: int, keys: int
+    config: TransformerConfig, stack: StackConfig, part: enums.Part, queries: int, keys: int
 ) -> int:
     """Return the multiply-adds of a part without weights: scores, and the mixing of values."""
-    if part is Part.FFN:
+    if part is enums.Part.FFN:
         return 0
-    if part is Part.SELF and stack.attention_span is not AttentionSpan.FULL:  # nn/local_attention
+    if (
+        part is enums.Part.SELF and stack.attention_span is not enums.AttentionSpan.FULL
+    ):  # nn/local_attention
         block = stack.local_radius + 1
         queries, keys = -(-queries // block) * block, 3 * block + _global_keys(stack, part, keys)
-    products = 1 if stack.mixing is Mixing.SUMMED else 2
+    products = 1 if stack.mixing is enums.Mixing.SUMMED else 2
     return products * queries * keys * config.heads(stack) * config.head_width_of(stack)
 
 
-def _global_keys(stack: StackConfig, part: Part, keys: int) -> int:
+def _global_keys(stack: StackConfig, part: enums.Part, keys: int) -> int:
     """Return the keys that are sums of tokens. Summing them is not counted."""
-    sums = part is Part.SELF and stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+    sums = part is enums.Part.SELF and stack.attention_span is enums.AttentionSpan.TRANSIENT_GLOBAL
     return keys // stack.global_block_size if sums else 0

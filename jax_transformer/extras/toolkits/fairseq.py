@@ -14,16 +14,7 @@ from typing import Any
 
 from jax_transformer.architectures import bart, base
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.config import (
-    Activation,
-    EmbeddingScale,
-    NormPlacement,
-    PositionIndex,
-    Positions,
-    Sinusoids,
-    TransformerConfig,
-    Tying,
-)
+from jax_transformer.config import TransformerConfig, enums
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
 from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
@@ -34,10 +25,10 @@ from jax_transformer.weights.rules import Table
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD, _EOS = 1, 2
 _ACTIVATIONS = {
-    "relu": Activation.RELU,
-    "gelu": Activation.GELU,
-    "gelu_accurate": Activation.GELU_TANH,
-    "gelu_fast": Activation.GELU_TANH,
+    "relu": enums.Activation.RELU,
+    "gelu": enums.Activation.GELU,
+    "gelu_accurate": enums.Activation.GELU_TANH,
+    "gelu_fast": enums.Activation.GELU_TANH,
 }
 _FIXED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
@@ -115,9 +106,9 @@ def configuration(model: Options, source_size: int, target_size: int) -> Transfo
             num_heads=model.number(f"{side}_attention_heads", 8),
             d_ff=model.number(f"{side}_ffn_embed_dim", 2048),
             activation=model.choice("activation_fn", _ACTIVATIONS, "relu"),
-            positions=Positions.LEARNED if learned[0] else Positions.SINUSOIDAL,
-            sinusoids=Sinusoids.TENSOR2TENSOR,
-            position_index=PositionIndex.NOT_PADDING,
+            positions=enums.Positions.LEARNED if learned[0] else enums.Positions.SINUSOIDAL,
+            sinusoids=enums.Sinusoids.TENSOR2TENSOR,
+            position_index=enums.PositionIndex.NOT_PADDING,
             position_offset=_PAD + 1,
             embedding_norm=model.flag("layernorm_embedding", False),
             final_norm=final_norm,
@@ -141,11 +132,11 @@ def configuration(model: Options, source_size: int, target_size: int) -> Transfo
         num_heads=stacks[0].num_heads or 0,
         d_ff=stacks[0].d_ff or 0,
         max_length=min(longest),
-        norm_placement=NormPlacement.PRE if pre[0] else NormPlacement.POST,
+        norm_placement=enums.NormPlacement.PRE if pre[0] else enums.NormPlacement.POST,
         output_bias=False,
         padding_trained=False,
-        embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled else EmbeddingScale.NONE,
-        tying=Tying.ALL if shared else Tying.OUTPUT if tied else Tying.NONE,
+        embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL if scaled else enums.EmbeddingScale.NONE,
+        tying=enums.Tying.ALL if shared else enums.Tying.OUTPUT if tied else enums.Tying.NONE,
         dropout=dropout,
         attention_dropout=model.real("attention_dropout", 0.0),
         activation_dropout=model.real("activation_dropout", 0.0),

@@ -12,15 +12,7 @@ from typing import Any, TypeVar
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.config import (
-    TYINGS,
-    Activation,
-    EmbeddingScale,
-    NormPlacement,
-    Part,
-    Positions,
-    TransformerConfig,
-)
+from jax_transformer.config import TYINGS, TransformerConfig, enums
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
 from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
@@ -36,15 +28,19 @@ _LONGEST_CONFIG = 1_000_000
 _STATE = "model_state"
 _LINEARS = {"query": "q_layer", "key": "k_layer", "value": "v_layer", "out": "output_layer"}
 _ATTENTIONS = {
-    ("encoder", Part.SELF): "src_src_att",
-    ("decoder", Part.SELF): "trg_trg_att",
-    ("decoder", Part.CROSS): "src_trg_att",
+    ("encoder", enums.Part.SELF): "src_src_att",
+    ("decoder", enums.Part.SELF): "trg_trg_att",
+    ("decoder", enums.Part.CROSS): "src_trg_att",
 }
 _NORMS = {
     "encoder": ("layer_norm", "feed_forward.layer_norm"),
     "decoder": ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"),
 }
-_ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "swish": Activation.SILU}
+_ACTIVATIONS = {
+    "relu": enums.Activation.RELU,
+    "gelu": enums.Activation.GELU,
+    "swish": enums.Activation.SILU,
+}
 _STACK_OPTIONS = frozenset(
     "type num_layers num_heads embeddings hidden_size ff_size dropout freeze layer_norm activation"
     " alpha".split()
@@ -69,7 +65,7 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         norm = f"{torch}.{_NORMS[name][branch]}"
         layer += rules.layer_norm(norm, f"{flax}.residuals.{branch}.norm")
-        if part is Part.FFN:
+        if part is enums.Part.FFN:
             inner = f"{torch}.feed_forward.pwff_layer"
             layer += rules.linear(f"{inner}.0", f"{flax}.feed_forward.up")
             layer += rules.linear(f"{inner}.3", f"{flax}.feed_forward.down")
@@ -109,11 +105,13 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         num_heads=encoder.number("num_heads", 4),
         d_ff=encoder.number("ff_size", 2048),
         max_length=_LONGEST,
-        norm_placement=NormPlacement.PRE if pre else NormPlacement.POST,
+        norm_placement=enums.NormPlacement.PRE if pre else enums.NormPlacement.POST,
         norm_epsilon=1e-6,
         output_bias=False,
         padding_trained=False,
-        embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled[0] else EmbeddingScale.NONE,
+        embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL
+        if scaled[0]
+        else enums.EmbeddingScale.NONE,
         tying=TYINGS[tied_embeddings, model.flag("tied_softmax", False)],
         dropout=dropout,
         attention_dropout=dropout,
@@ -137,7 +135,7 @@ def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:
         "num_heads": stack.number("num_heads", heads),
         "d_ff": stack.number("ff_size", 2048),
         "activation": stack.choice("activation", _ACTIVATIONS, "relu"),
-        "positions": Positions.SINUSOIDAL_STORED,
+        "positions": enums.Positions.SINUSOIDAL_STORED,
         "final_norm": pre and "layer_norm" in stack.values,
     }
 

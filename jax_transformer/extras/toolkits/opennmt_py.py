@@ -14,17 +14,7 @@ from typing import Any
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.config import (
-    TYINGS,
-    Activation,
-    EmbeddingScale,
-    Norm,
-    NormPlacement,
-    Part,
-    Positions,
-    Sinusoids,
-    TransformerConfig,
-)
+from jax_transformer.config import TYINGS, TransformerConfig, enums
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
 from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
@@ -42,20 +32,20 @@ _LINEARS = {
     "out": "final_linear",
 }
 _LAYERS = {"encoder": "encoder.transformer.{i}", "decoder": "decoder.transformer_layers.{i}"}
-_ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "context_attn"}
+_ATTENTIONS = {enums.Part.SELF: "self_attn", enums.Part.CROSS: "context_attn"}
 _NORMS = {
     "encoder": ("layer_norm", "feed_forward.layer_norm"),
     "decoder": ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"),
 }
 _ACTIVATIONS = {
-    "relu": (Activation.RELU, False),
-    "gelu": (Activation.GELU, False),
-    "silu": (Activation.SILU, True),
-    "gated-gelu": (Activation.GELU, True),
+    "relu": (enums.Activation.RELU, False),
+    "gelu": (enums.Activation.GELU, False),
+    "silu": (enums.Activation.SILU, True),
+    "gated-gelu": (enums.Activation.GELU, True),
 }
 _SINUSOIDS = {
-    "SinusoidalInterleaved": Sinusoids.INTERLEAVED,
-    "SinusoidalConcat": Sinusoids.TENSOR2TENSOR,
+    "SinusoidalInterleaved": enums.Sinusoids.INTERLEAVED,
+    "SinusoidalConcat": enums.Sinusoids.TENSOR2TENSOR,
 }
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_task": ("seq2seq",),
@@ -92,12 +82,12 @@ def weight_table(config: TransformerConfig) -> Table:
 def _stack(name: str, config: TransformerConfig) -> Table:
     stack = getattr(config, name)
     torch, flax = _LAYERS[name], f"{name}.blocks.{{i}}"
-    with_bias = config.norm is Norm.LAYER
+    with_bias = config.norm is enums.Norm.LAYER
     layer: Table = []
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         norm = f"{torch}.{_NORMS[name][branch]}"
         layer += rules.layer_norm(norm, f"{flax}.residuals.{branch}.norm", bias=with_bias)
-        if part is Part.FFN:
+        if part is enums.Part.FFN:
             inner = {"w_1": "up", "w_2": "down"} | ({"w_3": "gate"} if stack.gated else {})
             for theirs, ours in inner.items():
                 module = f"{torch}.feed_forward.{theirs}"
@@ -108,7 +98,7 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     table = f"{name}.embeddings.make_embedding.pe.pe"
     positions: Table = (
         [rules.Rule(table, (f"{name}.positions.table",), rules.Each.SQUEEZE_1)]
-        if stack.positions is Positions.SINUSOIDAL_STORED
+        if stack.positions is enums.Positions.SINUSOIDAL_STORED
         else []
     )
     final = rules.layer_norm(f"{name}.layer_norm", f"{name}.final_norm", bias=with_bias)
@@ -137,8 +127,10 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
     for name in ("dec_hid_size", "src_word_vec_size", "tgt_word_vec_size"):
         if options.number(name, width) != width:
             raise InputError(f"{name} is not enc_hid_size={width}")
-    norm = options.choice("layer_norm", {"standard": Norm.LAYER, "rms": Norm.RMS}, "standard")
-    bias = norm is Norm.LAYER
+    norm = options.choice(
+        "layer_norm", {"standard": enums.Norm.LAYER, "rms": enums.Norm.RMS}, "standard"
+    )
+    bias = norm is enums.Norm.LAYER
     if options.flag("add_ffnbias", True) and not bias:
         raise InputError("add_ffnbias=True: with rms norms no layer has biases here")
     positions = options.flag("position_encoding", False)
@@ -146,7 +138,7 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
     shared: dict[str, Any] = {
         "activation": activation,
         "gated": gated,
-        "positions": Positions.SINUSOIDAL_STORED if positions else Positions.NONE,
+        "positions": enums.Positions.SINUSOIDAL_STORED if positions else enums.Positions.NONE,
         "sinusoids": options.choice("position_encoding_type", _SINUSOIDS, "SinusoidalInterleaved"),
         "final_norm": True,
     }
@@ -160,13 +152,15 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
         d_ff=options.number("transformer_ff", 2048),
         max_length=_LONGEST,
         norm=norm,
-        norm_placement=NormPlacement.PRE,
+        norm_placement=enums.NormPlacement.PRE,
         norm_epsilon=options.real("norm_eps", 1e-6),
         bias=bias,
         attention_bias=options.flag("add_qkvbias", False),
         output_bias=True,
         padding_trained=False,
-        embedding_scale=EmbeddingScale.SQRT_D_MODEL if positions else EmbeddingScale.NONE,
+        embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL
+        if positions
+        else enums.EmbeddingScale.NONE,
         tying=tying,
         dropout=dropout,
         attention_dropout=options.real("attention_dropout", dropout),

@@ -11,27 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jax_transformer.config import (
-    AttentionSpan,
-    EmbeddingNormOf,
-    HeadMerge,
-    Mask,
-    Mixing,
-    Part,
-    PositionIndex,
-    Positions,
-    PositionsAt,
-    Residual,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 
 MODEL = "model.bin"
-RELATIVE = (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK)
+RELATIVE = (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK)
 _BRANCHES = {
-    "encoder": ((Part.SELF,), (Part.FFN,)),
-    "decoder": ((Part.SELF,), (Part.CROSS,), (Part.FFN,)),
+    "encoder": ((enums.Part.SELF,), (enums.Part.FFN,)),
+    "decoder": ((enums.Part.SELF,), (enums.Part.CROSS,), (enums.Part.FFN,)),
 }
 
 
@@ -82,33 +69,33 @@ def _structure(name: str, stack: StackConfig) -> Iterator[str]:
         shown = ", ".join(" of ".join(reversed(branch)) for branch in parts)
         expected = ", ".join(part for (part,) in _BRANCHES[name])
         yield f"{name}.branches is {shown} (it has {expected})"
-    if any(branch.residual is not Residual.INPUT for branch in stack.branches):
+    if any(branch.residual is not enums.Residual.INPUT for branch in stack.branches):
         yield f"{name}.branches has the residual 'memory'"
-    if stack.attention_span is not AttentionSpan.FULL:
+    if stack.attention_span is not enums.AttentionSpan.FULL:
         yield f"{name}.attention_span='{stack.attention_span}'"
-    if stack.mixing is not Mixing.WEIGHTED:
+    if stack.mixing is not enums.Mixing.WEIGHTED:
         yield f"{name}.mixing='{stack.mixing}'"
-    if stack.head_merge is not HeadMerge.CONCATENATED:
+    if stack.head_merge is not enums.HeadMerge.CONCATENATED:
         yield f"{name}.head_merge='{stack.head_merge}'"
-    if stack.embedding_norm and stack.embedding_norm_of is not EmbeddingNormOf.SUM:
+    if stack.embedding_norm and stack.embedding_norm_of is not enums.EmbeddingNormOf.SUM:
         yield (
             f"{name}.embedding_norm_of='{stack.embedding_norm_of}' (its norm comes after positions)"
         )
 
 
 def _positions(name: str, stack: StackConfig, config: TransformerConfig) -> Iterator[str]:
-    if stack.positions is Positions.NONE:
+    if stack.positions is enums.Positions.NONE:
         return
-    if stack.positions_at is not PositionsAt.EMBEDDING:
+    if stack.positions_at is not enums.PositionsAt.EMBEDDING:
         yield f"{name}.positions_at='{stack.positions_at}' (it adds positions to embeddings)"
     starts_with_padding = name == "decoder" and config.bos_id == config.target_pad_id
-    if stack.position_index is PositionIndex.NOT_PADDING and starts_with_padding:
+    if stack.position_index is enums.PositionIndex.NOT_PADDING and starts_with_padding:
         yield (
             f"{name}.position_index='{stack.position_index}' with bos_id=target_pad_id="
             f"{config.bos_id} (the start gets no position)"
         )
     if stack.positions in RELATIVE:
-        directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+        directions = 1 if enums.Mask.CAUSAL in stack.self_mask else 2
         count = stack.relative_buckets // directions
         if distance := _differing_bucket(config.max_length, count, stack.relative_max_distance):
             yield (
@@ -135,14 +122,14 @@ def _differing_bucket(length: int, count: int, max_distance: int) -> int:
 
 def _masks(config: TransformerConfig) -> Iterator[str]:
     encoder, decoder = config.encoder, config.decoder
-    if Mask.SOURCE_PADDING not in encoder.self_mask:
+    if enums.Mask.SOURCE_PADDING not in encoder.self_mask:
         yield "encoder.self_mask=() (it never attends to padding)"
-    if Mask.CAUSAL not in decoder.self_mask:
+    if enums.Mask.CAUSAL not in decoder.self_mask:
         shown = ", ".join(decoder.self_mask)
         yield f"decoder.self_mask=({shown}) (it never attends to later tokens)"
-    if Mask.SOURCE_PADDING not in decoder.cross_mask:
+    if enums.Mask.SOURCE_PADDING not in decoder.cross_mask:
         yield "decoder.cross_mask=() (it never attends to padding)"
-    if Mask.TARGET_PADDING in decoder.self_mask and config.bos_id == config.target_pad_id:
+    if enums.Mask.TARGET_PADDING in decoder.self_mask and config.bos_id == config.target_pad_id:
         yield (
             "decoder.self_mask has target_padding, and bos_id=target_pad_id="
             f"{config.bos_id} (it attends to the start)"

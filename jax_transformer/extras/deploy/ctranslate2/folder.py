@@ -17,16 +17,7 @@ import numpy as np
 
 from jax_transformer import transformer
 from jax_transformer.architectures.tokenizer_recipe import TargetStart
-from jax_transformer.config import (
-    Activation,
-    EmbeddingScale,
-    LogitScale,
-    Norm,
-    NormPlacement,
-    Positions,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.config.fields import position_row
 from jax_transformer.convert import conversion
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -39,10 +30,10 @@ from jax_transformer.nn import attention, embeddings
 Arrays = Mapping[str, np.ndarray]
 
 _ACTIVATIONS = {
-    Activation.RELU: "RELU",
-    Activation.GELU: "GELU",
-    Activation.GELU_TANH: "GELUTanh",
-    Activation.SILU: "SWISH",
+    enums.Activation.RELU: "RELU",
+    enums.Activation.GELU: "GELU",
+    enums.Activation.GELU_TANH: "GELUTanh",
+    enums.Activation.SILU: "SWISH",
 }
 _LONGEST = 7
 """Tokens of the longest line of the self-check."""
@@ -155,7 +146,7 @@ def _spec(config: TransformerConfig, arrays: Arrays) -> Any:
     names = ("output.bias", "output_bias", "logits_bias")
     if biases := [arrays[name] for name in names if name in arrays]:
         decoder.projection.bias = np.sum(biases, axis=0)
-    if config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL:
+    if config.logit_scale is enums.LogitScale.INVERSE_SQRT_D_MODEL:
         decoder.scale_outputs = np.float32(config.d_model**-0.5)
     spec = transformer_spec.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = config.norm_epsilon
@@ -176,7 +167,7 @@ def _options(config: TransformerConfig, stack: StackConfig) -> dict[str, Any]:
         "layernorm_embedding": stack.embedding_norm,
         "relative_attention_bias": stack.positions in RELATIVE,
         "ffn_glu": stack.gated,
-        "rms_norm": config.norm is Norm.RMS,
+        "rms_norm": config.norm is enums.Norm.RMS,
         "head_dim": config.head_width_of(stack),
     }
 
@@ -184,8 +175,8 @@ def _options(config: TransformerConfig, stack: StackConfig) -> dict[str, Any]:
 def _stack(
     spec: Any, name: str, stack: StackConfig, config: TransformerConfig, arrays: Arrays
 ) -> None:
-    spec.pre_norm = config.norm_placement is NormPlacement.PRE
-    spec.scale_embeddings = config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
+    spec.pre_norm = config.norm_placement is enums.NormPlacement.PRE
+    spec.scale_embeddings = config.embedding_scale is enums.EmbeddingScale.SQRT_D_MODEL
     if stack.positions not in RELATIVE:
         spec.position_encodings.encodings = _position_table(name, stack, config, arrays)
     if stack.embedding_norm:
@@ -205,7 +196,7 @@ def _stack(
             part.queries_scale = np.float32(scale)
             _norm(part.layer_norm, f"{block}.residuals.{j}.norm", arrays)
         if stack.positions in RELATIVE:
-            owner = name if stack.positions is Positions.RELATIVE else block
+            owner = name if stack.positions is enums.Positions.RELATIVE else block
             layer.self_attention.relative_attention_bias = arrays[f"{owner}.relative.embedding"]
             layer.self_attention.relative_attention_max_distance = np.int32(
                 stack.relative_max_distance
@@ -235,7 +226,7 @@ def _position_table(
 ) -> np.ndarray:
     """Return the vectors of all positions (n, d), in float32; the engine's own would be others."""
     rows = [position_row(stack.position_index, i) for i in range(config.longest)]
-    if stack.positions is Positions.NONE:
+    if stack.positions is enums.Positions.NONE:
         return np.zeros((len(rows), config.d_model), np.float32)
     table = arrays.get(f"{name}.positions.table")
     if table is None:

@@ -18,17 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS
-from jax_transformer.config import (
-    TYINGS,
-    Activation,
-    EmbeddingScale,
-    NormPlacement,
-    Part,
-    Positions,
-    Sinusoids,
-    StackConfig,
-    TransformerConfig,
-)
+from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.extras.toolkits.toolkit import Options
 from jax_transformer.storage import tensors
@@ -39,7 +29,11 @@ LONGEST = 1024
 """The longest line in tokens: Marian computes positions without an end."""
 _DROPOUT = 0.1
 """The rate in training, which no model names."""
-_ACTIVATIONS = {"relu": Activation.RELU, "swish": Activation.SILU, "gelu": Activation.GELU}
+_ACTIVATIONS = {
+    "relu": enums.Activation.RELU,
+    "swish": enums.Activation.SILU,
+    "gelu": enums.Activation.GELU,
+}
 _READ = frozenset(
     """dim-vocabs dim-emb enc-depth dec-depth transformer-heads transformer-dim-ffn
     transformer-decoder-dim-ffn transformer-ffn-activation transformer-preprocess
@@ -72,7 +66,10 @@ _WITHOUT_EFFECT = (
     *("transformer-guided-alignment-layer", "transformer-depth-scaling", "transformer-alibi-"),
 )
 """Beginnings of options of other models, and of training, as are those of dropout."""
-_ATTENTIONS = {Part.SELF: ("self", "self_attn"), Part.CROSS: ("context", "encoder_attn")}
+_ATTENTIONS = {
+    enums.Part.SELF: ("self", "self_attn"),
+    enums.Part.CROSS: ("context", "encoder_attn"),
+}
 
 
 class _Row(NamedTuple):
@@ -101,8 +98,8 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
     d_ff = values.number("transformer-dim-ffn")
     shared: dict[str, Any] = {
         "activation": values.choice("transformer-ffn-activation", _ACTIVATIONS, "relu"),
-        "positions": Positions.SINUSOIDAL_STORED,
-        "sinusoids": Sinusoids.TENSOR2TENSOR,
+        "positions": enums.Positions.SINUSOIDAL_STORED,
+        "sinusoids": enums.Sinusoids.TENSOR2TENSOR,
         "embedding_norm": "n" in _operations(values, "transformer-postprocess-emb", ("", "n")),
         "final_norm": "n" in _operations(values, "transformer-postprocess-top", ("", "n")),
     }
@@ -131,13 +128,13 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
             num_heads=values.number("transformer-heads"),
             d_ff=d_ff,
             max_length=LONGEST,
-            norm_placement=NormPlacement.PRE if pre_norm else NormPlacement.POST,
+            norm_placement=enums.NormPlacement.PRE if pre_norm else enums.NormPlacement.POST,
             norm_epsilon=1e-6,
             output_bias=False,
             logits_bias=True,
             padding_trained=False,
             padding_frozen=True,
-            embedding_scale=EmbeddingScale.SQRT_D_MODEL,
+            embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL,
             tying=TYINGS[one_embedding, tied_output],
             dropout=_DROPOUT,
             embedding_dropout=_DROPOUT if dropped else 0.0,
@@ -151,7 +148,9 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
 
 def as_transformers_computes(config: TransformerConfig) -> TransformerConfig:
     """Return the configuration with the sinusoids and the norms of transformers' ``marian``."""
-    stacks = {name: replace(getattr(config, name), sinusoids=Sinusoids.HALVES) for name in BRANCHES}
+    stacks = {
+        name: replace(getattr(config, name), sinusoids=enums.Sinusoids.HALVES) for name in BRANCHES
+    }
     return replace(config, norm_epsilon=1e-5, **stacks)
 
 
@@ -219,13 +218,13 @@ def _rows(config: TransformerConfig, output_bias: bool) -> Iterator[_Row]:
 def _stack(side: str, config: TransformerConfig) -> Iterator[_Row]:
     stack: StackConfig = getattr(config, side)
     d, width = config.d_model, stack.d_ff or config.d_ff
-    pre = "_pre" if config.norm_placement is NormPlacement.PRE else ""
+    pre = "_pre" if config.norm_placement is enums.NormPlacement.PRE else ""
     if stack.embedding_norm:
         yield from _norm(f"{side}_emb", "_pre", f"model.{side}.layernorm_embedding", d)
     for i in range(stack.layers):
         stored, name = f"{side}_l{i + 1}", f"model.{side}.layers.{i}"
         for part in stack.parts:
-            if part is Part.FFN:
+            if part is enums.Part.FFN:
                 for number, shape in (("1", (d, width)), ("2", (width, d))):
                     yield from _linear(f"{stored}_ffn", number, shape, f"{name}.fc{number}")
                 yield from _norm(f"{stored}_ffn_ffn", pre, f"{name}.final_layer_norm", d)
