@@ -309,6 +309,11 @@ class Part2Encoder(Lesson10):
 
 
 OF: dict[str, Any] = {
-    "blog2023": Blog2023(), "deep_dive": DeepDive(), "from_scratch": FromScratch(),
-    "lesson10": Lesson10(), "part2_encoder": Part2Encoder(), "torch_nn": TorchNN()}  # fmt: skip
+    "blog2023": Blog2023(),
+    "deep_dive": DeepDive(),
+    "from_scratch": FromScratch(),
+    "lesson10": Lesson10(),
+    "part2_encoder": Part2Encoder(),
+    "torch_nn": TorchNN(),
+}
 """The calls by the name of the architecture."""

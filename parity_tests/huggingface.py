@@ -26,10 +26,20 @@ from parity_tests.marks import quick_if
 from torch_reference.huggingface import KeepFloat64
 
 _SIZES: dict[str, Any] = {
-    "vocab_size": 41, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 3, "encoder_ffn_dim": 20,
-    "decoder_ffn_dim": 28, "max_position_embeddings": 33, "pad_token_id": 1, "bos_token_id": 0,
-    "eos_token_id": 2, "decoder_start_token_id": 2}  # fmt: skip
+    "vocab_size": 41,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 28,
+    "max_position_embeddings": 33,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 _T5_SIZES: dict[str, Any] = {
     "vocab_size": 41,
     "d_model": 24,
@@ -52,8 +62,14 @@ _LONG_T5 = _T5_SIZES | {
 }
 # Lengths are equal, so that no shape shows a missing transpose
 _SQUARE: dict[str, Any] = {
-    "d_model": 20, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "vocab_size": 20, "max_position_embeddings": 20}  # fmt: skip
+    "d_model": 20,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 20,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "vocab_size": 20,
+    "max_position_embeddings": 20,
+}
 _MARIAN = {
     "pad_token_id": 40,
     "decoder_start_token_id": 40,

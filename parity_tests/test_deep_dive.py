@@ -22,8 +22,15 @@ from parity_tests.twins import Pair, as_torch, pair, ragged_target
 from torch_reference.deep_dive import TransformerArchitecture
 
 SIZES = dict(
-    source_vocab_size=11, target_vocab_size=13, d_model=12, head_dim=12, num_heads=3, d_ff=48,
-    num_layers=1, max_length=60)  # fmt: skip
+    source_vocab_size=11,
+    target_vocab_size=13,
+    d_model=12,
+    head_dim=12,
+    num_heads=3,
+    d_ff=48,
+    num_layers=1,
+    max_length=60,
+)
 FORMS = ["deep_dive", "deep_dive_repaired"]
 
 

@@ -120,8 +120,13 @@ def test_every_gradient(case):
 # torch's default epsilon: a key bias has only rounding for a gradient, which Adam divides by
 # epsilon
 OPTIMIZER = OptimizerOptions(
-    learning_rate=1e-2, warmup_steps=3, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5,
-    label_smoothing=SMOOTHING)  # fmt: skip
+    learning_rate=1e-2,
+    warmup_steps=3,
+    epsilon=1e-8,
+    weight_decay=0.1,
+    clip_norm=0.5,
+    label_smoothing=SMOOTHING,
+)
 
 
 def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:

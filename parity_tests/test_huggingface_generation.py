@@ -45,17 +45,31 @@ MAX_NEW_TOKENS = 12
 # token
 CONSTRAINTS: list[dict[str, Any]] = [
     {
-        "repetition_penalty": 1.4, "min_length": 5, "suppress_tokens": [7, 11],
-        "bad_words_ids": [[9], [12, 13]]},
+        "repetition_penalty": 1.4,
+        "min_length": 5,
+        "suppress_tokens": [7, 11],
+        "bad_words_ids": [[9], [12, 13]],
+    },
     {
-        "no_repeat_ngram_size": 2, "forced_eos": True, "renormalize_logits": True,
-        "bad_words_ids": [[9], [12, 13], [3, 4, 5]]},
+        "no_repeat_ngram_size": 2,
+        "forced_eos": True,
+        "renormalize_logits": True,
+        "bad_words_ids": [[9], [12, 13], [3, 4, 5]],
+    },
     {
-        "no_repeat_ngram_size": 3, "encoder_no_repeat_ngram_size": 2, "forced_bos_token_id": 6,
-        "min_new_tokens": 3, "begin_suppress_tokens": [8]},
+        "no_repeat_ngram_size": 3,
+        "encoder_no_repeat_ngram_size": 2,
+        "forced_bos_token_id": 6,
+        "min_new_tokens": 3,
+        "begin_suppress_tokens": [8],
+    },
     {
-        "no_repeat_ngram_size": 1, "forced_bos_token_id": 10, "forced_eos": True,
-        "repetition_penalty": 0.9}]  # fmt: skip
+        "no_repeat_ngram_size": 1,
+        "forced_bos_token_id": 10,
+        "forced_eos": True,
+        "repetition_penalty": 0.9,
+    },
+]
 SEARCHES: dict[int, list[dict[str, Any]]] = {
     1: [{}],
     2: [
@@ -284,8 +298,13 @@ SINGLE_CONSTRAINTS: list[dict[str, Any]] = [
     {"renormalize_logits": True, "suppress_tokens": [3]},
     {"forced_eos_token_id": [2, 3], "suppress_tokens": [2]},
     {
-        "repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "forced_eos_token_id": 2,
-        "forced_bos_token_id": 4, "suppress_tokens": [3]}]  # fmt: skip
+        "repetition_penalty": 1.7,
+        "no_repeat_ngram_size": 2,
+        "forced_eos_token_id": 2,
+        "forced_bos_token_id": 4,
+        "suppress_tokens": [3],
+    },
+]
 
 
 # Constraints that depend on where the generated tokens begin, after a prompt of three tokens

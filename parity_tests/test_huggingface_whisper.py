@@ -439,11 +439,20 @@ PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "forced in config.json": ({}, {"forced_decoder_ids": [[1, YUE], [2, TRANSLATE]]}, {}),
     "forced in both": (
         {"forced_decoder_ids": [[1, DE], [2, TRANSCRIBE], [3, "<|notimestamps|>"]]},
-        {"forced_decoder_ids": [[1, YUE]]}, {}),
+        {"forced_decoder_ids": [[1, YUE]]},
+        {},
+    ),
     "forced tokens and a call's task": (
-        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]}, {}, {"task": "transcribe"}),
+        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]},
+        {},
+        {"task": "transcribe"},
+    ),
     "forced tokens and a folder's language": (
-        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]], "language": "yue"}, {}, {})}  # fmt: skip
+        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]], "language": "yue"},
+        {},
+        {},
+    ),
+}
 
 
 @pytest.mark.parametrize("times", [False, True])

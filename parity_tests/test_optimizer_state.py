@@ -24,8 +24,13 @@ from parity_tests.test_switching_frameworks import as_arrays, as_tensors
 from parity_tests.unit.convert.test_optimizer_state import assert_same
 
 NAMES = [
-    *DOCUMENTS, "small", "part2_encoder square", "lesson10 square", "torch.nn norm_first",
-    "torch.nn tied output"]  # fmt: skip
+    *DOCUMENTS,
+    "small",
+    "part2_encoder square",
+    "lesson10 square",
+    "torch.nn norm_first",
+    "torch.nn tied output",
+]
 RATE, DECAY = 1e-2, 0.1
 
 
@@ -88,13 +93,18 @@ def decayed_alone(module: Any) -> list[dict[str, Any]]:
 
 TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda module: torch.optim.AdamW(
-        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY),
+        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY
+    ),
     "adam": lambda module: torch.optim.Adam(
-        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY),
+        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY
+    ),
     "sgd": lambda module: torch.optim.SGD(
-        module.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY),
+        module.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY
+    ),
     "nesterov": lambda module: torch.optim.SGD(
-        module.parameters(), lr=RATE, momentum=0.9, nesterov=True)}  # fmt: skip
+        module.parameters(), lr=RATE, momentum=0.9, nesterov=True
+    ),
+}
 OPTAX: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY),
     "adam": lambda: optax.chain(optax.add_decayed_weights(DECAY), optax.adam(RATE, 0.9, 0.98)),

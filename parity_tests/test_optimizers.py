@@ -18,13 +18,18 @@ BOUND = 1e-14
 OPTIONS = {
     "adamw": OptimizerOptions(weight_decay=0.1, warmup_steps=3, clip_norm=0.5),
     "adam": OptimizerOptions(
-        OptimizerName.ADAM, schedule=Schedule.LINEAR, weight_decay=0.1, warmup_steps=3),
+        OptimizerName.ADAM, schedule=Schedule.LINEAR, weight_decay=0.1, warmup_steps=3
+    ),
     "sgd": OptimizerOptions(
-        OptimizerName.SGD, schedule=Schedule.INVERSE_SQRT, warmup_steps=2, clip_norm=0.5),
+        OptimizerName.SGD, schedule=Schedule.INVERSE_SQRT, warmup_steps=2, clip_norm=0.5
+    ),
     "nesterov": OptimizerOptions(
-        OptimizerName.SGD, nesterov=True, schedule=Schedule.LINEAR, warmup_steps=0),
+        OptimizerName.SGD, nesterov=True, schedule=Schedule.LINEAR, warmup_steps=0
+    ),
     "without momentum": OptimizerOptions(
-        OptimizerName.SGD, momentum=0.0, schedule=Schedule.CONSTANT, weight_decay=0.0)}  # fmt: skip
+        OptimizerName.SGD, momentum=0.0, schedule=Schedule.CONSTANT, weight_decay=0.0
+    ),
+}
 SHAPES = {"kernel": (5, 3), "bias": (3,)}
 
 

@@ -87,13 +87,24 @@ def test_a_correct_model_agrees_in_outputs_and_gradients(both):
 @pytest.mark.parametrize(
     ("name", "change", "module"),
     [
-        ("encoder.layers.0.linear1.weight", one_weight,
-         "encoder.blocks.0.feed_forward.up | encoder.layers.0.linear1"),
-        ("encoder.layers.0.linear2.weight", np.transpose,
-         "encoder.blocks.0.feed_forward.down | encoder.layers.0.linear2"),
-        ("encoder.layers.0.self_attn.in_proj_weight", queries_and_keys_swapped,
-         "encoder.blocks.0.self_attention | encoder.layers.0.self_attn")],
-    ids=["one weight", "transposed square kernel", "swapped queries and keys"])  # fmt: skip
+        (
+            "encoder.layers.0.linear1.weight",
+            one_weight,
+            "encoder.blocks.0.feed_forward.up | encoder.layers.0.linear1",
+        ),
+        (
+            "encoder.layers.0.linear2.weight",
+            np.transpose,
+            "encoder.blocks.0.feed_forward.down | encoder.layers.0.linear2",
+        ),
+        (
+            "encoder.layers.0.self_attn.in_proj_weight",
+            queries_and_keys_swapped,
+            "encoder.blocks.0.self_attention | encoder.layers.0.self_attn",
+        ),
+    ],
+    ids=["one weight", "transposed square kernel", "swapped queries and keys"],
+)
 def test_wrong_weights_are_named_at_their_module(both, name, change, module):
     report = compared(both, changed(both, name, change))
     assert report.summary().startswith(f"{module}: its input agrees and its output differs")

@@ -168,10 +168,18 @@ def test_fresh_weights_of_vaswani_have_the_bounds_that_it_states():
 # Source padding
 
 
-@pytest.mark.parametrize(("name", "seen"), [
-    ("deep_dive", True), ("deep_dive_repaired", False), ("from_scratch", False),
-    ("part2_encoder", True), ("part2_encoder_repaired", False), ("blog2023", True),
-    ("blog2023_repaired", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("deep_dive", True),
+        ("deep_dive_repaired", False),
+        ("from_scratch", False),
+        ("part2_encoder", True),
+        ("part2_encoder_repaired", False),
+        ("blog2023", True),
+        ("blog2023_repaired", False),
+    ],
+)
 def test_more_source_padding_changes_only_what_sees_it(name: str, seen: bool):
     """Three more pads after every line: the logits or, where lengths are equal, the memory."""
     both = pair(cases.config_of(name))

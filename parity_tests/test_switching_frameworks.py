@@ -96,8 +96,14 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 SIZES: dict[str, Any] = dict(
-    d_model=16, num_heads=2, encoder_layers=1, decoder_layers=1, max_length=40, dropout=0.0,
-    embedding_dropout=0.0)  # fmt: skip
+    d_model=16,
+    num_heads=2,
+    encoder_layers=1,
+    decoder_layers=1,
+    max_length=40,
+    dropout=0.0,
+    embedding_dropout=0.0,
+)
 # A tied and packed module; one with unused blocks, whose parameters the optimizer has and never
 # updates; two batches per update
 FLIGHTS = {
@@ -368,16 +374,21 @@ def group(**changes: Any) -> Callable[[Checkpoint], None]:
     return lambda saved: saved["optimizer"]["param_groups"][0].update(changes)
 
 
-@pytest.mark.parametrize(("change", "kind", "words"), [
-    (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
-    (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
-    (group(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
-    (group(weight_decay=0.3), ConfigError, ["weight_decay (0.3 there, 0.01 here)"]),
-    (
-        lambda saved: saved["scheduler"].update(last_epoch=N + 1),
-        ConfigError,
-        ["the learning rate after 5 updates"]),
-    (group(amsgrad=True), InputError, ["amsgrad"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
+        (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
+        (group(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
+        (group(weight_decay=0.3), ConfigError, ["weight_decay (0.3 there, 0.01 here)"]),
+        (
+            lambda saved: saved["scheduler"].update(last_epoch=N + 1),
+            ConfigError,
+            ["the learning rate after 5 updates"],
+        ),
+        (group(amsgrad=True), InputError, ["amsgrad"]),
+    ],
+)
 def test_files_of_another_run_are_refused(
     flight: Flight, stayed, change: Callable, kind: type, words: list[str]
 ):

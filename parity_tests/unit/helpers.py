@@ -18,8 +18,14 @@ from jax_transformer.config import Positions, TransformerConfig, Tying
 # Odd sizes show swapped axes; square ones (d_model = d_ff = vocabulary = max_length) hide nothing
 # behind a shape that happens to fit.
 ODD: dict[str, Any] = dict(
-    source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, d_ff=20, num_layers=2,
-    max_length=20)  # fmt: skip
+    source_vocab_size=11,
+    target_vocab_size=13,
+    d_model=12,
+    num_heads=3,
+    d_ff=20,
+    num_layers=2,
+    max_length=20,
+)
 SQUARE: dict[str, Any] = dict(
     vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=16
 )

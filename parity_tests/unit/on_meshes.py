@@ -39,8 +39,15 @@ from parity_tests.unit import helpers
 from parity_tests.unit.training.test_step import batch_of
 
 SIZES: dict[str, Any] = dict(
-    source_vocab_size=24, target_vocab_size=24, d_model=32, num_heads=4, d_ff=64, num_layers=1,
-    dropout=0.2, attention_dropout=0.1)  # fmt: skip
+    source_vocab_size=24,
+    target_vocab_size=24,
+    d_model=32,
+    num_heads=4,
+    d_ff=64,
+    num_layers=1,
+    dropout=0.2,
+    attention_dropout=0.1,
+)
 Mesh = tuple[int, int, int]
 """Devices on the axes data, fsdp and tensor."""
 ONE: Mesh = (1, 1, 1)

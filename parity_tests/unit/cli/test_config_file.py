@@ -109,9 +109,20 @@ def test_an_empty_file_changes_nothing(write, content):
     assert parsed("--config", write(content)) == TrainOptions()
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("1e-3", 1e-3), ("1E3", 1e3), ("1.5e-3", 1.5e-3), (".5", 0.5), ("5.", 5.0), ("3", 3.0),
-    ("1_000", 1e3), ("+2e+1", 20.0), ("9007199254740991", 2.0**53 - 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E3", 1e3),
+        ("1.5e-3", 1.5e-3),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("3", 3.0),
+        ("1_000", 1e3),
+        ("+2e+1", 20.0),
+        ("9007199254740991", 2.0**53 - 1),
+    ],
+)
 def test_yaml_numbers_are_parsed_as_their_field_s_type(write, text, value):
     number = parsed(
         "--config", write(f"optimizer: {{learning_rate: {text}}}")

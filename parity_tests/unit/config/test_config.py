@@ -168,61 +168,99 @@ def edited(path: str, value) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize(("path", "value", "message"), [
-    ("d_modle", 8, "unknown key 'd_modle' (did you mean 'd_model'?)"),
-    ("zzz", 8, "unknown key 'zzz'"),
-    ("encoder/layer", 8, "unknown key 'encoder.layer' (did you mean 'layers'?)"),
-    ("decoder/branches/1/residuals", "input",
-     "unknown key 'decoder.branches[1].residuals' (did you mean 'residual'?)"),
-    ("d_model", ..., "missing key 'd_model'"),
-    ("decoder/layers", ..., "missing key 'decoder.layers'"),
-    ("encoder/branches/0/parts", ..., "missing key 'encoder.branches[0].parts'"),
-    ("d_model", "512", "d_model must be int, not '512'"),
-    ("d_model", 512.0, "d_model must be int, not 512.0"),
-    ("d_model", True, "d_model must be int, not True"),
-    ("d_model", None, "d_model must be int, not None"),
-    ("head_dim", "64", "head_dim must be int, not '64'"),
-    ("dropout", "0.1", "dropout must be float, not '0.1'"),
-    ("bias", 1, "bias must be bool, not 1"),
-    ("compute_dtype", 16, "compute_dtype must be str, not 16"),
-    ("encoder", [], "encoder must be an object, not list"),
-    ("encoder/layers", "6", "encoder.layers must be int, not '6'"),
-    ("encoder/branches", {}, "encoder.branches must be a list, not {}"),
-    ("decoder/branches/2", "ffn", "decoder.branches[2] must be an object, not str"),
-    ("encoder/self_mask", "causal", "encoder.self_mask must be a list, not 'causal'"),
-    ("norm_placement", "pre-norm",
-     "norm_placement='pre-norm' is not one of post, pre (did you mean 'pre'?)"),
-    ("norm_placement", "PRE", "norm_placement='PRE' is not one of post, pre"),
-    (
-        "norm_placement", ["pre"],
-        "norm_placement=['pre'] is not one of post, pre (did you mean 'pre'?)"),
-    ("encoder/activation", "geluu",
-     "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu "
-     "(did you mean 'gelu'?)"),
-    ("decoder/mixing", "sum",
-     "decoder.mixing='sum' is not one of weighted, summed (did you mean 'summed'?)"),
-    ("encoder/head_merge", "rawr",
-     "encoder.head_merge='rawr' is not one of concatenated, raw (did you mean 'raw'?)"),
-    ("mask_fill", "exclude",
-     "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 "
-     "(did you mean 'excluded'?)"),
-    ("encoder/positions_at", "ffn",
-     "encoder.positions_at='ffn' is not one of embedding, feed_forward"),
-    ("encoder/position_index", "rank",
-     "encoder.position_index='rank' is not one of order, truncated_cosine, not_padding"),
-    ("encoder/attention_dropout", "0.1", "encoder.attention_dropout must be float, not '0.1'"),
-    ("encoder/init", "xavir",
-     "encoder.init='xavir' is not one of torch, torch_transformer, xavier "
-     "(did you mean 'xavier'?)"),
-    ("attention_bias", 0, "attention_bias must be bool, not 0"),
-    ("embedding_dropouts", 1.5, "embedding_dropouts must be int, not 1.5"),
-    (
-        "decoder/unused", [{"part": ["feed_forward"]}],
-        "unknown key 'decoder.unused[0].part' (did you mean 'parts'?)"),
-    ("decoder/branches/0/parts/0", "self_atention",
-     "decoder.branches[0].parts[0]='self_atention' is not one of self_attention, "
-     "cross_attention, feed_forward"
-     " (did you mean 'self_attention'?)")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("d_modle", 8, "unknown key 'd_modle' (did you mean 'd_model'?)"),
+        ("zzz", 8, "unknown key 'zzz'"),
+        ("encoder/layer", 8, "unknown key 'encoder.layer' (did you mean 'layers'?)"),
+        (
+            "decoder/branches/1/residuals",
+            "input",
+            "unknown key 'decoder.branches[1].residuals' (did you mean 'residual'?)",
+        ),
+        ("d_model", ..., "missing key 'd_model'"),
+        ("decoder/layers", ..., "missing key 'decoder.layers'"),
+        ("encoder/branches/0/parts", ..., "missing key 'encoder.branches[0].parts'"),
+        ("d_model", "512", "d_model must be int, not '512'"),
+        ("d_model", 512.0, "d_model must be int, not 512.0"),
+        ("d_model", True, "d_model must be int, not True"),
+        ("d_model", None, "d_model must be int, not None"),
+        ("head_dim", "64", "head_dim must be int, not '64'"),
+        ("dropout", "0.1", "dropout must be float, not '0.1'"),
+        ("bias", 1, "bias must be bool, not 1"),
+        ("compute_dtype", 16, "compute_dtype must be str, not 16"),
+        ("encoder", [], "encoder must be an object, not list"),
+        ("encoder/layers", "6", "encoder.layers must be int, not '6'"),
+        ("encoder/branches", {}, "encoder.branches must be a list, not {}"),
+        ("decoder/branches/2", "ffn", "decoder.branches[2] must be an object, not str"),
+        ("encoder/self_mask", "causal", "encoder.self_mask must be a list, not 'causal'"),
+        (
+            "norm_placement",
+            "pre-norm",
+            "norm_placement='pre-norm' is not one of post, pre (did you mean 'pre'?)",
+        ),
+        ("norm_placement", "PRE", "norm_placement='PRE' is not one of post, pre"),
+        (
+            "norm_placement",
+            ["pre"],
+            "norm_placement=['pre'] is not one of post, pre (did you mean 'pre'?)",
+        ),
+        (
+            "encoder/activation",
+            "geluu",
+            "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu "
+            "(did you mean 'gelu'?)",
+        ),
+        (
+            "decoder/mixing",
+            "sum",
+            "decoder.mixing='sum' is not one of weighted, summed (did you mean 'summed'?)",
+        ),
+        (
+            "encoder/head_merge",
+            "rawr",
+            "encoder.head_merge='rawr' is not one of concatenated, raw (did you mean 'raw'?)",
+        ),
+        (
+            "mask_fill",
+            "exclude",
+            "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 "
+            "(did you mean 'excluded'?)",
+        ),
+        (
+            "encoder/positions_at",
+            "ffn",
+            "encoder.positions_at='ffn' is not one of embedding, feed_forward",
+        ),
+        (
+            "encoder/position_index",
+            "rank",
+            "encoder.position_index='rank' is not one of order, truncated_cosine, not_padding",
+        ),
+        ("encoder/attention_dropout", "0.1", "encoder.attention_dropout must be float, not '0.1'"),
+        (
+            "encoder/init",
+            "xavir",
+            "encoder.init='xavir' is not one of torch, torch_transformer, xavier "
+            "(did you mean 'xavier'?)",
+        ),
+        ("attention_bias", 0, "attention_bias must be bool, not 0"),
+        ("embedding_dropouts", 1.5, "embedding_dropouts must be int, not 1.5"),
+        (
+            "decoder/unused",
+            [{"part": ["feed_forward"]}],
+            "unknown key 'decoder.unused[0].part' (did you mean 'parts'?)",
+        ),
+        (
+            "decoder/branches/0/parts/0",
+            "self_atention",
+            "decoder.branches[0].parts[0]='self_atention' is not one of self_attention, "
+            "cross_attention, feed_forward"
+            " (did you mean 'self_attention'?)",
+        ),
+    ],
+)
 def test_json_is_refused_by_the_dotted_name_of_the_key(path, value, message):
     with pytest.raises(ConfigError) as error:
         jt.TransformerConfig.from_json(edited(path, value))

@@ -93,13 +93,21 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     assert "(`nrefs:1|case:mixed`)" in text and "add `license:`" in text
 
 
-@pytest.mark.parametrize(("init", "name_or_path", "base", "origin"), [
-    ("hf:Helsinki-NLP/opus-mt-en-de@main", "another/model", "Helsinki-NLP/opus-mt-en-de",
-     "Helsinki-NLP/opus-mt-en-de"),
-    ("/home/me/opus", "Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de", "opus"),
-    ("/home/me/opus", "/tmp/Helsinki-NLP/opus-mt-en-de", None, "opus"),
-    ("/home/me/opus", "out/checkpoint-500", None, "opus"),
-    ("/home/me/opus", None, None, "opus")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("init", "name_or_path", "base", "origin"),
+    [
+        (
+            "hf:Helsinki-NLP/opus-mt-en-de@main",
+            "another/model",
+            "Helsinki-NLP/opus-mt-en-de",
+            "Helsinki-NLP/opus-mt-en-de",
+        ),
+        ("/home/me/opus", "Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de", "opus"),
+        ("/home/me/opus", "/tmp/Helsinki-NLP/opus-mt-en-de", None, "opus"),
+        ("/home/me/opus", "out/checkpoint-500", None, "opus"),
+        ("/home/me/opus", None, None, "opus"),
+    ],
+)
 def test_a_card_names_the_base_model_and_no_local_path(
     theirs, tmp_path, init, name_or_path, base, origin
 ):
@@ -128,15 +136,24 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
     assert "on owner/pairs, from first.\n" in text
 
 
-@pytest.mark.parametrize(("data", "languages"), [
-    ({}, ["en", "de", "fr", "es"]),
-    ({"train_source": ("a/x.de.gz", "y.de"), "train_target": ("x.en", "y.en")}, ["de", "en"]),
-    ({"train_source": ("x.source",), "train_target": ("x.txt",)}, None),
-    ({"train_source": ("x.de", "y.fr"), "train_target": ("x.en", "y.en")}, ["en"]),
-    (
-        {
-            "train_source": ("x.en",), "train_target": ("x.fr",), "source_lang": "eng_Latn",
-            "target_lang": "deu_Latn"}, ["eng", "deu"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "languages"),
+    [
+        ({}, ["en", "de", "fr", "es"]),
+        ({"train_source": ("a/x.de.gz", "y.de"), "train_target": ("x.en", "y.en")}, ["de", "en"]),
+        ({"train_source": ("x.source",), "train_target": ("x.txt",)}, None),
+        ({"train_source": ("x.de", "y.fr"), "train_target": ("x.en", "y.en")}, ["en"]),
+        (
+            {
+                "train_source": ("x.en",),
+                "train_target": ("x.fr",),
+                "source_lang": "eng_Latn",
+                "target_lang": "deu_Latn",
+            },
+            ["eng", "deu"],
+        ),
+    ],
+)
 def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
     theirs, tmp_path, data, languages
 ):

@@ -335,10 +335,13 @@ OF_ADAMW = {
     "betas that are none": (change(betas=0.9), ["betas=0.9"]),
     "rates by group": (
         lambda state: split(state, 2, lr=1e-4),
-        ["param_groups[1] has lr=0.0001", "only in weight decay"]),
+        ["param_groups[1] has lr=0.0001", "only in weight decay"],
+    ),
     "betas by group": (lambda state: split(state, 2, betas=(0.5, 0.9)), ["betas=(0.5, 0.9)"]),
     "a state too few": (
-        lambda state: state["state"].pop(NAMES.index("up.bias")), ["up.bias has no state"]),
+        lambda state: state["state"].pop(NAMES.index("up.bias")),
+        ["up.bias has no state"],
+    ),
     "a state too many": (at("unused.bias", exp_avg=np.zeros(D)), ["unused.bias has a state"]),
     "a state of nothing": (lambda state: state["state"].update({99: {}}), ["99"]),
     "a shape": (at("up.weight", exp_avg=np.zeros((D, 6))), ["up.weight", "(4, 6)", "(6, 4)"]),
@@ -346,12 +349,17 @@ OF_ADAMW = {
     "NaN as a count": (at("up.bias", step=np.array(np.nan, np.float32)), ["up.bias", "nan"]),
     "no array": (at("up.bias", exp_avg="much"), ["up.bias", "exp_avg is a str"]),
     "a parameter twice": (
-        lambda state: state["param_groups"][0]["params"].append(0), ["16 parameters"]),
+        lambda state: state["param_groups"][0]["params"].append(0),
+        ["16 parameters"],
+    ),
     "another order": (
-        change(param_names=NAMES[::-1]), ["another order", "up.bias where norm.weight"]),
+        change(param_names=NAMES[::-1]),
+        ["another order", "up.bias where norm.weight"],
+    ),
     "no state_dict": (lambda state: state.pop("param_groups"), ["param_groups"]),
     "no dicts": (lambda state: state["state"].update({0: 1}), ["parameter 0"]),
-    "no numbers": (change(params=["a", "b"]), ["numbers"])}  # fmt: skip
+    "no numbers": (change(params=["a", "b"]), ["numbers"]),
+}
 REFUSED = {name: ("adamw", *row) for name, row in OF_ADAMW.items()} | {
     "maximize": ("adam", change(maximize=True), ["maximize=True"]),
     "dampening": ("sgd", change(dampening=0.5), ["dampening=0.5"]),
@@ -386,12 +394,17 @@ def test_all_problems_of_an_optimizer_state_are_one_error():
         torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
 
 
-@pytest.mark.parametrize(("names", "words"), [
-    (
-        [*NAMES[:-1], "up.bais"],
-        ["unknown parameter up.bais", "did you mean 'up.bias'?", "up.bias is trained here"]),
-    ([*NAMES[:-1], "emb.weight"], ["emb.weight is there more than once"]),
-    (NAMES[:-1], ["15 parameters", "the model 14"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (
+            [*NAMES[:-1], "up.bais"],
+            ["unknown parameter up.bais", "did you mean 'up.bias'?", "up.bias is trained here"],
+        ),
+        ([*NAMES[:-1], "emb.weight"], ["emb.weight is there more than once"]),
+        (NAMES[:-1], ["15 parameters", "the model 14"]),
+    ],
+)
 def test_names_that_do_not_fit_are_refused(names: list[str], words: list[str]):
     with pytest.raises(InputError) as refusal:
         torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, names)

@@ -59,9 +59,16 @@ class Counted:
         self.alive -= 1
 
 
-@pytest.mark.parametrize(("format", "name", "most"), [
-    ("safetensors", "a.safetensors", 1), ("pt", "a.pt", 1), ("hf", "hf", 1), ("run", "run", 2),
-    ("step", "7", 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("format", "name", "most"),
+    [
+        ("safetensors", "a.safetensors", 1),
+        ("pt", "a.pt", 1),
+        ("hf", "hf", 1),
+        ("run", "run", 2),
+        ("step", "7", 2),
+    ],
+)
 def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monkeypatch):
     """A checkpoint has one batch of arrays, here two; here no small array may wait."""
     monkeypatch.setattr(tensors, "_MOST_AHEAD", 0)

@@ -118,8 +118,13 @@ def test_rows_fill_the_budget():
 
 @NO_DEADLINE
 @hypothesis.given(
-    st.integers(1, 200), st.integers(2, 60), st.integers(1, 5), st.integers(1, 400),
-    st.integers(0, 3), st.integers(-5, 2**70))  # fmt: skip
+    st.integers(1, 200),
+    st.integers(2, 60),
+    st.integers(1, 5),
+    st.integers(1, 400),
+    st.integers(0, 3),
+    st.integers(-5, 2**70),
+)
 def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens, epoch, seed):
     encoded = corpus(count, longest)
     plan = plan_for(encoded, buckets=buckets, tokens=tokens, seed=seed)

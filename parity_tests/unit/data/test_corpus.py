@@ -214,35 +214,53 @@ def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
 # Refusals before anything is trained or compiled
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"train_source": ("a",), "valid_source": ("b",)}, ["data.train_target", "data.valid_target"]),
-    ({"train": ("a.tsv",)}, ["not given: data.valid"]),
-    ({"valid": ("a.tsv",)}, ["not given: data.train"]),
-    ({"train": ("a.txt",), "valid": ("b.tsv",)}, ["a.txt", ".tsv or .jsonl"]),
-    ({"train": ("a.tsv",), "valid": ("b.tsv",), "dataset": "c"}, ["data.train or data.dataset"]),
-    ({"train": ("a.tsv",), "valid_source": ("b",)}, ["data.valid_source or data.train"]),
-    (
-        {
-            "train_source": ("a",), "train_target": ("b", "c"), "valid_source": ("d",),
-            "valid_target": ("e",)}, ["names 1 file", "train_target 2"]),
-    ({"dataset_config": "de-en"}, ["data.dataset_config='de-en'", "data.dataset"]),
-    ({"train": ("a.tsv",), "valid": ("b.tsv",), "train_split": "a"}, ["data.train_split='a'"]),
-    (
-        {"train": ("a.tsv",), "valid": ("b.tsv.gz",), "source_field": "en"},
-        ["data.source_field='en'", ".jsonl"]),
-    ({"dataset": "a", "source_field": "en", "target_field": "en"}, ["both 'en'"]),
-    ({"target_tokenizer": "a"}, ["data.vocabularies=separate"]),
-    (
-        {"vocabularies": Vocabularies.SEPARATE, "target_tokenizer": "a"},
-        ["not given: data.tokenizer"]),
-    (
-        {"vocabularies": Vocabularies.SEPARATE, "tokenizer": "a"},
-        ["not given: data.target_tokenizer"]),
-    ({"max_source_length": 1}, ["data.max_source_length=1", "at least 2"]),
-    ({"max_target_length": 1}, ["data.max_target_length=1", "at least 2"]),
-    ({"bpe_dropout": 1.0}, ["data.bpe_dropout=1.0", "below 1"]),
-    ({"bpe_dropout": -0.1}, ["data.bpe_dropout=-0.1", "at least 0"]),
-    ({"buckets": 0}, ["data.buckets=0"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"train_source": ("a",), "valid_source": ("b",)},
+            ["data.train_target", "data.valid_target"],
+        ),
+        ({"train": ("a.tsv",)}, ["not given: data.valid"]),
+        ({"valid": ("a.tsv",)}, ["not given: data.train"]),
+        ({"train": ("a.txt",), "valid": ("b.tsv",)}, ["a.txt", ".tsv or .jsonl"]),
+        (
+            {"train": ("a.tsv",), "valid": ("b.tsv",), "dataset": "c"},
+            ["data.train or data.dataset"],
+        ),
+        ({"train": ("a.tsv",), "valid_source": ("b",)}, ["data.valid_source or data.train"]),
+        (
+            {
+                "train_source": ("a",),
+                "train_target": ("b", "c"),
+                "valid_source": ("d",),
+                "valid_target": ("e",),
+            },
+            ["names 1 file", "train_target 2"],
+        ),
+        ({"dataset_config": "de-en"}, ["data.dataset_config='de-en'", "data.dataset"]),
+        ({"train": ("a.tsv",), "valid": ("b.tsv",), "train_split": "a"}, ["data.train_split='a'"]),
+        (
+            {"train": ("a.tsv",), "valid": ("b.tsv.gz",), "source_field": "en"},
+            ["data.source_field='en'", ".jsonl"],
+        ),
+        ({"dataset": "a", "source_field": "en", "target_field": "en"}, ["both 'en'"]),
+        ({"target_tokenizer": "a"}, ["data.vocabularies=separate"]),
+        (
+            {"vocabularies": Vocabularies.SEPARATE, "target_tokenizer": "a"},
+            ["not given: data.tokenizer"],
+        ),
+        (
+            {"vocabularies": Vocabularies.SEPARATE, "tokenizer": "a"},
+            ["not given: data.target_tokenizer"],
+        ),
+        ({"max_source_length": 1}, ["data.max_source_length=1", "at least 2"]),
+        ({"max_target_length": 1}, ["data.max_target_length=1", "at least 2"]),
+        ({"bpe_dropout": 1.0}, ["data.bpe_dropout=1.0", "below 1"]),
+        ({"bpe_dropout": -0.1}, ["data.bpe_dropout=-0.1", "at least 0"]),
+        ({"buckets": 0}, ["data.buckets=0"]),
+    ],
+)
 def test_options_that_contradict_each_other_are_refused(options, words):
     with pytest.raises(ConfigError) as caught:
         DataOptions(**options)

@@ -15,8 +15,13 @@ TOKENIZER = tokenizer.Tokenizer.train(
 OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
 # x and y are one token each
 PAIRS = [
-    ("one", "eins"), ("x" * 8, "zwei"), ("three", "y" * 8), ("x" * 7, "y" * 7), ("four", "vier"),
-    ("five", "drei")]  # fmt: skip
+    ("one", "eins"),
+    ("x" * 8, "zwei"),
+    ("three", "y" * 8),
+    ("x" * 7, "y" * 7),
+    ("four", "vier"),
+    ("five", "drei"),
+]
 
 
 def text(encoded: encoding.EncodedPairs) -> list[tuple[str, str]]:

@@ -305,37 +305,45 @@ OF_T5 = {
     "another class": (settings("Bert"), "a tokenizer of the class 'BertTokenizer' is not"),
     "no class": (
         {"tokenizer_config__json": {}, "config__json": {}},
-        "names no tokenizer_class and no model_type; set tokenizer_class"),
+        "names no tokenizer_class and no model_type; set tokenizer_class",
+    ),
     "another model": (
         {"tokenizer_config__json": {}, "config__json": {"model_type": "gpt2"}},
-        "names the model_type 'gpt2'"),
+        "names the model_type 'gpt2'",
+    ),
     "no model": (
         {"spiece__model": None},
-        r"no spiece\.model, nor tokenizer\.json, for T5's tokenizer \(there: 'config\.json"),
-    "no pieces": (
-        {"spiece__model": b"garbage" * 9}, r"spiece\.model: not a SentencePiece model: "),
+        r"no spiece\.model, nor tokenizer\.json, for T5's tokenizer \(there: 'config\.json",
+    ),
+    "no pieces": ({"spiece__model": b"garbage" * 9}, r"spiece\.model: not a SentencePiece model: "),
     "half a model": (
         {"spiece__model": T5["spiece.model"][:-3000]},
-        r"spiece\.model: not a SentencePiece model: "),
+        r"spiece\.model: not a SentencePiece model: ",
+    ),
     "BPE for T5": (
         {"spiece__model": tokenizer_models.model("t5", "bpe")},
-        r"spiece\.model: not a unigram model, which T5's is"),
+        r"spiece\.model: not a unigram model, which T5's is",
+    ),
     "tokenizer.json": ({"tokenizer__json": b"{}"}, r"tokenizer\.json: not a tokenizer file: "),
     "tokenizer.json, not text": (
-        {"tokenizer__json": b"\xff"}, r"tokenizer\.json: not a tokenizer file: not valid UTF-8"),
-    "tokenizer.json, deep": (
-        {"tokenizer__json": DEEP}, r"tokenizer\.json: not a tokenizer file: "),
+        {"tokenizer__json": b"\xff"},
+        r"tokenizer\.json: not a tokenizer file: not valid UTF-8",
+    ),
+    "tokenizer.json, deep": ({"tokenizer__json": DEEP}, r"tokenizer\.json: not a tokenizer file: "),
     "config, deep": ({"config__json": DEEP}, r"config\.json: refused: JSON within JSON"),
     "config, a list": ({"config__json": []}, r"config\.json: \[\] is not an object"),
     "a smaller model": (
         {"config__json": {"vocab_size": 200}},
-        r"config\.json: a vocabulary of 200 is smaller than the tokenizer's of 233 "),
+        r"config\.json: a vocabulary of 200 is smaller than the tokenizer's of 233 ",
+    ),
     "another padding": (
         {"config__json": {"pad_token_id": 3}},
-        r"config\.json: pad_token_id is 3, and the tokenizer's 0"),
+        r"config\.json: pad_token_id is 3, and the tokenizer's 0",
+    ),
     "another end": (
         {"config__json": {"eos_token_id": 3}},
-        r"config\.json: eos_token_id is 3, and the tokenizer's 1"),
+        r"config\.json: eos_token_id is 3, and the tokenizer's 1",
+    ),
     "a flag": (settings("T5", split_special_tokens=1), "split_special_tokens is 1, not true"),
     "a number": (settings("T5", extra_ids=-1), "extra_ids is -1, not a number up to"),
     "a token": (settings("T5", eos_token=1), "a special token is 1, not text"),
@@ -343,33 +351,48 @@ OF_T5 = {
     "an id": ({"added_tokens__json": {"<new>": "x"}}, "the id of an added token is 'x'"),
     "an id with a gap": (
         {"added_tokens__json": {"<new>": 900}},
-        "the added token '<new>' has the id 900, and becomes 233")}  # fmt: skip
+        "the added token '<new>' has the id 900, and becomes 233",
+    ),
+}
 
 OF_MARIAN = {
     "no target model": ({"target__spm": None}, r"no target\.spm, for Marian's tokenizer"),
     "no target vocabulary": (
         {"tokenizer_config__json": {"separate_vocabs": True}},
-        r"no target_vocab\.json, for Marian's"),
+        r"no target_vocab\.json, for Marian's",
+    ),
     "empty model": ({"source__spm": b""}, r"source\.spm: not a SentencePiece model: "),
     "vocabulary, deep": ({"vocab__json": DEEP}, r"vocab\.json: refused: JSON within JSON"),
     "vocabulary of text": ({"vocab__json": {"</s>": "0"}}, r"vocab\.json: not a vocabulary: "),
     "vocabulary below 0": ({"vocab__json": {"</s>": -1}}, r"vocab\.json: not a vocabulary: "),
     "vocabulary without unknown": (
-        {"vocab__json": {"</s>": 0, "<pad>": 1}}, r"vocab\.json: has no '<unk>'"),
+        {"vocab__json": {"</s>": 0, "<pad>": 1}},
+        r"vocab\.json: has no '<unk>'",
+    ),
     "sampling": (
         settings("Marian", sp_model_kwargs={"enable_sampling": True}),
-        "sp_model_kwargs is .*; remove it")}  # fmt: skip
+        "sp_model_kwargs is .*; remove it",
+    ),
+}
 
 OF_FSMT = {
     "no languages": (
         settings("FSMT", langs=["en", "../x"]),
-        r"langs is \['en', '\.\./x'\], not the codes of a source's and a target's language"),
+        r"langs is \['en', '\.\./x'\], not the codes of a source's and a target's language",
+    ),
     "a merge of four tokens": (
-        {"merges__txt": b"a b 3\na b c d\n"}, r"merges\.txt: line 2 is 'a b c d', not two tokens"),
+        {"merges__txt": b"a b 3\na b c d\n"},
+        r"merges\.txt: line 2 is 'a b c d', not two tokens",
+    ),
     "a merge that transformers skips": (
-        {"merges__txt": b"a b 3\na c 2"}, r"merges\.txt: its last line has no end"),
+        {"merges__txt": b"a b 3\na c 2"},
+        r"merges\.txt: its last line has no end",
+    ),
     "a target vocabulary without ids": (
-        {"vocab-tgt__json": b"[]"}, r"vocab-tgt\.json: not a vocabulary")}  # fmt: skip
+        {"vocab-tgt__json": b"[]"},
+        r"vocab-tgt\.json: not a vocabulary",
+    ),
+}
 
 OF_PLBART = {
     "another set of languages": (

@@ -182,15 +182,20 @@ def test_a_data_set_gives_pairs(library):
     assert from_hub() == Pairs([("Haus", "house"), ("Maus", "mouse")], dropped_empty=1)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"name": "no/such"}, "data set no/such, split train: Couldn't reach the hub (offline)"),
-    (
-        {"source": "translations.de"},
-        "split train: no column 'translations' (did you mean 'translation'?); known: "
-        "translation, id"),
-    ({"target": "translation.fr"}, "split train: row 1 has no 'translation.fr'"),
-    ({"split": "nulls"}, "split nulls: row 2: 'translation.de' is null, not text"),
-    ({"split": "none"}, "split none: the split is empty")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "no/such"}, "data set no/such, split train: Couldn't reach the hub (offline)"),
+        (
+            {"source": "translations.de"},
+            "split train: no column 'translations' (did you mean 'translation'?); known: "
+            "translation, id",
+        ),
+        ({"target": "translation.fr"}, "split train: row 1 has no 'translation.fr'"),
+        ({"split": "nulls"}, "split nulls: row 2: 'translation.de' is null, not text"),
+        ({"split": "none"}, "split none: the split is empty"),
+    ],
+)
 def test_an_unusable_data_set_is_named(library, changes, message):
     with pytest.raises(errors.InputError) as caught:
         from_hub(**changes)

@@ -187,7 +187,9 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
     "much too deep": (nested(100_000), "more than 32 maps"),
     "long text": (b"\x81\xa1a\xdb\xff\xff\xff\xff", "a name of 4,294,967,295 bytes"),
     "too many values": (
-        b"\x81\xa1a\xdd" + struct.pack(">I", 2000) + b"\xc0" * 2000, "more than 1,000 values"),
+        b"\x81\xa1a\xdd" + struct.pack(">I", 2000) + b"\xc0" * 2000,
+        "more than 1,000 values",
+    ),
     "an array larger than its bytes": (of((2**40,)), "an array of 8 bytes declares another"),
     "an array smaller than its bytes": (of((1,)), "declares another size, [1] of float32"),
     "a length below zero": (of((-2, -1)), "an array has the shape [-2, -1]"),
@@ -196,9 +198,14 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
     "a shape that overflows": (of((2**62, 2**62, 0), content=b""), "an array has the shape"),
     "65 dimensions": (of((1,) * 64 + (2,)), "an array has the shape"),
     "pieces of another size": (
-        pieces({"0": 2**40}, {"0": array()}), "'a' declares another size than its pieces have"),
+        pieces({"0": 2**40}, {"0": array()}),
+        "'a' declares another size than its pieces have",
+    ),
     "pieces of a length below zero": (
-        pieces({"0": -2, "1": -1}, {"0": array()}), "'a' has the shape [-2, -1]")}  # fmt: skip
+        pieces({"0": -2, "1": -1}, {"0": array()}),
+        "'a' has the shape [-2, -1]",
+    ),
+}
 HOSTILE = {name: (content, InputError, words) for name, (content, words) in INVALID.items()}
 HOSTILE |= {name: (content, UnsafeFileError, words) for name, (content, words) in UNSAFE.items()}
 

@@ -217,20 +217,37 @@ HOSTILE = {
     "compressed": (saved(np.savez_compressed, a=np.zeros(9)), UnsafeFileError, "compressed"),
     "bomb": (deflated(), UnsafeFileError, "compressed"),
     "too large": (
-        of(header(NPY.format("<f4", False, "(4294967296, 9)"))), UnsafeFileError,
-        "declares 154,618,822,656 bytes, and has 0"),
+        of(header(NPY.format("<f4", False, "(4294967296, 9)"))),
+        UnsafeFileError,
+        "declares 154,618,822,656 bytes, and has 0",
+    ),
     "by columns": (
-        of(header(NPY.format("<f4", True, "(1, 1)"), bytes(4))), InputError, "column by column"),
+        of(header(NPY.format("<f4", True, "(1, 1)"), bytes(4))),
+        InputError,
+        "column by column",
+    ),
     "other byte order": (
-        of(header(NPY.format(">f4", False, "(1,)"), bytes(4))), InputError, "dtype '>f4'"),
+        of(header(NPY.format(">f4", False, "(1,)"), bytes(4))),
+        InputError,
+        "dtype '>f4'",
+    ),
     "a program": (
-        of(header("{'descr': __import__('os').system('id')}")), InputError, "has the header"),
+        of(header("{'descr': __import__('os').system('id')}")),
+        InputError,
+        "has the header",
+    ),
     "digits": (
-        of(header(NPY.format("<f4", False, f"({'1' * 3000}"))), InputError, "has the header"),
+        of(header(NPY.format("<f4", False, f"({'1' * 3000}"))),
+        InputError,
+        "has the header",
+    ),
     "no array": (of(b"\x80\x04]."), InputError, "does not begin"),
     "other member": (
         marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(0,)")), "a.pkl": b"x"}),
-        InputError, "not an array")}  # fmt: skip
+        InputError,
+        "not an array",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

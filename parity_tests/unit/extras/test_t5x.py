@@ -153,20 +153,27 @@ def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
     registry.open(folder)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda a: a.pop("token_embedder.embedding"), "missing token_embedder.embedding"),
-    (lambda a: a.pop("encoder.layers_1.mlp.wo.kernel"), "missing encoder.layers_1.mlp.wo"),
-    (lambda a: a.update({"encoder.layers_1.mlp.bias": np.ones(3)}), "unexpected .*mlp.bias"),
-    (
-        lambda a: a.update({"decoder.layers_2.mlp.wo.kernel": np.ones((12, 14))}),
-        r"mis-shaped decoder.layers_2.mlp.wo.kernel.*\(12, 14\), the model \(14, 12\)"),
-    (
-        lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones((0, 32))}),
-        r"rel_embedding has the shape \(0, 32\)"),
-    (lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones(3)}), "2 axes"),
-    (
-        lambda a: a.update({"decoder.decoder_norm.scale": np.ones(12, np.int32)}),
-        "decoder_norm.scale is int32")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.pop("token_embedder.embedding"), "missing token_embedder.embedding"),
+        (lambda a: a.pop("encoder.layers_1.mlp.wo.kernel"), "missing encoder.layers_1.mlp.wo"),
+        (lambda a: a.update({"encoder.layers_1.mlp.bias": np.ones(3)}), "unexpected .*mlp.bias"),
+        (
+            lambda a: a.update({"decoder.layers_2.mlp.wo.kernel": np.ones((12, 14))}),
+            r"mis-shaped decoder.layers_2.mlp.wo.kernel.*\(12, 14\), the model \(14, 12\)",
+        ),
+        (
+            lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones((0, 32))}),
+            r"rel_embedding has the shape \(0, 32\)",
+        ),
+        (lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones(3)}), "2 axes"),
+        (
+            lambda a: a.update({"decoder.decoder_norm.scale": np.ones(12, np.int32)}),
+            "decoder_norm.scale is int32",
+        ),
+    ],
+)
 def test_arrays_that_are_no_t5_are_named(change: Callable[[t5x_files.Arrays], Any], message):
     arrays = t5x_files.params(Sizes())
     change(arrays)

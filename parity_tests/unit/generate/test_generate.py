@@ -417,8 +417,15 @@ def assert_plain(model, source: np.ndarray, size: int, alpha: float, **lengths: 
 # Seed, length penalty, bonus of the end token's logit. The last two reward longer hypotheses
 # although every step costs.
 SEARCHES = [
-    (0, 0.0, 2.0), (1, 0.6, 2.0), (2, 1.0, 1.0), (4, 2.5, 2.0), (5, 0.6, 3.0), (6, 0.6, -99.0),
-    (0, 4.0, 4.0), (10, 4.0, 2.0)]  # fmt: skip
+    (0, 0.0, 2.0),
+    (1, 0.6, 2.0),
+    (2, 1.0, 1.0),
+    (4, 2.5, 2.0),
+    (5, 0.6, 3.0),
+    (6, 0.6, -99.0),
+    (0, 4.0, 4.0),
+    (10, 4.0, 2.0),
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -159,21 +159,28 @@ def test_without_constraints_nothing_is_computed_for_them():
     [
         (
             {"constraints": Constraints(suppress_tokens=(1, 13))},
-            "suppress_tokens has 13, which is outside the vocabulary of 13"),
+            "suppress_tokens has 13, which is outside the vocabulary of 13",
+        ),
         (
             {"constraints": Constraints(bad_words_ids=((1, -2),))},
-            "bad_words_ids has -2, which is outside"),
+            "bad_words_ids has -2, which is outside",
+        ),
         (
             {"forced_bos_token_id": np.array([4, 13, 4, 4])},
-            "forced_bos_token_id=13 is outside the vocabulary"),
+            "forced_bos_token_id=13 is outside the vocabulary",
+        ),
         ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside the vocabulary of 13"),
         (
             {"early_stopping": EarlyStopping.FULL},
-            "early_stopping=full needs beam_scorer=average, not gnmt"),
+            "early_stopping=full needs beam_scorer=average, not gnmt",
+        ),
         (
             {"scorer": BeamScorer.AVERAGE, "length_penalty": float("inf")},
-            "length_penalty=inf must be finite")],
-    ids=["suppressed", "bad word", "a row's first", "first", "stopping", "penalty"])  # fmt: skip
+            "length_penalty=inf must be finite",
+        ),
+    ],
+    ids=["suppressed", "bad word", "a row's first", "first", "stopping", "penalty"],
+)
 def test_invalid_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         generate.beam(loud(CONFIG, 0), SOURCE, **options)
@@ -194,8 +201,13 @@ def test_constraints_check_themselves(values, message):
 
 
 FOLDER = GenerationConfig(
-    num_beams=4, num_return_sequences=2, beam_scorer=BeamScorer.AVERAGE,
-    early_stopping=EarlyStopping.FULL, max_new_tokens=9, constraints=RULES)  # fmt: skip
+    num_beams=4,
+    num_return_sequences=2,
+    beam_scorer=BeamScorer.AVERAGE,
+    early_stopping=EarlyStopping.FULL,
+    max_new_tokens=9,
+    constraints=RULES,
+)
 
 
 def test_flags_override_the_generation_config_of_a_folder():
@@ -269,10 +281,12 @@ def test_the_keys_of_an_old_config_json():
     [
         (
             {"no_repeat_ngrams_size": 2},
-            "unknown key 'no_repeat_ngrams_size' (did you mean 'no_repeat_ngram_size'?)"),
+            "unknown key 'no_repeat_ngrams_size' (did you mean 'no_repeat_ngram_size'?)",
+        ),
         (
             {"stop_strings": ["."], "guidance_scale": 2},
-            "stop_strings=['.'] is not supported: leave it out; guidance_scale=2 is not supported"),
+            "stop_strings=['.'] is not supported: leave it out; guidance_scale=2 is not supported",
+        ),
         ({"do_sample": True, "typical_p": 0.5}, "typical_p=0.5 is not supported"),
         ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams=2 is not supported"),
         ({"eos_token_id": [1, 2]}, "eos_token_id has 2 tokens; only one end token is supported"),
@@ -287,7 +301,10 @@ def test_the_keys_of_an_old_config_json():
         ({"max_new_tokens": 0}, "max_new_tokens=0 leaves no room"),
         ({"num_return_sequences": 2}, "num_return_sequences=2 needs num_beams"),
         ({"repetition_penalty": -1}, "repetition_penalty=-1.0 must be above 0"),
-        ({"num_beams": 0}, "num_beams=0")], ids=str)  # fmt: skip
+        ({"num_beams": 0}, "num_beams=0"),
+    ],
+    ids=str,
+)
 def test_unsupported_settings_are_refused_by_name(data, message):
     with pytest.raises(InputError) as error:
         transformers_config.from_generation_config(data, CONFIG, where="a/generation_config.json")

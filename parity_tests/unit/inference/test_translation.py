@@ -33,8 +33,15 @@ TOKENIZER = Tokenizer.train(
 )
 SPEAKER = tiny("lesson10_repaired", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
 LINES = [
-    "one two three four five six", "seven", "", "ABCDEFGHIJKL", "eight nine",
-    "ten ten ten ten ten ten", "", "one"]  # fmt: skip
+    "one two three four five six",
+    "seven",
+    "",
+    "ABCDEFGHIJKL",
+    "eight nine",
+    "ten ten ten ten ten ten",
+    "",
+    "one",
+]
 
 
 @pytest.fixture
@@ -387,18 +394,23 @@ def test_tokens_per_batch_decides_the_rows_of_a_batch(tmp_path, capsys, monkeypa
         assert (code, "tokens_per_batch=0 must be at least 1" in err) == (2, True)
 
 
-@pytest.mark.parametrize(("wish", "words"), [
-    (dict(do_sample=True, num_beams=4), "do_sample and num_beams=4 exclude"),
-    (
-        dict(num_return_sequences=3, num_beams=2),
-        "num_return_sequences=3 needs num_beams of at least 3, not 2"),
-    (dict(num_beams=0), "num_beams=0 must be at least 1"),
-    (dict(num_return_sequences=-1, num_beams=2), "num_return_sequences=-1 must be at least 1"),
-    (dict(num_return_sequences=2, do_sample=True), "num_return_sequences=2 needs num_beams"),
-    (dict(temperature=0.5), "temperature=0.5 has no effect without do_sample"),
-    (dict(top_k=5), "top_k=5 has no effect"),
-    (dict(top_p=0.5, num_beams=4), "top_p=0.5 has no effect"),
-    (dict(seed=1), "seed=1 has no effect")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (dict(do_sample=True, num_beams=4), "do_sample and num_beams=4 exclude"),
+        (
+            dict(num_return_sequences=3, num_beams=2),
+            "num_return_sequences=3 needs num_beams of at least 3, not 2",
+        ),
+        (dict(num_beams=0), "num_beams=0 must be at least 1"),
+        (dict(num_return_sequences=-1, num_beams=2), "num_return_sequences=-1 must be at least 1"),
+        (dict(num_return_sequences=2, do_sample=True), "num_return_sequences=2 needs num_beams"),
+        (dict(temperature=0.5), "temperature=0.5 has no effect without do_sample"),
+        (dict(top_k=5), "top_k=5 has no effect"),
+        (dict(top_p=0.5, num_beams=4), "top_p=0.5 has no effect"),
+        (dict(seed=1), "seed=1 has no effect"),
+    ],
+)
 def test_conflicting_options_are_refused(wish, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
         GenerationConfig(**wish)

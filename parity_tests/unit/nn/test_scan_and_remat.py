@@ -29,10 +29,16 @@ MODELS = {
     "blog2023: the memory as residual, summed weights": dict(name="blog2023"),
     "T5: one table of relative positions a stack": dict(name="t5"),
     "LongT5: windows and sums": {
-        "name": "longt5", "encoder.local_radius": 1, "encoder.global_block_size": 2},
+        "name": "longt5",
+        "encoder.local_radius": 1,
+        "encoder.global_block_size": 2,
+    },
     "UMT5: one table a block": {
-        "name": "t5", "encoder.positions": "relative_per_block",
-        "decoder.positions": "relative_per_block"}}  # fmt: skip
+        "name": "t5",
+        "encoder.positions": "relative_per_block",
+        "decoder.positions": "relative_per_block",
+    },
+}
 SCAN = dict(scan_layers=True)
 WAYS = {"scan": SCAN, "remat": dict(remat="full"), "both": SCAN | dict(remat="full")}
 MINIMAL = {"minimal": dict(remat="minimal"), "scan, minimal": SCAN | dict(remat="minimal")}

@@ -128,10 +128,16 @@ def test_a_conversion_writes_into_a_fifo_and_through_a_link(console, tmp_path):
     console.refused(2, ["-: weights are written to a file or folder"], "convert", source, "-")
 
 
-@pytest.mark.parametrize("command", [
-    "translate --run none --output", "translate --run none --attention",
-    "evaluate --run none --source none --target none --hypotheses", "parity none none --html",
-    "golden make"])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        "translate --run none --output",
+        "translate --run none --attention",
+        "evaluate --run none --source none --target none --hypotheses",
+        "parity none none --html",
+        "golden make",
+    ],
+)
 def test_a_folder_is_refused_before_anything_is_read(console, tmp_path, command):
     rest = ["none"] if command == "golden make" else []
     words = [f"cannot write {tmp_path}: it is a folder"]

@@ -22,13 +22,18 @@ from parity_tests.unit import hostile, runs
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 STATE = {
     "model": {
-        "weight": WEIGHT, "tied": WEIGHT, "bfloat16": np.array([1.5, -0.0], ml_dtypes.bfloat16),
-        "scalar": np.array(3.0)},
+        "weight": WEIGHT,
+        "tied": WEIGHT,
+        "bfloat16": np.array([1.5, -0.0], ml_dtypes.bfloat16),
+        "scalar": np.array(3.0),
+    },
     "empty": np.empty((0, 3), np.int64),
     "plain": [
         *(1, -1, 2**31, -(2**31), 2**62, -(2**200), 0.5, True, None, "é", "", b"\x00\xff", b""),
-        *((), (1, (2.5,)), {}, [], 1j)],
-    3: "a number as a key"}  # fmt: skip
+        *((), (1, (2.5,)), {}, [], 1j),
+    ],
+    3: "a number as a key",
+}
 
 
 @pytest.fixture

@@ -98,9 +98,18 @@ def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
         run_folder.verify(run)
 
 
-@pytest.mark.parametrize("line", [
-    "", "\n", "0" * 64, f"{'0' * 64}  ../x\n", f"{'0' * 64}  /etc/hostname\n",
-    f"{'A' * 64}  config.json\n", "\0" * 80])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "\n",
+        "0" * 64,
+        f"{'0' * 64}  ../x\n",
+        f"{'0' * 64}  /etc/hostname\n",
+        f"{'A' * 64}  config.json\n",
+        "\0" * 80,
+    ],
+)
 def test_a_damaged_line_of_the_sums_is_named(run, line):
     path = run / run_files.SHA256SUMS
     path.write_text(path.read_text()[: None if line else -1] + line)

@@ -180,9 +180,15 @@ def test_an_overflowing_logit_at_padding_has_no_effect():
     np.testing.assert_allclose(total, expected_loss(logits, targets, 0.1)[0], rtol=1e-14)
 
 
-@pytest.mark.parametrize(("dtype", "computed"), [
-    ("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"),
-    ("float64", "float64")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "computed"),
+    [
+        ("bfloat16", "float32"),
+        ("float16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+    ],
+)
 def test_the_loss_is_computed_in_float32_at_least(dtype, computed):
     logits, targets = example()
     rounded = jnp.asarray(logits, dtype)

@@ -83,9 +83,17 @@ def test_the_best_and_newest_checkpoints_are_kept():
     assert resume.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
-@pytest.mark.parametrize(("weights", "expected"), [
-    ("auto", "averaged 20, best 20, best 10, last 40, last 30"), ("averaged", "averaged 20"),
-    ("best", "best 20"), ("last", "last 40"), ("30", "30 30"), ("35", "")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("auto", "averaged 20, best 20, best 10, last 40, last 30"),
+        ("averaged", "averaged 20"),
+        ("best", "best 20"),
+        ("last", "last 40"),
+        ("30", "30 30"),
+        ("35", ""),
+    ],
+)
 def test_weights_name_checkpoints_in_order_of_preference(tmp_path, monkeypatch, weights, expected):
     folder = RunFolder(tmp_path)
     folder.train_config.write_text("{}")
