@@ -108,7 +108,7 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if (getattr(self, name) or 0) < 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
         for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
             if not 0 <= getattr(self, name) < 1:

@@ -256,7 +256,7 @@ class TrainOptions:
                 value = attrgetter(name)(self)
                 if value < least:
                     raise ConfigError(f"{name}={value} must be at least {least}")
-        if self.lora.alpha <= 0:
+        if not self.lora.alpha > 0:
             raise ConfigError(f"lora.alpha={self.lora.alpha} must be above 0")
         if self.lora.rank and not self.lora.targets:
             raise ConfigError("lora.targets: names no kernel to adapt")

@@ -92,6 +92,15 @@ def test_a_stream_that_begins_later_has_the_same_batches():
     assert not np.array_equal(complete[0].source, without.source)
 
 
+def test_every_seed_and_step_has_tokens_of_its_own():
+    everything, numbers = np.arange(len(PAIRS)), (0, 1, 11, 111)
+    drawn = {
+        np.concatenate(dropped(0.5, seed).at(step, everything, 40).sources).tobytes()
+        for seed, step in itertools.product(numbers, repeat=2)
+    }
+    assert len(drawn) == len(numbers) ** 2
+
+
 def test_each_epoch_is_dropped_anew():
     plan = batches.BatchPlan(dropped(0.3).lengths(40), (16, 40), (4, 2), 0)
     steps = batches._Steps(ENCODED, plan, dropped(0.3))

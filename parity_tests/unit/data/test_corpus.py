@@ -337,7 +337,7 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_
     lines = write_lines(
         tmp_path,
         train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)],
-        valid=[*VALID, ("7" * 50, "y"), ("z", "7" * 30)],
+        valid=[("7" * 50, "y"), *VALID, ("z", "7" * 30)],
     )
     loaded = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
     cut = too_long is TooLong.CUT

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from jax_transformer import inference
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry
@@ -170,11 +171,18 @@ def test_every_model_of_an_ensemble_has_the_chosen_weights(evaluate, translator,
         registry, "open", lambda *call: opened.append(call) or mock.Mock(weights="best", step=3)
     )
     monkeypatch.setattr(
-        translation, "load", lambda *models, **options: loaded.append(len(models)) or translator
+        translation,
+        "load",
+        lambda *models, **options: loaded.append((len(models), options)) or translator,
     )
-    report = evaluate(SOURCES, TARGETS, weights="30", ensemble=["b", "c"]).report
+    same = {"engine": inference.Engine.JAX, "quantization": None, "tokens_per_batch": 7}
+    same["precision"] = "bfloat16"
+    more = {"languages": ("en", "de"), "overrides": {"num_beams": 3}, "ensemble": ["b", "c"]}
+    report = evaluate(SOURCES, TARGETS, weights="30", **same, **more).report
     assert opened == [("run", "30"), ("b", "30"), ("c", "30")]
-    assert report["ensemble"] == ["b", "c"] and loaded == [3]
+    assert report["ensemble"] == ["b", "c"] and report["weights"] == "best"
+    same |= {"source_lang": "en", "target_lang": "de", "num_beams": 3}
+    assert loaded == [(3, same)]
 
 
 @pytest.mark.parametrize("count", [1, 2])

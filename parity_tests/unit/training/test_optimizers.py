@@ -230,9 +230,24 @@ def test_an_option_of_another_optimizer_is_refused_by_name(name):
             OptimizerOptions(name, **{key: value})
 
 
-@pytest.mark.parametrize("name", ["beta1", "beta2", "label_smoothing", "ema"])
-def test_a_share_is_at_least_0_and_below_1(name):
-    assert getattr(OptimizerOptions(**{name: 0.0}), name) == 0
-    for value in (1.0, -0.1, float("nan")):
-        with pytest.raises(ConfigError, match=rf"optimizer\.{name}={value} must be at least 0"):
-            OptimizerOptions(**{name: value})
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("names", "allowed", "refused"),
+    [
+        ("beta1 beta2 momentum label_smoothing ema", (0.0, 0.999999), (1.0, -1e-9, NAN)),
+        ("weight_decay clip_norm", (0.0, 10.0), (-1e-9, NAN)),
+        ("learning_rate epsilon", (1e-12, 1.0), (0.0, -1.0, NAN)),
+        ("warmup_steps", (0, 10), (-1,)),
+        ("accumulate", (1, 2), (0, -1)),
+    ],
+)
+def test_every_number_is_held_to_its_limits(names, allowed, refused):
+    for name in names.split():
+        owner = USED_BY.get(name, (OptimizerName.ADAMW,))[0]
+        for value in allowed:
+            assert getattr(OptimizerOptions(owner, **{name: value}), name) == value
+        for value in refused:
+            with pytest.raises(ConfigError, match=rf"optimizer\.{name}={value} must"):
+                OptimizerOptions(owner, **{name: value})

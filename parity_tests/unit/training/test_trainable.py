@@ -95,6 +95,7 @@ def test_adapters_follow_the_gradient_of_their_kernels():
         ({"lora": LoraOptions(-1)}, r"lora\.rank=-1 must be at least 0"),
         ({"lora": LoraOptions(1, targets=())}, "lora.targets: names no kernel"),
         ({"lora": LoraOptions(alpha=0.0)}, r"lora\.alpha=0\.0 must be above 0"),
+        ({"lora": LoraOptions(alpha=float("nan"))}, r"lora\.alpha=nan must be above 0"),
     ],
 )
 def test_patterns_that_do_not_fit_are_refused(options, message):

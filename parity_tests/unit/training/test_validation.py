@@ -1,5 +1,7 @@
 """The validation during training: its loss weighs every token, its scores are of a few pairs."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -46,10 +48,20 @@ def test_the_loss_is_of_all_pairs_and_scores_of_the_first(corpus):
 
 
 def test_the_loss_of_a_validation_is_in_as_many_chunks_as_that_of_training(corpus, monkeypatch):
-    calls: list[tuple] = []
-    monkeypatch.setattr(step, "make_evaluation", lambda *arguments: calls.append(arguments))
-    evaluation.Validation(TrainOptions(loss_chunks=3), corpus, Devices.take(1))
-    assert calls == [(None, 3)]
+    """And its translations have the settings of the run's source, in every width."""
+    calls = []
+
+    def record(*arguments, **more):
+        calls.append((*arguments, more))
+        return (lambda *_: (1.0, 1)) if len(calls) == 1 else lambda lines: lines
+
+    monkeypatch.setattr(step, "make_evaluation", record)
+    monkeypatch.setattr(translation, "Translator", record)
+    plan = BatchPlan(np.array([[3, 3]]), widths=(4, 8), rows=(1, 1), seed=0)
+    object.__setattr__(corpus, "plan", plan)
+    object.__setattr__(corpus, "init_source", types.SimpleNamespace(generation_config="its own"))
+    evaluation.Validation(TrainOptions(loss_chunks=3), corpus, Devices.take(1))({})
+    assert calls == [(None, 3, {}), (None, None, "its own", {"widths": (4, 8)})]
 
 
 # The examples that are shown: each once before any repeats
