@@ -92,8 +92,10 @@ def file(path: Path) -> Iterator[Path]:
         os.chmod(temporary, mode)
         sync(temporary)
         _rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = error.filename or str(path)  # a write knows no name
         raise
     with contextlib.suppress(OSError):  # of the old file: the new one is complete
         temporary.unlink(missing_ok=True)

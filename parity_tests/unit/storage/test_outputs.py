@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import resource
 import stat
 import threading
 from pathlib import Path
@@ -76,6 +77,17 @@ def test_a_device_is_not_replaced(null):
 def test_a_full_device_is_named():
     with pytest.raises(OSError, match=r"No space left.*/dev/full"):
         atomic.write_text("/dev/full", "text")
+
+
+def test_a_write_that_finds_no_room_names_the_file(tmp_path):
+    path, limits = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="file") as error:
+            atomic.write_text(path, "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(path) and not os.listdir(tmp_path)
 
 
 @WRITERS
