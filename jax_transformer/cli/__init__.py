@@ -16,15 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
+from jax_transformer import errors
 from jax_transformer.cli.arguments import Command, flags, parse
-from jax_transformer.errors import (
-    ConfigError,
-    InputError,
-    Refusal,
-    ReportedError,
-    is_out_of_memory,
-    nearest,
-)
 from jax_transformer.runtime import supervisor
 from jax_transformer.runtime.process import entry_points, load_entry_point
 
@@ -56,7 +49,7 @@ class _Commands(Mapping[str, Command]):
         for name in self:
             try:
                 yield name, self[name]
-            except ConfigError as error:
+            except errors.ConfigError as error:
                 print(f"skipped an installed command: {error}", file=sys.stderr)
 
     def __len__(self) -> int:
@@ -77,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()  # here and not at exit: a reader that has gone is not an error
         return code
-    except ReportedError as error:
+    except errors.ReportedError as error:
         return error.exit_code
-    except Refusal as error:
+    except errors.Refusal as error:
         if debug:
             for detail in error.details:
                 error.add_note(detail)
@@ -96,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         name = error.filename or "input or output"
         print(f"jax-transformer: {name}: {error.strerror or error}", file=sys.stderr)
-        return InputError.exit_code
+        return errors.InputError.exit_code
     except (MemoryError, RuntimeError) as error:
-        if debug or not is_out_of_memory(error):
+        if debug or not errors.is_out_of_memory(error):
             raise
         reason = (str(error).splitlines() or ["no more can be taken"])[0]
         print(
@@ -106,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "docs/accelerators.md lists what else does",
             file=sys.stderr,
         )
-        return ConfigError.exit_code
+        return errors.ConfigError.exit_code
     except (KeyboardInterrupt, ValueError) as error:
         # jaxlib makes a ValueError of an exception that comes while it compares static arguments
         if isinstance(error, ValueError) and KeyboardInterrupt.__name__ not in str(error):
@@ -145,8 +138,10 @@ def _run(arguments: list[str]) -> int:
             for name, command in COMMANDS.loadable()
             for word in command.synonyms.split()
         }
-        hint = synonyms.get(arguments[0]) or nearest(arguments[0], list(COMMANDS))
-        raise ConfigError(f"unknown command {arguments[0]!r}{hint}; known: {', '.join(COMMANDS)}")
+        hint = synonyms.get(arguments[0]) or errors.nearest(arguments[0], list(COMMANDS))
+        raise errors.ConfigError(
+            f"unknown command {arguments[0]!r}{hint}; known: {', '.join(COMMANDS)}"
+        )
     name, command, rest = arguments[0], COMMANDS[arguments[0]], arguments[1:]
     if {"--help", "-h", "--help-all"} & {*rest}:
         from jax_transformer.cli import help_text

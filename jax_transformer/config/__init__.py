@@ -1,63 +1,7 @@
 """The description of one encoder-decoder: frozen dataclasses that check themselves."""
 
-from jax_transformer.config.enums import (
-    TYINGS,
-    Activation,
-    AttentionBackend,
-    AttentionSpan,
-    DropoutMasks,
-    DropoutSite,
-    EmbeddingNormOf,
-    EmbeddingScale,
-    HeadMerge,
-    Init,
-    LogitScale,
-    Mask,
-    MaskFill,
-    Mixing,
-    Norm,
-    NormPlacement,
-    Part,
-    PositionIndex,
-    Positions,
-    PositionsAt,
-    Remat,
-    Residual,
-    ScoreScale,
-    Sinusoids,
-    Tying,
-)
-from jax_transformer.config.fields import Branch, StackConfig
-from jax_transformer.config.model import EXECUTION, TransformerConfig
-
-__all__ = [
-    "EXECUTION",
-    "TYINGS",
-    "Activation",
-    "AttentionBackend",
-    "AttentionSpan",
-    "Branch",
-    "DropoutMasks",
-    "DropoutSite",
-    "EmbeddingNormOf",
-    "EmbeddingScale",
-    "HeadMerge",
-    "Init",
-    "LogitScale",
-    "Mask",
-    "MaskFill",
-    "Mixing",
-    "Norm",
-    "NormPlacement",
-    "Part",
-    "PositionIndex",
-    "Positions",
-    "PositionsAt",
-    "Remat",
-    "Residual",
-    "ScoreScale",
-    "Sinusoids",
-    "StackConfig",
-    "TransformerConfig",
-    "Tying",
-]
+from jax_transformer.config.enums import *  # noqa: F403 (all of them)
+from jax_transformer.config.fields import Branch as Branch
+from jax_transformer.config.fields import StackConfig as StackConfig
+from jax_transformer.config.model import EXECUTION as EXECUTION
+from jax_transformer.config.model import TransformerConfig as TransformerConfig

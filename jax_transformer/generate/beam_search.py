@@ -14,28 +14,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate import logits
+from jax_transformer.generate import logits, prepare
 from jax_transformer.generate.ensemble import AnyModel
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping, GenerationConfig
-from jax_transformer.generate.prepare import (
-    Inputs,
-    Models,
-    ModelStructure,
-    SplitModel,
-    StaticArgs,
-    batch_sizes,
-    keyword_config,
-    prepare,
-    primed_cache,
-    split,
-    start_tokens,
-    while_loop,
-)
 from jax_transformer.shapes import AnyArray, Source
 
 
 def beam(
-    model: Models,
+    model: prepare.Models,
     source: Source,
     *,
     num_beams: int | None = None,
@@ -68,7 +54,7 @@ def beam(
 
 
 def n_best(
-    model: Models,
+    model: prepare.Models,
     source: Source,
     num_return_sequences: int | None = None,
     *,
@@ -81,13 +67,13 @@ def n_best(
     ``num_return_sequences`` may also be given as ``num_hypotheses``. With the scorer GNMT,
     unfinished hypotheses follow if too few have finished at ``max_new_tokens``.
     """
-    model, options = split(model), {"num_return_sequences": num_return_sequences} | options
-    config = keyword_config(model, GenerationConfig(num_beams=4), options, prompt)
+    model, options = prepare.split(model), {"num_return_sequences": num_return_sequences} | options
+    config = prepare.keyword_config(model, GenerationConfig(num_beams=4), options, prompt)
     return search(model, source, config, forced_bos_token_id, prompt)
 
 
 def search(
-    model: SplitModel,
+    model: prepare.SplitModel,
     source: Source,
     config: GenerationConfig,
     forced_bos_ids: int | Int[AnyArray, " b"] | None,
@@ -104,7 +90,7 @@ def search(
         raise ConfigError(f"length_penalty={penalty} must not be negative")
     if config.beam_scorer is BeamScorer.AVERAGE and not math.isfinite(penalty):
         raise ConfigError(f"length_penalty={penalty} must be finite")
-    inputs, static_args = prepare(model, source, config, forced_bos_ids, prompt)
+    inputs, static_args = prepare.prepare(model, source, config, forced_bos_ids, prompt)
     return _search(
         model.structure, model.arrays, inputs, jnp.asarray(penalty), static_args=static_args
     )
@@ -117,7 +103,7 @@ class Scorer:
     """
 
     length_penalty: Float[Array, ""]
-    static_args: StaticArgs
+    static_args: prepare.StaticArgs
     constrained: bool
     """Constraints may forbid continuations."""
     dtype: np.dtype
@@ -210,7 +196,7 @@ class _Beams(NamedTuple):
     open: Bool[Array, " b"]
     """False for rows that are done."""
     cache: Any
-    inputs: Inputs
+    inputs: prepare.Inputs
 
 
 class _Continuations(NamedTuple):
@@ -225,17 +211,17 @@ class _Continuations(NamedTuple):
 
 @partial(jax.jit, static_argnames=("structure", "static_args"))
 def _search(
-    structure: ModelStructure,
+    structure: prepare.ModelStructure,
     arrays: list[Array],
-    inputs: Inputs,
+    inputs: prepare.Inputs,
     length_penalty: Float[Array, ""],
     *,
-    static_args: StaticArgs,
+    static_args: prepare.StaticArgs,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """Return the ``num_return_sequences`` best hypotheses (b, m, n) and their scores (b, m)."""
     model = structure.merge(arrays)
     config, batch = static_args.config, inputs.source.shape[0]
-    cache = primed_cache(model, inputs, static_args, config.num_beams)
+    cache = prepare.primed_cache(model, inputs, static_args, config.num_beams)
     scorer = SCORERS[config.beam_scorer](
         length_penalty,
         static_args,
@@ -278,7 +264,7 @@ def _search(
         return beams.finished_tokens[:, :count], beams.finished_scores[:, :count]
 
     start = _start(inputs, cache, scorer.masked, static_args)
-    return while_loop(is_open, step, start, results, batch_sizes(batch))
+    return prepare.while_loop(is_open, step, start, results, prepare.batch_sizes(batch))
 
 
 def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
@@ -292,7 +278,9 @@ def _score_dtype(model: AnyModel, cache: Any, batch: int, beams: int) -> np.dtyp
     return np.promote_types(outputs.dtype, np.float32)
 
 
-def _start(inputs: Inputs, cache: Any, masked: Float[Array, ""], static_args: StaticArgs) -> _Beams:
+def _start(
+    inputs: prepare.Inputs, cache: Any, masked: Float[Array, ""], static_args: prepare.StaticArgs
+) -> _Beams:
     shape = batch, _ = (inputs.source.shape[0], static_args.config.num_beams)
     empty = jnp.full((*shape, static_args.max_new_tokens), static_args.pad_id, jnp.int32)
     scores = jnp.full(shape, masked)
@@ -309,11 +297,13 @@ def _start(inputs: Inputs, cache: Any, masked: Float[Array, ""], static_args: St
     )
 
 
-def _continuations(model: AnyModel, beams: _Beams, static_args: StaticArgs) -> _Continuations:
+def _continuations(
+    model: AnyModel, beams: _Beams, static_args: prepare.StaticArgs
+) -> _Continuations:
     """Return the best of all beams continued by all tokens."""
     length = beams.length
     last = beams.tokens[:, :, jnp.maximum(length - 1, 0)]
-    start = start_tokens(beams.inputs, static_args)[:, -1:]
+    start = prepare.start_tokens(beams.inputs, static_args)[:, -1:]
     outputs, cache = model.decode_step(jnp.where(length == 0, start, last), beams.cache)
     scores = jax.nn.log_softmax(outputs.astype(beams.log_probs.dtype))
     if logits.constrained(static_args, beams.inputs):

@@ -10,29 +10,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import beam_search, logits
+from jax_transformer.generate import beam_search, logits, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.generate.prepare import (
-    Inputs,
-    Models,
-    ModelStructure,
-    Rows,
-    SplitModel,
-    StaticArgs,
-    batch_sizes,
-    in_halves,
-    keyword_config,
-    prepare,
-    primed_cache,
-    split,
-    start_tokens,
-    while_loop,
-)
 from jax_transformer.shapes import AnyArray, Source
 
 
 def generate(
-    model: Models,
+    model: prepare.Models,
     source: Source,
     config: GenerationConfig,
     row_ids: Int[AnyArray, " b"] | None = None,
@@ -45,15 +29,17 @@ def generate(
     same time. ``row_ids`` are as in :func:`sample`. Ids and errors as in :func:`greedy` and
     :func:`beam`.
     """
-    model = split(model)
+    model = prepare.split(model)
     decode = partial(_hypotheses, model, config)
-    tokens, *scores = in_halves(decode, Rows(source, row_ids, prompt), model.arrays)
+    tokens, *scores = prepare.in_halves(decode, prepare.Rows(source, row_ids, prompt), model.arrays)
     if scores:
         return tokens, scores[0]
     return tokens[:, None], np.full((len(tokens), 1), np.nan)
 
 
-def _hypotheses(model: SplitModel, config: GenerationConfig, batch: Rows) -> tuple[AnyArray, ...]:
+def _hypotheses(
+    model: prepare.SplitModel, config: GenerationConfig, batch: prepare.Rows
+) -> tuple[AnyArray, ...]:
     """Return the tokens of each row, and the scores of a beam search, perhaps still computed."""
     source, row_ids, prompt = batch
     if config.do_sample:
@@ -65,7 +51,7 @@ def _hypotheses(model: SplitModel, config: GenerationConfig, batch: Rows) -> tup
 
 
 def greedy(
-    model: Models,
+    model: prepare.Models,
     source: Source,
     *,
     max_length: int | None = None,
@@ -104,14 +90,14 @@ def greedy(
         InputError: the model cannot read the source.
         ConfigError: the model does not have such a length or token, or an option is unknown.
     """
-    model = split(model)
+    model = prepare.split(model)
     options |= {"max_length": max_length, "bos_id": bos_id, "eos_id": eos_id}
-    config = keyword_config(model, GenerationConfig(), options, prompt)
+    config = prepare.keyword_config(model, GenerationConfig(), options, prompt)
     return _token_by_token(model, source, config, forced_bos_token_id, prompt)
 
 
 def sample(
-    model: Models,
+    model: prepare.Models,
     source: Source,
     key: PRNGKeyArray,
     *,
@@ -137,9 +123,9 @@ def sample(
         top_p: draw from the fewest of these that together reach this probability (Holtzman et al.
             2020; 1: all).
     """
-    model = split(model)
+    model = prepare.split(model)
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    config = keyword_config(model, GenerationConfig(do_sample=True), options, prompt)
+    config = prepare.keyword_config(model, GenerationConfig(do_sample=True), options, prompt)
     return _token_by_token(model, source, config, forced_bos_token_id, prompt, key, rows)
 
 
@@ -154,7 +140,7 @@ class _Draws(NamedTuple):
 
 
 def _token_by_token(
-    model: SplitModel,
+    model: prepare.SplitModel,
     source: Source,
     config: GenerationConfig,
     forced_bos_ids: int | Int[AnyArray, " b"] | None,
@@ -163,13 +149,13 @@ def _token_by_token(
     row_ids: Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """Return the ids of greedy decoding, or of draws with ``key``."""
-    inputs, static_args = prepare(model, source, config, forced_bos_ids, prompt)
+    inputs, static_args = prepare.prepare(model, source, config, forced_bos_ids, prompt)
     draws = None if key is None else _draws(model, config, key, row_ids, len(inputs.source))
     return _decode(model.structure, model.arrays, inputs, draws, static_args=static_args)
 
 
 def _draws(
-    model: SplitModel,
+    model: prepare.SplitModel,
     config: GenerationConfig,
     key: PRNGKeyArray,
     row_ids: Int[AnyArray, " b"] | None,
@@ -204,19 +190,19 @@ class _Tokens(NamedTuple):
     open: Bool[Array, " b"]
     """False for rows that have ended."""
     cache: Any
-    inputs: Inputs
+    inputs: prepare.Inputs
     rows: Int[Array, " b"]
     """Their numbers in the whole batch."""
 
 
 @partial(jax.jit, static_argnames=("structure", "static_args"))
 def _decode(
-    structure: ModelStructure,
+    structure: prepare.ModelStructure,
     arrays: list[Array],
-    inputs: Inputs,
+    inputs: prepare.Inputs,
     draws: _Draws | None,
     *,
-    static_args: StaticArgs,
+    static_args: prepare.StaticArgs,
 ) -> Int[Array, "b n"]:
     """Return ids until every row has ended or has ``max_new_tokens``, padded after each end."""
     model = structure.merge(arrays)
@@ -256,11 +242,13 @@ def _decode(
 
     start = _Tokens(
         length=jnp.zeros((), jnp.int32),
-        last=start_tokens(inputs, static_args)[:, -1],
+        last=prepare.start_tokens(inputs, static_args)[:, -1],
         tokens=jnp.full((batch, length), static_args.pad_id, jnp.int32),
         open=jnp.ones(batch, bool),
-        cache=primed_cache(model, inputs, static_args),
+        cache=prepare.primed_cache(model, inputs, static_args),
         inputs=inputs,
         rows=jnp.arange(batch, dtype=jnp.int32),
     )
-    return while_loop(attrgetter("open"), step, start, attrgetter("tokens"), batch_sizes(batch))
+    return prepare.while_loop(
+        attrgetter("open"), step, start, attrgetter("tokens"), prepare.batch_sizes(batch)
+    )

@@ -14,14 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from jax_transformer import errors
 from jax_transformer.config.option import Option
-from jax_transformer.errors import (
-    ConfigError,
-    InputError,
-    Refusal,
-    ReportedError,
-    is_out_of_memory,
-)
 
 _POLL = 1000
 """Milliseconds between two looks for a signal or for the error of another process."""
@@ -53,20 +47,22 @@ class DistributedOptions:
             if getattr(self, name) is None:
                 missing.append(f"distributed.{name}")
         if 0 < len(missing) < len(_ADDRESS) and not self.auto:
-            raise ConfigError(f"{', '.join(missing)}: missing; or give distributed.auto")
+            raise errors.ConfigError(f"{', '.join(missing)}: missing; or give distributed.auto")
         if self.num_processes is not None and self.num_processes < 1:
-            raise ConfigError(f"distributed.num_processes={self.num_processes} must be at least 1")
+            raise errors.ConfigError(
+                f"distributed.num_processes={self.num_processes} must be at least 1"
+            )
         if self.process_id is not None and not 0 <= self.process_id < (self.num_processes or 2**31):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"distributed.process_id={self.process_id} must be at least 0 and below "
                 f"distributed.num_processes={self.num_processes}"
             )
         if self.coordinator_address and not self.coordinator_address.rpartition(":")[2].isdecimal():
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"distributed.coordinator_address={self.coordinator_address}: give HOST:PORT"
             )
         if self.heartbeat_timeout < 1:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"distributed.heartbeat_timeout={self.heartbeat_timeout} must be at least 1"
             )
 
@@ -109,7 +105,9 @@ def joined(options: DistributedOptions) -> Iterator[None]:
         )
     except (ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"distributed: the processes do not meet: {reason[:300]}") from error
+        raise errors.ConfigError(
+            f"distributed: the processes do not meet: {reason[:300]}"
+        ) from error
     try:
         yield
     except Exception as error:
@@ -133,7 +131,7 @@ def may_be_lost(error: BaseException | None) -> bool:
     import jax
 
     runtime = isinstance(error, jax.errors.JaxRuntimeError)
-    return count() > 1 and runtime and not is_out_of_memory(error)
+    return count() > 1 and runtime and not errors.is_out_of_memory(error)
 
 
 def index() -> int:
@@ -208,7 +206,7 @@ def _wait_for(key: str) -> str:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
         if (code := _reported()) is not None:
-            raise ReportedError(code)
+            raise errors.ReportedError(code)
 
 
 def _reported() -> int | None:
@@ -225,15 +223,15 @@ def _report(error: Exception) -> None:
     """Tell the other processes of an error. Raises ReportedError if another one was first."""
     import jax
 
-    if isinstance(error, ReportedError):
+    if isinstance(error, errors.ReportedError):
         return
-    code = InputError.exit_code if isinstance(error, OSError) else 1
-    code = ConfigError.exit_code if is_out_of_memory(error) else code
+    code = errors.InputError.exit_code if isinstance(error, OSError) else 1
+    code = errors.ConfigError.exit_code if errors.is_out_of_memory(error) else code
     try:
         _client().key_value_set(_ERROR, str(getattr(error, "exit_code", code)))
     except jax.errors.JaxRuntimeError:
-        if (before := _reported()) is not None and isinstance(error, Refusal):
-            raise ReportedError(before) from error
+        if (before := _reported()) is not None and isinstance(error, errors.Refusal):
+            raise errors.ReportedError(before) from error
 
 
 def _client() -> Any:

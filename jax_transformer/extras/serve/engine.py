@@ -156,11 +156,7 @@ class Engine:
         The first ones are for single lines of each width with the default options.
         """
         groups = self._groups()
-        defaults, page = (
-            groups[: len(self.translator.widths)],
-            groups[len(self.translator.widths) :],
-        )
-        for group in (*defaults, *page):
+        for group in groups:
             yield partial(self.compile, group, self.rows(group)[0])
         for widths in attention_page.shapes(self.translator):
             yield partial(attention_page.compile, self.translator, *widths)
