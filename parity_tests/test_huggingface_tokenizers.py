@@ -362,11 +362,7 @@ SETTINGS = {
         lambda: models.m2m_100(listed=False, language_codes="wmt21"),
         {"target": "ha"},
     ),
-    "nllb": (
-        "Nllb",
-        lambda: models.fairseq("Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB),
-        {"source": "fra_Latn", "target": "deu_Latn"},
-    ),
+    "nllb": ("Nllb", _nllb, {"source": "fra_Latn", "target": "deu_Latn"}),
     "pegasus, few ids before": ("Pegasus", lambda: models.pegasus(offset=7), {}),
 }
 

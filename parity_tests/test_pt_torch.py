@@ -299,7 +299,7 @@ def _conjugated() -> torch.Tensor:
         "_rebuild_meta_tensor_no_storage": lambda: torch.ones(2, device="meta"),
         "torch.complex32": lambda: torch.ones(2).to(torch.complex32),
         "take more memory than the file has": lambda: torch.ones(1).expand(10_000),
-        "builtins.set": lambda: {1, 2},
+        "builtins.frozenset": lambda: frozenset({1, 2}),
         "scalar": lambda: np.float64(1.0),
         "_reconstruct": lambda: np.ones(2),
     }.items(),

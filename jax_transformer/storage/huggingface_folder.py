@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.errors import ConfigError, InputError
@@ -130,7 +129,7 @@ def write(
     *,
     shard_size: int = SHARD_SIZE,
     parameters: int | None = None,
-    layout: Mapping[str, str] = MappingProxyType({}),
+    layout: Mapping[str, str] | None = None,
 ) -> None:
     """Write a new folder: ``state`` unchanged, in one file or in several of at most ``shard_size``
     bytes, and the other files by their names. Each tensor is read back and compared.
@@ -143,6 +142,7 @@ def write(
     from jax_transformer.storage import safetensors
 
     path.mkdir()
+    layout = layout or {}
     parts = _as_before(layout, state)
     if not parts:
         layout, several = {}, split(state, shard_size)
