@@ -11,9 +11,10 @@ import torch
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import InputError
-from jax_transformer.nn.dropout import Dropout, MaskedDropout
+from jax_transformer.nn.dropout import Dropout
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close
+from parity_tests.test_dropout import DrawnDropout
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference.blog2023 import Transformer
 
@@ -193,24 +194,13 @@ def test_names_and_shapes_at_the_default_size(repaired: bool):
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == expected
 
 
-class RateRecorder(MaskedDropout):
-    """Drop nothing, and record the rate of every site."""
-
-    def __init__(self):
-        super().__init__()
-        self.rates: dict[str, float] = {}
-
-    def keep(self, shape, rate: float) -> Any:
-        self.rates[self.path] = rate
-        return jnp.ones(tuple(shape), bool)
-
-
 @BOTH
 def test_dropout_rates(preset: str):
     """The faithful decoder blocks always have 0.5; each side's embeddings two dropouts."""
     both = equal_lengths(preset, dropout=0.3, embedding_dropout=0.3)
-    recorder, sites = RateRecorder(), both.calls.dropout_sites(both.config)
-    both.flax(both.source, both.target, rngs=recorder)
+    rates: dict[str, float] = {}
+    both.flax(both.source, both.target, rngs=DrawnDropout({}, rates))
+    sites = both.calls.dropout_sites(both.config)
     theirs = {
         name: module.p
         for name, module in both.torch.named_modules()
@@ -218,7 +208,7 @@ def test_dropout_rates(preset: str):
     }
     block = 0.5 if preset == "blog2023" else 0.3
     assert theirs == {name: block if "decoder_layer" in name else 0.3 for name in sites}
-    assert recorder.rates == {site: theirs[name] for name, group in sites.items() for site in group}
+    assert rates == {site: theirs[name] for name, group in sites.items() for site in group}
 
 
 def test_greedy_decoding_reads_one_pass_position_by_position():

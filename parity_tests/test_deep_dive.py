@@ -54,19 +54,13 @@ def documented_shapes(
         return shapes
 
     def norms(name: str) -> dict:
-        return {
-            f"{name}.normalization{k}.{leaf}": (d,) for k in (1, 2) for leaf in ("weight", "bias")
-        }
+        names = [f"{name}.normalization{k}" for k in (1, 2)]
+        return {f"{norm}.{leaf}": (d,) for norm in names for leaf in ("weight", "bias")}
 
     def encoder_block(name: str) -> dict:
-        feed_forward = linear(f"{name}.feed_forward_layers.0", d, 4 * d) | linear(
-            f"{name}.feed_forward_layers.2", 4 * d, d
-        )
-        return (
-            attention(f"{name}.attention_mechanism", "W_v", "W_k", "W_q")
-            | norms(name)
-            | feed_forward
-        )
+        shapes = attention(f"{name}.attention_mechanism", "W_v", "W_k", "W_q") | norms(name)
+        shapes |= linear(f"{name}.feed_forward_layers.0", d, 4 * d)
+        return shapes | linear(f"{name}.feed_forward_layers.2", 4 * d, d)
 
     expected = linear("decoder.fc_out", d, vocab)
     for stack in ("encoder", "decoder"):
@@ -76,11 +70,8 @@ def documented_shapes(
         }
     for i in range(layers):
         block = f"decoder.DecoderBlocklayers.{i}"
-        expected |= (
-            encoder_block(f"encoder.EncoderBlocklayers.{i}")
-            | encoder_block(f"{block}.transformer_block")
-            | norms(block)
-        )
+        expected |= encoder_block(f"encoder.EncoderBlocklayers.{i}")
+        expected |= encoder_block(f"{block}.transformer_block") | norms(block)
         expected |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
         names = "W_Encoder_Decoder_values", "W_Encoder_Decoder_keys", "W_self_queries"
         expected |= attention(f"{block}.EncoderDecoderAttention", *names)

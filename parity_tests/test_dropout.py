@@ -108,3 +108,15 @@ def test_same_masks_same_loss_and_gradients(name: str):
     assert_close((ours, loss), 1e-12, "loss")
     gradients_of.assert_same_gradients(gradients, gradients_of.torch_gradients(both))
     assert abs(plain.item() - ours.item()) > 1e-3, "the masks did something"
+
+
+def test_the_stock_layers_have_each_rate_at_the_sites_of_ours():
+    rates = {"dropout": 0.1, "activation_dropout": 0.2, "embedding_dropout": 0.3}
+    rates |= {"encoder.attention_dropout": 0.4, "decoder.attention_dropout": 0.5}
+    both = pair(config_of("small").with_sizes(**rates, encoder_layers=1))
+    drawn: dict[str, float] = {}
+    jax.eval_shape(lambda: both.flax(both.source, both.target, rngs=DrawnDropout({}, drawn)))
+    theirs = [m.p for m in both.torch.modules() if isinstance(m, nn.Dropout)]
+    theirs += [m.dropout for m in both.torch.modules() if isinstance(m, nn.MultiheadAttention)]
+    theirs += [0.3]  # the embeddings' one module has two calls
+    assert sorted(theirs) == sorted(drawn.values())

@@ -55,6 +55,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def mine(folder: Path) -> jt.Architecture:
+    """The example's architecture; its folder can be imported from."""
+    random_module(folder)
+    return importlib.import_module("my_architecture").MY_TRANSLATOR
+
+
+@pytest.fixture
 def spec(folder: Path) -> str:
     """The value of --architecture."""
     return f"{folder / 'my_architecture.py'}:MY_TRANSLATOR"
@@ -117,9 +124,8 @@ def test_the_page_quotes_the_example():
     assert len(quoted) == 3 and len(blocks) == 4
 
 
-def test_python_takes_an_architecture_that_is_not_registered(folder):
+def test_python_takes_an_architecture_that_is_not_registered(folder, mine):
     module = random_module(folder)
-    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
     config = mine.presets["my_translator"].with_sizes(**FIELDS)
     model = jt.convert.from_torch(module.state_dict(), config, architecture=mine)
     source, target = np.array([[5, 6, 7, 0], [8, 9, 0, 0]]), np.array([[1, 5, 6], [1, 7, 2]])
@@ -138,9 +144,10 @@ def test_python_takes_an_architecture_that_is_not_registered(folder):
     assert jt.preset("my_translator", **FIELDS) == config
 
 
-def test_files_are_read_and_written_by_an_architecture_that_is_not_registered(folder, tmp_path):
+def test_files_are_read_and_written_by_an_architecture_that_is_not_registered(
+    folder, mine, tmp_path
+):
     module = random_module(folder, layers=2)
-    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
     path = lightning_checkpoint(module, tmp_path / "last.ckpt")
     options = dict(preset="my_translator", strip_prefix="model.", architecture=mine, num_heads=4)
     automatic = jt.convert.plan(path, tmp_path / "run", **(options | {"strip_prefix": ""}))
@@ -210,9 +217,7 @@ def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
 
 
 @pytest.mark.slow
-def test_python_trains_an_architecture_that_is_not_registered(folder, tmp_path):
-    random_module(folder)  # its folder can be imported from
-    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+def test_python_trains_an_architecture_that_is_not_registered(mine, tmp_path):
     text = runs.fields_of(runs.write_text(tmp_path))
     options = TrainOptions(
         run=str(tmp_path / "run"),
@@ -288,9 +293,7 @@ def test_a_file_without_a_name_and_unknown_names_are_refused():
     assert registry.load_from("lesson10").name == "lesson10"
 
 
-def test_names_are_registered_once(folder):
-    random_module(folder)
-    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+def test_names_are_registered_once(mine):
     assert jt.register(mine) is jt.register(mine) is registry.resolve("my_translator") is mine
     again = jt.Architecture("my_translator", "Another.", mine.weight_table)
     with pytest.raises(ConfigError, match="another architecture is registered as 'my_translator'"):
@@ -311,9 +314,7 @@ def test_names_are_registered_once(folder):
         jt.register(jt.Architecture("x", "", mine.weight_table, {"y": own}))
 
 
-def test_a_table_that_does_not_cover_the_model_is_refused_with_the_names(folder):
-    random_module(folder)
-    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+def test_a_table_that_does_not_cover_the_model_is_refused_with_the_names(mine):
     config = mine.presets["my_translator"].with_sizes(**FIELDS)
     short = jt.Architecture("my_translator", "", lambda config: mine.weight_table(config)[:-1])
     message = r"architecture 'my_translator' has no names .*final_norm"
@@ -321,18 +322,31 @@ def test_a_table_that_does_not_cover_the_model_is_refused_with_the_names(folder)
         jt.convert.weight_table(config, architecture=short)
 
 
+@pytest.mark.parametrize("error", [ConfigError("no\nbias"), InputError("no"), ValueError("no\n")])
+def test_an_error_of_a_table_names_the_architecture_unless_it_is_a_refusal(mine, error):
+    def table(config):
+        raise error
+
+    config = mine.presets["my_translator"].config
+    refusal = isinstance(error, ConfigError | InputError)
+    text = f"{error}" if refusal else "architecture 'x': its weight_table raised ValueError: no"
+    with pytest.raises(ConfigError if not refusal else type(error)) as caught:
+        registry.unchecked_table(jt.Architecture("x", "", table), config)
+    assert str(caught.value) == text and (caught.value is error) == refusal
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
         (None, "has no PyTorch twin: set its field `reference`"),
         ("my_missing:X", "cannot import its twin my_missing:X: ModuleNotFoundError"),
+        ("my_broken:X", r"cannot import its twin my_broken:X: ZeroDivisionError: "),
         ("my_model:MyTranslatr", r"my_model has no class 'MyTranslatr' \(did you mean 'MyTr"),
         ("my_model:MyTranslator", "its twin raised TypeError"),
     ],
 )
-def test_what_is_wrong_with_a_twin_is_one_line(folder, reference, message):
-    random_module(folder)
-    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+def test_what_is_wrong_with_a_twin_is_one_line(folder, mine, reference, message):
+    (folder / "my_broken.py").write_text("1 / 0")
     config = mine.presets["my_translator"].config
     other = jt.Architecture(
         "my_translator", "", mine.weight_table, reference=reference,

@@ -393,69 +393,12 @@ STATE_SPACE = Example(
 )
 
 
-# A block of ConvNeXt: depthwise convolution, norm over channels, layer scale
-
-
-class TorchConvNeXt(nn.Module):
-    def __init__(self, d=6):
-        super().__init__()
-        self.dwconv = nn.Conv2d(d, d, 7, padding=3, groups=d)
-        self.norm = nn.LayerNorm(d, eps=1e-6)
-        self.pwconv1, self.pwconv2 = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-        self.gamma = nn.Parameter(torch.zeros(d))
-
-    def forward(self, x):
-        y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
-        y = self.gamma * self.pwconv2(nn.functional.gelu(self.pwconv1(y)))
-        return x + y.permute(0, 3, 1, 2)
-
-
-class ConvNeXt(nnx.Module):
-    def __init__(self, state, d=6):
-        rngs = nnx.Rngs(0)
-        self.dwconv = nnx.Conv(d, d, (7, 7), padding=3, feature_group_count=d, rngs=rngs)
-        self.norm = nnx.LayerNorm(d, epsilon=1e-6, use_fast_variance=False, rngs=rngs)
-        self.pwconv1, self.pwconv2 = (
-            nnx.Linear(d, 4 * d, rngs=rngs),
-            nnx.Linear(4 * d, d, rngs=rngs),
-        )
-        self.gamma = nnx.Param(jnp.asarray(state["gamma"]))
-        for name in ("dwconv", "norm", "pwconv1", "pwconv2"):
-            fill(getattr(self, name), state, name)
-
-    def __call__(self, x):
-        y = self.pwconv1(self.norm(self.dwconv(x)))
-        return x + self.gamma[...] * self.pwconv2(jax.nn.gelu(y, approximate=False))
-
-
-def transpose_window(model: ConvNeXt) -> None:
-    model.dwconv.kernel[...] = jnp.swapaxes(model.dwconv.kernel[...], 0, 1)
-
-
-def other_epsilon(model: ConvNeXt) -> None:
-    model.norm.epsilon = 1e-5
-
-
-CONVNEXT = Example(
-    TorchConvNeXt,
-    ConvNeXt,
-    (2, 6, 8, 8),
-    {("dwconv", "dwconv"), ("norm", "norm"), ("pwconv1", "pwconv1"), ("pwconv2", "pwconv2")},
-    {
-        "dwconv": transpose_window,
-        "norm": other_epsilon,
-        "pwconv2": lambda model: negated(model.pwconv2.bias),
-    },
-    lambda model, x: channels_last(model, x).transpose(0, 3, 1, 2),
-)
-
 EXAMPLES = {
     "convolutions": CONV,
     "gru": recurrent(TorchRecurrent, GRU),
     "lstm": recurrent(TorchLSTM, LSTM),
     "vit": VIT,
     "state space": STATE_SPACE,
-    "convnext": CONVNEXT,
 }
 
 

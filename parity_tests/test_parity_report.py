@@ -87,27 +87,17 @@ def test_a_correct_model_agrees_in_outputs_and_gradients(both):
 @pytest.mark.parametrize(
     ("name", "change", "module"),
     [
-        (
-            "encoder.layers.0.linear1.weight",
-            one_weight,
-            "encoder.blocks.0.feed_forward.up | encoder.layers.0.linear1",
-        ),
-        (
-            "encoder.layers.0.linear2.weight",
-            np.transpose,
-            "encoder.blocks.0.feed_forward.down | encoder.layers.0.linear2",
-        ),
-        (
-            "encoder.layers.0.self_attn.in_proj_weight",
-            queries_and_keys_swapped,
-            "encoder.blocks.0.self_attention | encoder.layers.0.self_attn",
-        ),
+        ("linear1.weight", one_weight, ("feed_forward.up", "linear1")),
+        ("linear2.weight", np.transpose, ("feed_forward.down", "linear2")),
+        ("self_attn.in_proj_weight", queries_and_keys_swapped, ("self_attention", "self_attn")),
     ],
     ids=["one weight", "transposed square kernel", "swapped queries and keys"],
 )
 def test_wrong_weights_are_named_at_their_module(both, name, change, module):
-    report = compared(both, changed(both, name, change))
-    assert report.summary().startswith(f"{module}: its input agrees and its output differs")
+    report = compared(both, changed(both, f"encoder.layers.0.{name}", change))
+    ours, theirs = module
+    named = f"encoder.blocks.0.{ours} | encoder.layers.0.{theirs}"
+    assert report.summary().startswith(f"{named}: its input agrees and its output differs")
 
 
 def test_another_epsilon_is_named_at_the_first_norm(both):

@@ -12,7 +12,10 @@ from torch import nn
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.architectures import twins
+from jax_transformer.architectures import registry, twins
+from jax_transformer.architectures.huggingface import HuggingFaceFamily
+from jax_transformer.architectures.huggingface_config import from_config
+from jax_transformer.errors import ConfigError
 from jax_transformer.weights import rules
 from parity_tests import cases, levels, preset_names
 from parity_tests.cases import ODD
@@ -31,6 +34,31 @@ def test_every_preset_has_the_names_and_shapes_of_its_twin_at_full_size(name):
         module = twins.twin(config)
     shapes = rules.torch_shapes(jt.convert.weight_table(config), transformer.shapes(config))
     assert {name: tuple(each.shape) for name, each in module.state_dict().items()} == shapes
+
+
+RATES = {name: {name} for name in ("embedding_dropout", "activation_dropout")}
+RATES["attention_dropout"] = {f"{stack}_attention_dropout" for stack in ("encoder", "decoder")}
+RATES |= {name.replace("_", ".", 1): {name} for name in RATES["attention_dropout"]}
+
+
+@pytest.mark.parametrize("name", registry.built_in())
+def test_a_twin_is_given_every_rate_or_refuses_it_by_name(name):
+    known = registry.resolve(name)
+    configs = [preset.config for preset in known.presets.values()]
+    config = configs[0] if configs else from_config({"model_type": name})
+    for field, arguments in RATES.items():
+        changed = config.with_sizes(**{field: 0.37})
+        try:
+            if isinstance(known, HuggingFaceFamily):
+                options = twins._huggingface_arguments(known, changed)[0][1]
+            else:
+                options = known.reference_arguments(changed)[1]
+        except ConfigError as error:
+            assert field in str(error).rpartition(": ")[0], error
+            continue
+        taken = {key for key, value in options.items() if value == 0.37}
+        # "Transformer" (2023-06-05) faithfully has no other rate
+        assert taken in ({field}, arguments) or (name, taken) == ("blog2023", {"dropout"}), field
 
 
 class Document(nn.Module):

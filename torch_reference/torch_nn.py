@@ -39,7 +39,8 @@ class TorchTransformer(nn.Module):
         num_decoder_layers: int,
         dim_feedforward: int,
         dropout: float,
-        attention_dropout: float,
+        encoder_attention_dropout: float,
+        decoder_attention_dropout: float,
         activation_dropout: float,
         embedding_dropout: float,
         encoder_activation: str,
@@ -90,14 +91,13 @@ class TorchTransformer(nn.Module):
             batch_first=True,
         )
         self.encoder, self.decoder = stock.encoder, stock.decoder
-        for layer in [
-            *self.encoder.layers,
-            *self.decoder.layers,
-        ]:  # the stock layers take one rate for all three
+        # The stock layers take one rate for all three
+        for layer in [*self.encoder.layers, *self.decoder.layers]:
             layer.dropout.p = activation_dropout
-            layer.self_attn.dropout = attention_dropout
+        for layer in self.encoder.layers:
+            layer.self_attn.dropout = encoder_attention_dropout
         for layer in self.decoder.layers:
-            layer.multihead_attn.dropout = attention_dropout
+            layer.self_attn.dropout = layer.multihead_attn.dropout = decoder_attention_dropout
         self.tgt_emb = nn.Embedding(tgt_vocab_size, d_model)
         self.src_emb = self.tgt_emb if tie_source else nn.Embedding(src_vocab_size, d_model)
         self.linear = nn.Linear(d_model, tgt_vocab_size, bias=output_bias)

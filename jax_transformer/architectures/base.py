@@ -123,12 +123,8 @@ def twin_of(config: TransformerConfig) -> str:
 
 def vocabularies(config: TransformerConfig) -> list[int]:
     """List both vocabularies' sizes and both padding ids."""
-    return [
-        config.source_vocab_size,
-        config.target_vocab_size,
-        config.source_pad_id,
-        config.target_pad_id,
-    ]
+    names = "source_vocab_size target_vocab_size source_pad_id target_pad_id".split()
+    return [getattr(config, name) for name in names]
 
 
 def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *free: str) -> bool:

@@ -18,7 +18,6 @@ from jax_transformer.weights.rules import Table, fused_attention, layer_norm, li
 
 def _encoder(config: TransformerConfig) -> Table:
     torch, flax = "encoder.layers.{i}", "encoder.blocks.{i}"
-    attention_bias = config.bias if config.attention_bias is None else config.attention_bias
     layer: Table = []
     for part in config.encoder.parts:
         if part is enums.Part.FFN:
@@ -28,7 +27,7 @@ def _encoder(config: TransformerConfig) -> Table:
                 )
         else:
             layer += fused_attention(
-                f"{torch}.attention", f"{flax}.{part.value}", config.num_heads, bias=attention_bias
+                f"{torch}.attention", f"{flax}.{part.value}", config.num_heads, bias=config.bias
             )
     for k in range(len(config.encoder.branches)):
         layer += layer_norm(

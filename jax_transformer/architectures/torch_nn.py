@@ -102,7 +102,8 @@ def _arguments(config: TransformerConfig) -> Arguments:
         )
     return (), {
         **sizes(config),
-        "attention_dropout": config.attention_dropout,
+        "encoder_attention_dropout": config.attention_rate(encoder),
+        "decoder_attention_dropout": config.attention_rate(decoder),
         "activation_dropout": config.activation_dropout,
         "embedding_dropout": config.embedding_dropout,
         "encoder_activation": encoder.activation.value,

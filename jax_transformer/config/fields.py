@@ -200,6 +200,11 @@ class TransformerFields:
         """Return the width of a head in that stack."""
         return self.head_dim or self.d_model // self.heads(stack)
 
+    def attention_rate(self, stack: StackConfig) -> float:
+        """Return the dropout rate of attention weights in that stack."""
+        own = stack.attention_dropout
+        return self.attention_dropout if own is None else own
+
     @property
     def longest(self) -> int:
         """The longest source or target in tokens.

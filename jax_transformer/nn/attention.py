@@ -139,8 +139,7 @@ class HeadProjections(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.heads, self.width = config.heads(stack), config.head_width_of(stack)
-        rate = stack.attention_dropout
-        self.rate = config.attention_dropout if rate is None else rate
+        self.rate = config.attention_rate(stack)
         self.scale = score_scale(config, stack)
         self.backend, self.fill = config.attention_backend, config.mask_fill
         self.mixing, self.merge = stack.mixing, stack.head_merge

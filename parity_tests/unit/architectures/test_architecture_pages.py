@@ -56,19 +56,11 @@ class Diagram:
             assert match is not None, f"cannot read {line!r}"
             groups = match.groupdict()
             for side in ("a_", "b_") if "label" in groups else ("a_",):
-                text = next(
-                    (
-                        groups[f"{side}{kind}"]
-                        for kind in ("box", "oval", "round")
-                        if groups[f"{side}{kind}"] is not None
-                    ),
-                    None,
-                )
-                if text is not None:
-                    assert groups[f"{side}id"] not in self.texts, (
-                        f"{groups[f'{side}id']} has two texts"
-                    )
-                    self.texts[groups[f"{side}id"]] = text
+                node = groups[f"{side}id"]
+                for text in (groups[f"{side}{kind}"] for kind in ("box", "oval", "round")):
+                    if text is not None:
+                        assert node not in self.texts, f"{node} has two texts"
+                        self.texts[node] = text
             if "label" in groups:
                 self.edges.append((groups["a_id"], groups["label"], groups["b_id"]))
         unknown = {end for a, _, b in self.edges for end in (a, b)} - self.texts.keys()
@@ -115,16 +107,8 @@ def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
         def wrapped(self, *args, **kwargs):
             result = call(self, *args, **kwargs)
             arrays = result if isinstance(result, tuple) else (result,)
-            calls.append(
-                (
-                    self,
-                    {
-                        kind: a.shape
-                        for kind, a in zip(("", "weights"), arrays, strict=False)
-                        if hasattr(a, "shape")
-                    },
-                )
-            )
+            named = zip(("", "weights"), arrays, strict=False)
+            calls.append((self, {kind: a.shape for kind, a in named if hasattr(a, "shape")}))
             return result
 
         return wrapped
@@ -196,22 +180,16 @@ def test_no_module_of_a_block_is_missing_from_a_diagram(document):
 
 
 def test_a_wrong_diagram_is_detected():
-    diagram = Diagram(
-        [
-            "flowchart TB",
-            'ids["source ids"] -->|"(b, s)"| words["embedding<br/><code>source_embedding</code>"]',
-            'words -->|"(b, s, d)"| sum(("+"))',
-            'subgraph block ["a block"]',
-            'rest(["the rest"])',
-            "end",
-            "sum --> rest",
-        ]
-    )
-    assert diagram.edges == [
-        ("ids", "(b, s)", "words"),
-        ("words", "(b, s, d)", "sum"),
-        ("sum", None, "rest"),
-    ]
+    lines = """flowchart TB
+        ids["source ids"] -->|"(b, s)"| words["embedding<br/><code>source_embedding</code>"]
+        words -->|"(b, s, d)"| sum(("+"))
+        subgraph block ["a block"]
+        rest(["the rest"])
+        end
+        sum --> rest"""
+    diagram = Diagram(lines.splitlines())
+    edges = [("ids", "(b, s)", "words"), ("words", "(b, s, d)", "sum"), ("sum", None, "rest")]
+    assert diagram.edges == edges
     assert diagram.modules() == {"words": "source_embedding"}
     assert diagram.texts["rest"] == "the rest"
     for line in (
@@ -255,13 +233,9 @@ def value_at(config: TransformerConfig, field: str) -> object:
 
 def cell_text(value: object) -> str | None:
     """Return a value as the tables write it, or None if only prose can describe it."""
-    if isinstance(value, tuple):
-        if not value:
-            return "none"
-        return (
-            None if isinstance(value[0], Branch) else ", ".join(f"`{item.value}`" for item in value)
-        )
-    if isinstance(value, (StackConfig, type(None))):
+    if isinstance(value, tuple) and not any(isinstance(item, Branch) for item in value):
+        return ", ".join(f"`{item.value}`" for item in value) or "none"
+    if isinstance(value, (tuple, StackConfig, type(None))):
         return None
     if isinstance(value, (bool, int, float)) and not hasattr(value, "value"):
         return str(value).lower()

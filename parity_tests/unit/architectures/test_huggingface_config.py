@@ -33,17 +33,10 @@ FLAN = published.read("flan_t5")
 
 def test_an_opus_mt_model():
     config = from_config(OPUS)
-    assert (config.architecture, config.max_length, config.tying, config.logits_bias) == (
-        "marian",
-        512,
-        Tying.ALL,
-        True,
-    )
-    assert config.source_vocab_size == 58101
-    assert config.target_vocab_size == 58101
-    assert config.source_pad_id == 58100
-    assert config.bos_id == 58100
-    assert config.eos_id == 0
+    assert (config.architecture, config.max_length) == ("marian", 512)
+    assert (config.tying, config.logits_bias) == (Tying.ALL, True)
+    assert config.source_vocab_size == config.target_vocab_size == 58101
+    assert (config.source_pad_id, config.bos_id, config.eos_id) == (58100, 58100, 0)
     assert config.encoder.activation is Activation.SILU
     assert config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
     assert config.longest == 512 and config.encoder.positions is Positions.SINUSOIDAL_STORED
@@ -145,6 +138,7 @@ EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
         ({}, HEADED, True, Tying.ALL, True),  # from a .bin file
         ({}, HEADED, False, Tying.EMBEDDINGS, True),
         ({}, HEADED, None, Tying.ALL, True),
+        *(({}, (name,), False, Tying.ALL, True) for name in HEADED),  # one of the two
         ({"tie_word_embeddings": False}, None, None, Tying.EMBEDDINGS, False),  # version 1.1
         ({"tie_word_embeddings": False}, HEADED, None, Tying.EMBEDDINGS, False),
         ({"tie_word_embeddings": False}, HEADED, True, Tying.ALL, False),

@@ -97,16 +97,6 @@ def test_with_sizes_accepts_python_types():
             "unknown configuration field 'encoder.activaton' (did you mean 'encoder.activation'?)",
         ),
         ("lesson10", dict(qqq=8), "unknown configuration field 'qqq'"),
-        (
-            "blog2023",
-            dict(attn_bias=True),
-            "unknown configuration field 'attn_bias' (did you mean 'attention_bias'?)",
-        ),
-        (
-            "deep_dive",
-            {"decoder.unusd": ()},
-            "unknown configuration field 'decoder.unusd' (did you mean 'decoder.unused'?)",
-        ),
     ],
 )
 def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):

@@ -1,7 +1,5 @@
 """Every preset at its documented size has its document's number of parameters."""
 
-import math
-
 import jax
 import numpy as np
 import pytest
@@ -115,10 +113,14 @@ def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
     assert sizes == COUNTS.get(name, sizes)
 
 
-def test_the_encoder_of_part2_has_the_document_s_number_of_parameters():
-    for name in ("part2_encoder", "part2_encoder_repaired"):
-        shapes = transformer.shapes(jt.preset(name), transformer.Encoder)
-        assert sum(map(math.prod, shapes.values())) == 7_046_352
+def test_an_architecture_is_found_by_its_own_name_only():
+    for known in registry.architectures():
+        name = known.name
+        others = {name.upper(), name.replace("-", "_"), name.replace("_", "-"), f"{name}s"}
+        assert registry.find(name) is known
+        assert {registry.find(other) for other in others - {name}} == {None}, name
+    # Modules next to theirs
+    assert {registry.find(name) for name in ("base", "twins", "registry", "huggingface")} == {None}
 
 
 @pytest.mark.parametrize("name", jt.preset_names())

@@ -46,6 +46,17 @@ def test_the_prefix_is_the_one_before_most_names():
     assert tensor_names.common_prefix(STATE, STATE) == ""
     assert tensor_names.common_prefix([*LIGHTNING, *(f"ema.{n}" for n in STATE)], STATE) == ""
     assert tensor_names.common_prefix([], STATE) == ""
+    # Before more than half of what is expected, and of what there is
+    for names, prefix in (
+        ("p.a p.b p.c x", "p."),
+        ("p.a p.b x y", ""),
+        ("p.a p.b p.c x y", "p."),
+        ("p.a p.b p.c x y z", ""),
+        ("a b p.a p.b", ""),
+        ("p.a p.b", "p."),
+        ("p.q.a p.q.b p.x", "p.q."),
+    ):
+        assert tensor_names.common_prefix(names.split(), {*"abcd"}) == prefix, names
 
 
 @pytest.mark.parametrize("preset", ["lesson10", "deep_dive", "from_scratch", "blog2023"])

@@ -297,33 +297,3 @@ def test_more_tokens_than_positions_are_refused_by_every_decoder(model):
         message = f"{name}={value} is outside the vocabulary of {size}"
         for decode in decoders:
             refused(lambda d=decode, o={name: value}: d(model, source, **o), message, ConfigError)
-
-
-# Configurations
-
-SIZES = [
-    (dict(d_model=-12), "d_model=-12 must be at least 1"),
-    (dict(d_model=0), "d_model=0 must be at least 1"),
-    (dict(num_heads=-3), "num_heads=-3 must be at least 1"),
-    (dict(num_heads=0), "num_heads=0 must be at least 1"),
-    (dict(head_dim=-4), "head_dim=-4 must be at least 1"),
-    (dict(d_ff=-20), "d_ff=-20 must be at least 1"),
-    (dict(max_length=-20), "max_length=-20 must be at least 1"),
-    (dict(source_vocab_size=-11), "source_vocab_size=-11 must be at least 1"),
-    (dict(target_vocab_size=0), "target_vocab_size=0 must be at least 1"),
-    (dict(num_layers=-2), "encoder.layers=-2 must be at least 1"),
-    (dict(decoder_layers=0), "decoder.layers=0 must be at least 1"),
-    (dict(head_dim=None, num_heads=5), "d_model=12 is not divisible by num_heads=5"),
-    (dict(dropout=-0.1), "dropout=-0.1 must be at least 0 and below 1"),
-    # 11, or 13 for one shared vocabulary
-    (dict(pad_id=-1), "source_pad_id=-1 is outside the vocabulary of 1"),
-    (dict(eos_id=13), "eos_id=13 is outside the vocabulary of 13"),
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("sizes", "message"), SIZES, ids=[message[:24] for _, message in SIZES])
-def test_invalid_sizes_are_refused_in_every_preset(name, sizes, message):
-    with pytest.raises(ConfigError) as caught:
-        tiny(name, **sizes)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_transformer as jt
 from jax_transformer import transformer
@@ -28,8 +30,10 @@ from jax_transformer.config import (
     TransformerConfig,
 )
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn import layers
 from jax_transformer.nn.attention import attend
 from jax_transformer.nn.embeddings import Embedding, Frozen, position_sinusoids, sinusoids
+from jax_transformer.nn.sharding import FSDP, TENSOR
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
 
 POSITIONS = ("encoder.positions", "decoder.positions")
@@ -354,18 +358,6 @@ FLIPS = {
     "target_pad_id": (changes_logits, [dict(target_pad_id=5)]),
     "bos_id": (changes_decoding, [dict(bos_id=4)]),
     "eos_id": (changes_decoding, [dict(eos_id=4)]),
-    "encoder.layers": (changes_weights_and_logits, stack("encoder", dict(layers=2))),
-    "decoder.layers": (changes_weights_and_logits, stack("decoder", dict(layers=2))),
-    "encoder.branches": (
-        changes_logits,
-        stack("encoder", dict(branches=BASE.encoder.branches[::-1])),
-    ),
-    "decoder.branches": (
-        changes_logits,
-        stack("decoder", dict(branches=BASE.decoder.branches[::-1])),
-    ),
-    "encoder.positions": (changes_logits, stack("encoder", *others("positions", BASE.encoder))),
-    "decoder.positions": (changes_logits, stack("decoder", *others("positions", BASE.decoder))),
     "encoder.attention_span": (
         changes_local_attention,
         stack(
@@ -379,53 +371,51 @@ FLIPS = {
         changes_local_attention,
         stack("encoder", dict(global_block_size=2)),
     ),
-    "encoder.activation": (changes_logits, stack("encoder", *others("activation", BASE.encoder))),
-    "decoder.activation": (changes_logits, stack("decoder", *others("activation", BASE.decoder))),
     **{
         f"{name}.{field}": (effect, stack(name, *flips))
         for name in ("encoder", "decoder")
-        for field, effect, flips in (
-            (
-                "unused",
-                adds_arrays_that_nothing_reads_or_trains,
-                [dict(unused=(Branch((Part.SELF,)), Branch((Part.FFN,))))],
-            ),
-            ("positions_at", changes_logits, others("positions_at", BASE.encoder)),
-            ("position_index", changes_logits, others("position_index", BASE.encoder)),
-            (
-                "position_exponent",
-                changes_positions_computed_or_stored,
-                [dict(position_exponent=2.0)],
-            ),
-            ("position_offset", changes_computed_positions, [dict(position_offset=2)]),
-            ("sinusoids", changes_positions_computed_or_stored, others("sinusoids", BASE.encoder)),
-            ("relative_buckets", changes_relative_positions, [dict(relative_buckets=6)]),
-            ("relative_max_distance", changes_relative_positions, [dict(relative_max_distance=5)]),
-            ("num_heads", changes_logits, [dict(num_heads=4)]),
-            ("d_ff", changes_weights, [dict(d_ff=21)]),
-            ("gated", changes_weights_and_logits, [dict(gated=True)]),
-            ("embedding_norm", changes_weights_and_logits, [dict(embedding_norm=True)]),
-            (
-                "embedding_norm_of",
-                changes_logits_with_embedding_norms,
-                others("embedding_norm_of", BASE.encoder),
-            ),
-            ("mixing", changes_logits, others("mixing", BASE.encoder)),
-            ("head_merge", changes_logits, others("head_merge", BASE.encoder)),
-            (
-                "attention_dropout",
-                changes_training_alone,
-                [dict(attention_dropout=0.0), dict(attention_dropout=0.3)],
-            ),
-            (
-                "init",
-                changes_new_arrays_of_one_stack,
-                [dict(init=init) for init in Init if init is not BASE.init],
-            ),
-        )
+        for effect, fields in {
+            changes_logits: {
+                "branches": [dict(branches=getattr(BASE, name).branches[::-1])],
+                "num_heads": [dict(num_heads=4)],
+                **{
+                    field: others(field, BASE.encoder)
+                    for field in (
+                        "activation head_merge mixing position_index positions positions_at"
+                    ).split()
+                },
+            },
+            changes_logits_with_embedding_norms: {
+                "embedding_norm_of": others("embedding_norm_of", BASE.encoder)
+            },
+            changes_weights: {"d_ff": [dict(d_ff=21)]},
+            changes_weights_and_logits: {
+                "layers": [dict(layers=2)],
+                "gated": [dict(gated=True)],
+                "embedding_norm": [dict(embedding_norm=True)],
+                "final_norm": [dict(final_norm=False)],
+            },
+            changes_positions_computed_or_stored: {
+                "position_exponent": [dict(position_exponent=2.0)],
+                "sinusoids": others("sinusoids", BASE.encoder),
+            },
+            changes_computed_positions: {"position_offset": [dict(position_offset=2)]},
+            changes_relative_positions: {
+                "relative_buckets": [dict(relative_buckets=6)],
+                "relative_max_distance": [dict(relative_max_distance=5)],
+            },
+            changes_training_alone: {
+                "attention_dropout": [dict(attention_dropout=0.0), dict(attention_dropout=0.3)]
+            },
+            changes_new_arrays_of_one_stack: {
+                "init": [dict(init=init) for init in Init if init is not BASE.init]
+            },
+            adds_arrays_that_nothing_reads_or_trains: {
+                "unused": [dict(unused=(Branch((Part.SELF,)), Branch((Part.FFN,))))]
+            },
+        }.items()
+        for field, flips in fields.items()
     },
-    "encoder.final_norm": (changes_weights_and_logits, stack("encoder", dict(final_norm=False))),
-    "decoder.final_norm": (changes_weights_and_logits, stack("decoder", dict(final_norm=False))),
     "encoder.self_mask": (changes_logits, stack("encoder", dict(self_mask=()))),
     "decoder.self_mask": (
         changes_logits,
@@ -454,13 +444,13 @@ EXEMPT = {
     "architecture": "it names a PyTorch twin and its weights; the Flax model is the same, "
     "and the parity tests compare the two",
     "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, "
-    "see the test below",
+    "see test_checks",
     **dict.fromkeys(
         ("decoder.attention_span", "decoder.local_radius", "decoder.global_block_size"),
-        "a decoder attends to all tokens before: FULL is the only span, see test_config_checks",
+        "a decoder attends to all tokens before: FULL is the only span, see test_checks",
     ),
     "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, "
-    "see test_config_checks",
+    "see test_checks",
 }
 
 
@@ -550,12 +540,6 @@ def test_a_query_without_visible_keys_follows_the_fill(fill):
     assert np.isnan(weights).any() == (fill is MaskFill.MINUS_INFINITY)
 
 
-def test_an_encoder_has_no_cross_mask():
-    for mask in Mask:
-        with pytest.raises(ConfigError, match=r"encoder.cross_mask"):
-            replace(BASE, encoder=replace(BASE.encoder, cross_mask=(mask,)))
-
-
 # Distributions of new parameters
 
 D, F = 64, 96
@@ -632,6 +616,23 @@ def test_a_stack_s_own_scheme_is_that_of_its_arrays_and_its_embedding(init):
         arrays = new_arrays(tiny(init=other.value, **SIZES, **learned, **own))
         for name in [name for name in expected if not name.startswith("output.")]:
             assert (arrays[name] == expected[name]).all(), (other, name)
+
+
+def test_new_values_are_drawn_on_the_devices_that_keep_them(monkeypatch):
+    """The whole of a large matrix never lies on one device."""
+    mesh = AbstractMesh((2, 3), (FSDP, TENSOR))
+    drawn: list[Any] = []
+    monkeypatch.setattr(jax.sharding, "get_mesh", lambda: mesh)
+    monkeypatch.setattr(
+        jax, "jit", lambda call, **options: drawn.append(options.get("out_shardings")) or call
+    )
+    key = jax.random.key(0)
+    layers.uniform(1.0, key, (4, 6))
+    layers.uniform(1.0, key, (4, 5))
+    layers.uniform(1.0, key, (4,))
+    layers.normal(1.0, key, (6, 4), TENSOR, FSDP)
+    specs = [P(FSDP, TENSOR), P(FSDP), P(), P(TENSOR, FSDP)]
+    assert drawn == [NamedSharding(mesh, spec) for spec in specs]
 
 
 def test_biases_of_distances_start_as_small_as_t5_s():

@@ -36,15 +36,6 @@ def test_cosine():
 # Pairs
 
 
-def test_patterns_pair_by_placeholders():
-    paired = pairs.from_patterns(
-        {"layers.{i}": "blocks.{i}", "head": "out"},
-        ["blocks.0", "blocks.1", "out"],
-        ["layers.0", "layers.1", "head"],
-    )
-    assert paired == [("blocks.0", "layers.0"), ("blocks.1", "layers.1"), ("out", "head")]
-
-
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [

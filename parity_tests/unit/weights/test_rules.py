@@ -1,6 +1,8 @@
 """Weights convert between the frameworks bit for bit; one error names what does not fit."""
 
+import contextlib
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -114,36 +116,28 @@ def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
     state = {name: counted(shape, 10_000 * i) for i, (name, shape) in enumerate(expected.items())}
     state |= {alias.torch: state[alias.of] for alias in table if isinstance(alias, Alias)}
     arrays = rules.to_flax(table, state, helpers.shapes(config))
+    pairs = {}
     for i in range(2):
         packed = state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"]
         biases = state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"]
+        encoder, decoder = f"encoder.blocks.{i}", f"decoder.blocks.{i}"
         for k, part in enumerate(("query", "key", "value")):
-            where = f"decoder.blocks.{i}.cross_attention.{part}"
-            assert (arrays[f"{where}.kernel"] == packed[k * d : (k + 1) * d].T).all()
-            assert (arrays[f"{where}.bias"] == biases[k * d : (k + 1) * d]).all()
+            where = f"{decoder}.cross_attention.{part}"
+            pairs[f"{where}.kernel"] = packed[k * d : (k + 1) * d].T
+            pairs[f"{where}.bias"] = biases[k * d : (k + 1) * d]
+            for kind, leaf in (("weight", "scale"), ("bias", "bias")):
+                norm = state[f"decoder.layers.{i}.norm{k + 1}.{kind}"]
+                pairs[f"{decoder}.residuals.{k}.norm.{leaf}"] = norm
         own = state[f"encoder.layers.{i}.self_attn.in_proj_weight"]
-        assert (arrays[f"encoder.blocks.{i}.self_attention.value.kernel"] == own[2 * d :].T).all()
-        assert (
-            arrays[f"encoder.blocks.{i}.self_attention.out.kernel"]
-            == state[f"encoder.layers.{i}.self_attn.out_proj.weight"].T
-        ).all()
-        assert (
-            arrays[f"encoder.blocks.{i}.feed_forward.up.kernel"]
-            == state[f"encoder.layers.{i}.linear1.weight"].T
-        ).all()
-        assert (
-            arrays[f"decoder.blocks.{i}.feed_forward.down.kernel"]
-            == state[f"decoder.layers.{i}.linear2.weight"].T
-        ).all()
-        for k in range(3):
-            assert (
-                arrays[f"decoder.blocks.{i}.residuals.{k}.norm.scale"]
-                == state[f"decoder.layers.{i}.norm{k + 1}.weight"]
-            ).all()
-            assert (
-                arrays[f"decoder.blocks.{i}.residuals.{k}.norm.bias"]
-                == state[f"decoder.layers.{i}.norm{k + 1}.bias"]
-            ).all()
+        pairs[f"{encoder}.self_attention.value.kernel"] = own[2 * d :].T
+        for flax, torch in (
+            (f"{encoder}.self_attention.out", f"encoder.layers.{i}.self_attn.out_proj"),
+            (f"{encoder}.feed_forward.up", f"encoder.layers.{i}.linear1"),
+            (f"{decoder}.feed_forward.down", f"decoder.layers.{i}.linear2"),
+        ):
+            pairs[f"{flax}.kernel"] = state[f"{torch}.weight"].T
+    for name, expected_array in pairs.items():
+        assert (arrays[name] == expected_array).all(), name
     assert (arrays["target_embedding.embedding"] == state["tgt_emb.weight"]).all()
     if "output.kernel" in arrays:
         assert (arrays["output.kernel"] == state["linear.weight"].T).all()
@@ -487,6 +481,23 @@ def test_norms_under_other_names():
         Rule("n.weight", ("m.scale",)),
         Rule("n.bias", ("m.bias",)),
     ]
+
+
+BIASES, NO_BIASES = {(True, None), (True, True)}, {(False, None), (False, False)}
+NAMED = dict.fromkeys(("lesson10", "part2_encoder", "small"), BIASES | NO_BIASES)
+NAMED |= {"deep_dive": BIASES, "marian": BIASES, "t5": NO_BIASES}
+NAMED |= {"blog2023": BIASES | {(True, False)}}
+NAMED |= {"from_scratch": BIASES | NO_BIASES | {(True, False), (False, True)}}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_architecture_names_these_biases_and_refuses_others(name):
+    named = set()
+    for bias, attention in itertools.product((True, False), (None, True, False)):
+        with contextlib.suppress(ConfigError):
+            convert.weight_table(helpers.tiny(name, bias=bias, attention_bias=attention))
+            named.add((bias, attention))
+    assert named == NAMED[name]
 
 
 def test_a_configuration_that_an_architecture_cannot_name_is_refused():
