@@ -5,6 +5,7 @@ import dataclasses
 import fnmatch
 import inspect
 import io
+import itertools
 import re
 import shutil
 import subprocess
@@ -47,14 +48,8 @@ def documented(module) -> dict[str, str]:
     """The text under every field of the dataclasses of a module, by class and field."""
     texts = {}
     for item in ast.parse(inspect.getsource(module)).body:
-        for field, text in zip(
-            getattr(item, "body", []), getattr(item, "body", [])[1:], strict=False
-        ):
-            if (
-                isinstance(item, ast.ClassDef)
-                and isinstance(field, ast.AnnAssign)
-                and isinstance(text, ast.Expr)
-            ):
+        for field, text in itertools.pairwise(item.body if isinstance(item, ast.ClassDef) else []):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                 texts[f"{item.name}.{field.target.id}"] = " ".join(text.value.value.split())
     return texts
 
@@ -88,10 +83,8 @@ def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkey
     assert len(lines) <= 92 and max(map(len, lines)) <= 100
     known = list(listed(cli.COMMANDS[command].kind))
     assert ("--help-all explains" in "\n".join(lines)) == any(map(is_rare, known))
-    patterns = {word for each in known for word in str(each.option.rare).split()} - {
-        "True",
-        "False",
-    }
+    patterns = {word for each in known for word in str(each.option.rare).split()}
+    patterns -= {"True", "False"}
     names = [each.name for each in known]
     assert not [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
     assert f"  jax-transformer {command} " in "\n".join(lines[lines.index("examples:") :])
@@ -109,10 +102,8 @@ def test_flags_of_version_0_1_still_work(command):
 
 def test_help_shows_values_as_they_are_typed(console):
     assert "{cosine,inverse_sqrt,linear,constant}" in console.say("train", "--help")[1]
-    actual = cli.parse(
-        "train", options.TrainOptions, ["--optimizer.schedule", "inverse_sqrt"]
-    ).optimizer.schedule
-    assert actual == "inverse_sqrt"
+    parsed = cli.parse("train", options.TrainOptions, ["--optimizer.schedule", "inverse_sqrt"])
+    assert parsed.optimizer.schedule == "inverse_sqrt"
 
 
 def test_no_command_lists_the_commands(console):
@@ -219,17 +210,10 @@ def test_version_prints_the_version(console):
 
 
 def test_underscores_in_flags_are_dashes():
-    words = [
-        *"--eval_every 7 --optimizer.learning_rate=0.5 --data.train_source a_b".split(),
-        *"--data.train-target b".split(),
-    ]
-    parsed = cli.parse(
-        "train",
-        options.TrainOptions,
-        [*words, "--data.valid_source", "c", "--data.valid-target", "d"],
-    )
-    assert parsed.eval_every == 7
-    assert parsed.optimizer.learning_rate == 0.5
+    words = """--eval_every 7 --optimizer.learning_rate=0.5 --data.train_source a_b
+        --data.train-target b --data.valid_source c --data.valid-target d"""
+    parsed = cli.parse("train", options.TrainOptions, words.split())
+    assert (parsed.eval_every, parsed.optimizer.learning_rate) == (7, 0.5)
     assert parsed.data.train_source == ("a_b",)
 
 
@@ -263,6 +247,15 @@ def finished(*arguments: str | Path, stdin: str = "", **options) -> tuple[int, s
     return process.returncode, out, err
 
 
+def raising(error: Exception):
+    """A function that raises this error."""
+
+    def run(_):
+        raise error
+
+    return run
+
+
 LOADED = (
     "import sys; packages = {name.split('.')[0] for name in sys.modules}; "
     "print(sorted(packages & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
@@ -270,10 +263,7 @@ LOADED = (
 
 
 def test_an_error_of_the_system_that_is_a_value_error_too_is_one_line(console, monkeypatch):
-    def run(_):
-        raise io.UnsupportedOperation("fileno")
-
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(cli, "_run", raising(io.UnsupportedOperation("fileno")))
     assert console.say("inspect") == (3, "", "jax-transformer: input or output: fileno\n")
 
 
@@ -285,19 +275,13 @@ def test_an_error_of_the_system_that_is_a_value_error_too_is_one_line(console, m
     ],
 )
 def test_a_lack_of_memory_is_one_line(console, monkeypatch, error):
-    def run(_):
-        raise error
-
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(cli, "_run", raising(error))
     reason = str(error).splitlines()[0]
     console.refused(2, [f"out of memory ({reason}): smaller batches need less"], "train")
 
 
 def test_an_error_of_the_runtime_that_is_no_lack_of_memory_has_its_traceback(monkeypatch):
-    def run(_):
-        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
-
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(cli, "_run", raising(jax.errors.JaxRuntimeError("INTERNAL: broken")))
     with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
         runs.main("train")
 
@@ -322,11 +306,8 @@ def test_an_error_exits_although_a_thread_waits():
 
 
 def test_importing_the_package_loads_neither_jax_nor_torch():
-    assert finished(program=("-c", f"import jax_transformer, jax_transformer.cli; {LOADED}")) == (
-        0,
-        "[]\n",
-        "",
-    )
+    code = f"import jax_transformer, jax_transformer.cli; {LOADED}"
+    assert finished(program=("-c", code)) == (0, "[]\n", "")
 
 
 def test_help_and_inspect_do_not_wait_for_jax(weights):
@@ -469,13 +450,10 @@ CODES = {
 
 
 def test_every_refusal_is_listed_and_documented():
-    subclasses = {
-        kind
-        for kind in errors.Refusal.__subclasses__()
-        if kind.__module__ == "jax_transformer.errors"
-    }
+    subclasses = errors.Refusal.__subclasses__()
+    own = {kind for kind in subclasses if kind.__module__ == errors.__name__}
     # ReportedError has the code of the error that another process reports
-    assert subclasses - {errors.ReportedError} == CODES.keys()
+    assert own - {errors.ReportedError} == CODES.keys()
     page = (runs.ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)}
     assert documented == {0, 130, *CODES.values()}
@@ -483,10 +461,7 @@ def test_every_refusal_is_listed_and_documented():
 
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
 def test_a_refusal_ends_the_command_with_its_code_and_one_line(kind, monkeypatch, capsys):
-    def refuse(arguments):
-        raise kind("what is wrong")
-
-    monkeypatch.setattr(cli, "_run", refuse)
+    monkeypatch.setattr(cli, "_run", raising(kind("what is wrong")))
     assert cli.main(["translate"]) == CODES[kind]
     assert capsys.readouterr() == ("", "jax-transformer: what is wrong\n")
 

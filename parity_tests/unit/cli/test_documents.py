@@ -45,9 +45,8 @@ def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, 
 
     weights, again = tmp_path / "weights.safetensors", tmp_path / "again.safetensors"
     assert runs.main("convert", run, weights, "--no-check") == 0
-    assert (
-        runs.main("convert", weights, tmp_path / "imported", "--config", run / "config.json") == 0
-    )
+    command = ["convert", weights, tmp_path / "imported", "--config", run / "config.json"]
+    assert runs.main(*command) == 0
     assert runs.main("convert", tmp_path / "imported", again, "--no-check") == 0
     assert again.read_bytes() == weights.read_bytes()
 
@@ -56,14 +55,7 @@ def test_lines_too_long_for_the_positions_are_refused(tmp_path, capsys):
     """deep_dive has rows for 50 tokens, whatever its max_length."""
     flags = runs.write_text(tmp_path)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)
-    actual = runs.main(
-        *"train --run".split(),
-        tmp_path / "run",
-        *"--model.preset deep_dive".split(),
-        *flags,
-        *options,
-        *"--data.max-source-length 51".split(),
-    )
-    assert actual == 2
-    actual = "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
-    assert actual in capsys.readouterr().err
+    words = "--model.preset deep_dive --data.max-source-length 51".split()
+    assert runs.main("train", "--run", tmp_path / "run", *flags, *options, *words) == 2
+    message = "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
+    assert message in capsys.readouterr().err

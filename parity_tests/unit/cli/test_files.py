@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -35,21 +36,14 @@ def test_weights_round_trip_byte_for_byte(console, run, weights, tmp_path):
     folder, again = tmp_path / "folder", tmp_path / "again.safetensors"
     assert console.say("convert", weights, folder, *SMALL)[0] == 0
     code, out, err = console.say("convert", folder, again)
-    assert (code, err) == (0, "")
-    assert out.startswith(f"{folder} (last, step 0) -> {again}: ")
-    assert "float32" in out
-    assert str(len(tensors(weights))) in out
+    assert (code, err) == (0, "") and out.startswith(f"{folder} (last, step 0) -> {again}: ")
+    assert "float32" in out and str(len(tensors(weights))) in out
     assert again.read_bytes() == weights.read_bytes()
     assert (folder / "config.json").read_bytes() == (run / "config.json").read_bytes()
-    assert (
-        console.say("convert", weights, tmp_path / "by_config", "--config", run / "config.json")[0]
-        == 0
-    )
-    params = {
-        name: array
-        for name, array in runs.arrays(run).items()
-        if name.startswith(("params/", "frozen/"))
-    }
+    by_config = ["convert", weights, tmp_path / "by_config", "--config", run / "config.json"]
+    assert console.say(*by_config)[0] == 0
+    groups = ("params/", "frozen/")
+    params = {name: a for name, a in runs.arrays(run).items() if name.startswith(groups)}
     for written in ("folder", "by_config"):
         assert runs.differing(runs.arrays(tmp_path / written, 0), params) == []
 
@@ -58,28 +52,19 @@ def test_weights_are_under_the_names_of_pytorch(weights):
     state = tensors(weights)
     assert state["encoder.layers.0.self_attn.in_proj_weight"].shape == (48, 16)
     assert state["decoder.layers.0.linear1.weight"].shape == (32, 16)
-    assert (
-        runs.bits(state["linear.weight"])
-        == runs.bits(state["src_emb.weight"])
-        == runs.bits(state["tgt_emb.weight"])
-    )
+    names = ("linear.weight", "src_emb.weight", "tgt_emb.weight")
+    assert len({runs.bits(state[name]) for name in names}) == 1
     with safetensors.safe_open(weights, framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
 
 
 def test_dtype_casts_the_file_and_is_kept_on_the_way_back(console, weights, tmp_path):
-    half = tmp_path / "half.safetensors"
+    half, again = tmp_path / "half.safetensors", tmp_path / "again.safetensors"
     folder = tmp_path / "half"
-    again = tmp_path / "again.safetensors"
     assert console.say("convert", weights, tmp_path / "folder", *SMALL)[0] == 0
     assert console.say("convert", tmp_path / "folder", half, "--dtype", "bfloat16")[0] == 0
-    original = tensors(weights)
-    assert {str(array.dtype) for array in tensors(half).values()} == {"bfloat16"}
-    actual = runs.differing(
-        tensors(half),
-        {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()},
-    )
-    assert actual == []
+    expected = {name: a.astype(ml_dtypes.bfloat16) for name, a in tensors(weights).items()}
+    assert runs.differing(tensors(half), expected) == []
     assert console.say("convert", half, folder, *SMALL)[0] == 0
     assert console.say("convert", folder, again)[0] == 0
     assert again.read_bytes() == half.read_bytes()
@@ -100,10 +85,8 @@ def test_float64_converts_in_32_bit_mode_and_is_refused_if_narrowed(
         jt.load(tmp_path / "folder")
     with pytest.raises(InputError, match="float64"):
         jt.convert.load(double, preset="small")
-    actual = console.say(
-        "convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"
-    )[0]
-    assert actual == 0
+    single = ["convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"]
+    assert console.say(*single)[0] == 0
     assert (tmp_path / "single.safetensors").read_bytes() == weights.read_bytes()
 
 
@@ -152,17 +135,8 @@ def test_an_unreadable_configuration_is_named(console, weights, tmp_path, conten
 
 
 def test_settings_keep_the_types_of_their_values(console, run, weights, tmp_path):
-    settings = [
-        *TINY,
-        "tying=all",
-        "dropout=0.25",
-        "output_bias=false",
-        "encoder.positions=sinusoidal",
-    ]
-    actual = console.say(
-        "convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings
-    )[0]
-    assert actual == 0
+    settings = "tying=all dropout=0.25 output_bias=false encoder.positions=sinusoidal".split()
+    assert console.say("convert", weights, tmp_path / "new", *SMALL, *settings)[0] == 0
     written, original = (
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "new", run)
     )
@@ -173,11 +147,8 @@ def test_inspect_lists_a_file(console, weights):
     code, out, err = console.say("inspect", weights)
     lines = out.splitlines()
     assert (code, err, lines[0]) == (0, "", f"{weights}: safetensors")
-    shown = {
-        words[0]: words[1]
-        for words in (line.split() for line in lines[1:])
-        if len(words) == 3 and words[0] != "sha256"
-    }
+    cells = [line.split() for line in lines[1:] if not line.startswith("sha256")]
+    shown = {words[0]: words[1] for words in cells if len(words) == 3}
     state = tensors(weights)
     assert shown == {name: "x".join(map(str, array.shape)) for name, array in state.items()}
     assert f"{len(state)} arrays, {sum(array.size for array in state.values()):,} numbers" in lines
@@ -195,14 +166,8 @@ def test_files_that_cannot_be_inspected_are_named(console, weights, tmp_path):
     console.refused(3, [tmp_path / "none"], "inspect", tmp_path / "none")
     console.refused(3, [tmp_path], "inspect", tmp_path)
     good, path = weights.read_bytes(), tmp_path / "bad.safetensors"
-    for content in (
-        b"",
-        b"text",
-        good[:100],
-        good[:-1],
-        (2**62).to_bytes(8, "little") + good[8:],
-        good.replace(b"F32", b"Q99", 1),
-    ):
+    longer, other = (2**62).to_bytes(8, "little") + good[8:], good.replace(b"F32", b"Q99", 1)
+    for content in (b"", b"text", good[:100], good[:-1], longer, other):
         path.write_bytes(content)
         console.refused(3, [path], "inspect", path)
         console.refused(3, [path], "convert", path, tmp_path / "new", *SMALL)

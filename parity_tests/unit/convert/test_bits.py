@@ -30,11 +30,8 @@ def test_every_bit_is_converted(config, config_file, dtype, tmp_path):
     convert(tmp_path / "7", tmp_path / "run2", description=ModelDescription(str(config_file)))
     outcome = convert(tmp_path / "run2", tmp_path / "c.safetensors", check=True)
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
-    why = (
-        "not all weights are finite"
-        if importlib.util.find_spec("torch")
-        else "PyTorch is not installed"
-    )
+    has_torch = importlib.util.find_spec("torch")
+    why = "not all weights are finite" if has_torch else "PyTorch is not installed"
     assert why in outcome.checked.method
 
 
@@ -54,20 +51,13 @@ def test_integers_are_converted_between_files(tmp_path):
 )
 def test_other_dtypes_are_converted_if_the_file_format_has_them(console, tmp_path, kind):
     dtype = np.dtype(getattr(ml_dtypes, kind, kind))
-    writer.write(
-        tmp_path / "a.pt",
-        {
-            "x": np.zeros((2, 3), dtype),
-            "scalar": np.ones((), dtype),
-            "none": np.ones((0, 3), dtype),
-        },
-    )
+    shapes = {"x": (2, 3), "scalar": (), "none": (0, 3)}
+    state = {name: np.ones(shape, dtype) for name, shape in shapes.items()}
+    writer.write(tmp_path / "a.pt", state)
     out = tmp_path / "b.safetensors"
     if kind in ("complex128", "float8_e4m3fnuz"):
-        console.refused(
-            3, [out, f"x is {kind}", f"scalar is {kind}"], "convert", tmp_path / "a.pt", out
-        )
-        return
+        words = [out, f"x is {kind}", f"scalar is {kind}"]
+        return console.refused(3, words, "convert", tmp_path / "a.pt", out)
     assert console.say("convert", tmp_path / "a.pt", out)[0] == 0
     assert kind in console.say("inspect", out)[1]
     assert console.say("convert", out, tmp_path / "c.pt")[0] == 0
@@ -81,17 +71,13 @@ def test_a_cast_reports_its_losses(console, tmp_path):
         "b": np.array([3], np.int64),
         "c": np.array([0.5, -1e9]),
     }
-    code, out, _ = console.say(
-        "convert", write(tmp_path / "a.safetensors", state), tmp_path / "b.pt", "--dtype", "float16"
-    )
+    source = write(tmp_path / "a.safetensors", state)
+    code, out, _ = console.say("convert", source, tmp_path / "b.pt", "--dtype", "float16")
     assert code == 0 and "cast 2 tensors to float16: largest error 0.000244 in a" in out
     assert "warning: 2 numbers are too large for float16 and became infinite: a (1), c (1)" in out
     assert pt.read(tmp_path / "b.pt")["b"].dtype == np.int64
-    data = json.loads(
-        console.say(
-            "convert", tmp_path / "a.safetensors", tmp_path / "c.pt", "--dtype", "float32", "--json"
-        )[1]
-    )
+    options = ["--dtype", "float32", "--json"]
+    data = json.loads(console.say("convert", source, tmp_path / "c.pt", *options)[1])
     assert data["cast"]["overflowed"] == {} and data["cast"]["largest"] == 0
 
 
@@ -102,47 +88,25 @@ def test_shards_are_one_source(console, config_file, weights, tmp_path):
     for file, part in parts.items():
         write(tmp_path / file, {name: state[name] for name in part})
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(
-        json.dumps(
-            {
-                "metadata": {},
-                "weight_map": {name: file for file, part in parts.items() for name in part},
-            }
-        )
-    )
+    shards = {name: file for file, part in parts.items() for name in part}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
     assert console.say("convert", index, tmp_path / "whole.safetensors")[0] == 0
     assert (tmp_path / "whole.safetensors").read_bytes() == weights.read_bytes()
-    assert (
-        console.say("convert", index, tmp_path / "run", "--config", config_file, "--no-check")[0]
-        == 0
-    )
+    options = ["--config", config_file, "--no-check"]
+    assert console.say("convert", index, tmp_path / "run", *options)[0] == 0
     description = json.loads(console.say("inspect", index, "--json")[1])
-    assert sorted(description["tensors"]) == names and sorted(description["sha256"]) == [
-        index.name,
-        *parts,
-    ]
-    console.refused(
-        2,
-        ["one .safetensors file is written"],
-        "convert",
-        weights,
-        tmp_path / "x.safetensors.index.json",
-    )
+    assert sorted(description["tensors"]) == names
+    assert sorted(description["sha256"]) == [index.name, *parts]
+    target = tmp_path / "x.safetensors.index.json"
+    console.refused(2, ["one .safetensors file is written"], "convert", weights, target)
 
 
 def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_path):
     description = ModelDescription(str(config_file))
-    hashes = {
-        convert(weights, tmp_path / f"{i}.pt", description=description).sha256 for i in range(2)
-    }
-    hashes |= {
-        convert(weights, tmp_path / f"{i}.safetensors", description=description).sha256
-        for i in range(2)
-    }
-    folders = {
-        convert(weights, tmp_path / f"run{i}", description=description).sha256 for i in range(2)
-    }
-    assert len(hashes) == 2 and len(folders) == 1
+    for suffix in (".pt", ".safetensors", ""):
+        targets = [tmp_path / f"{i}{suffix or '-run'}" for i in range(2)]
+        made = [convert(weights, target, description=description) for target in targets]
+        assert len({each.sha256 for each in made}) == 1
 
 
 def bytes_read() -> int:

@@ -24,18 +24,12 @@ from parity_tests.unit.conversions import config_of, convert, state_of, write
 @pytest.mark.parametrize("preset", preset_names.repeated_slow(preset_names.TEXT))
 def test_sizes_are_read_from_the_shapes(preset):
     """Every size but num_heads; in deep_dive that too, as its heads are as wide as the model."""
-    config = config_of(
-        preset,
-        encoder_layers=3,
-        **({} if "d_ff" in registry.presets()[preset].multiples else {"d_ff": 20}),
-    )
+    multiples = registry.presets()[preset].multiples
+    config = config_of(preset, encoder_layers=3, **({} if "d_ff" in multiples else {"d_ff": 20}))
     shown = registry.model_weights(config).shapes
-    sizes = {} if "head_dim" in registry.presets()[preset].multiples else {"num_heads": 3}
-    hidden = (
-        {}
-        if any(shape[:1] == (20,) and "pos" in name for name, shape in shown["torch"].items())
-        else {"max_length": 20}
-    )
+    sizes = {} if "head_dim" in multiples else {"num_heads": 3}
+    rows = [shape[:1] for name, shape in shown["torch"].items() if "pos" in name]
+    hidden = {} if (20,) in rows else {"max_length": 20}
     for names in ("torch", "flax") if preset in ("lesson10", "deep_dive") else ("torch",):
         inferred = models.infer(
             registry.presets()[preset],
@@ -82,12 +76,8 @@ def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
         "d_model=12, d_ff=20, max_length=20" in out
     )
     console.refused(2, ["d_model=12", "num_heads=8", "from the shapes", "--set"], *command)
-    code, out, err = console.say(
-        "convert",
-        weights,
-        tmp_path / "new",
-        *"--preset lesson10_repaired --set d_model=12 num_heads=6 --dry-run".split(),
-    )
+    options = "--preset lesson10_repaired --set d_model=12 num_heads=6 --dry-run".split()
+    code, out, err = console.say("convert", weights, tmp_path / "new", *options)
     assert code == 0 and "d_model" not in out.splitlines()[0] and list(tmp_path.iterdir()) == []
 
 
@@ -102,17 +92,10 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     plan = json.loads(out)["plan"]
     model = registry.model_weights(config)
-    assert sorted(name for move in plan["moves"] for name in move["source"]) == sorted(
-        model.shapes["torch"]
-    )
-    assert sorted(name for move in plan["moves"] for name in move["target"]) == sorted(
-        model.shapes["flax"]
-    )
-    packed = next(
-        move
-        for move in plan["moves"]
-        if move["source"] == ["encoder.layers.0.self_attn.in_proj_weight"]
-    )
+    for side, names in (("source", model.shapes["torch"]), ("target", model.shapes["flax"])):
+        assert sorted(name for move in plan["moves"] for name in move[side]) == sorted(names)
+    name = "encoder.layers.0.self_attn.in_proj_weight"
+    (packed,) = (move for move in plan["moves"] if move["source"] == [name])
     assert packed["operation"] == "split, transpose, cast"
     assert packed["before"] == [{"shape": [36, 12], "dtype": "float32"}]
     assert packed["after"] == [{"shape": [12, 12], "dtype": "float16"}] * 3
@@ -128,24 +111,15 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
 def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     config = config_of("small", d_ff=20)
     source = write(tmp_path / "tied.safetensors", state_of(config))
-    plan = jt.convert.plan(source, tmp_path / "new", preset="small", num_heads=3, max_length=20)
-    assert [note.name for note in plan.dropped] == [
-        "src_emb.weight",
-        "linear.weight",
-    ] and plan.derived == ()
-    assert plan.ties == (("tgt_emb.weight", "src_emb.weight", "linear.weight"),)
-    convert(
-        source,
-        tmp_path / "new",
-        description=ModelDescription(None, "small", {"num_heads": 3, "max_length": 20}),
-    )
+    sizes, copies = {"num_heads": 3, "max_length": 20}, ["src_emb.weight", "linear.weight"]
+    plan = jt.convert.plan(source, tmp_path / "new", preset="small", **sizes)
+    assert [note.name for note in plan.dropped] == copies and plan.derived == ()
+    assert plan.ties == (("tgt_emb.weight", *copies),)
+    convert(source, tmp_path / "new", description=ModelDescription(None, "small", sizes))
     back = jt.convert.plan(tmp_path / "new", tmp_path / "back.pt")
-    assert [note.name for note in back.derived] == [
-        "src_emb.weight",
-        "linear.weight",
-    ] and back.dropped == ()
+    assert [note.name for note in back.derived] == copies and back.dropped == ()
     convert(tmp_path / "new", tmp_path / "back.pt")
-    assert pt.ties(tmp_path / "back.pt") == [("tgt_emb.weight", "src_emb.weight", "linear.weight")]
+    assert pt.ties(tmp_path / "back.pt") == [("tgt_emb.weight", *copies)]
 
 
 # Strict
@@ -177,10 +151,8 @@ def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
 
 def test_a_prefix_is_stripped_and_named(console, config_file, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
-    wrapped = write(
-        tmp_path / "wrapped.safetensors",
-        {f"_orig_mod.module.{name}": array for name, array in state.items()},
-    )
+    state = {f"_orig_mod.module.{name}": array for name, array in state.items()}
+    wrapped = write(tmp_path / "wrapped.safetensors", state)
     command = ["convert", wrapped, tmp_path / "new", "--config", config_file, "--no-check"]
     console.refused(3, ["do not begin with it"], *command, "--strip-prefix", "model.")
     code, out, _ = console.say(*command)
@@ -192,13 +164,10 @@ def test_a_prefix_is_stripped_and_named(console, config_file, weights, tmp_path)
 def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, weights, tmp_path):
     state, path = safetensors.numpy.load_file(weights), tmp_path / "training.pt"
     writer.write(path, {"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3})
-    code, out, _ = console.say(
-        "convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check"
-    )
-    assert code == 0
-    assert "training.pt (model)" in out
-    assert "not converted: optimizer" in out
-    assert "not converted: epoch" in out
+    options = ["--config", config_file, "--no-check"]
+    code, out, _ = console.say("convert", path, tmp_path / "out.safetensors", *options)
+    assert code == 0 and "training.pt (model)" in out
+    assert "not converted: optimizer" in out and "not converted: epoch" in out
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
     writer.write(path, {"first": state, "second": state})
     command = ["convert", path, tmp_path / "two.safetensors"]
@@ -215,16 +184,10 @@ def test_the_check_detects_a_wrong_table(config):
     model = registry.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
+    name = "encoder.layers.0.linear1.weight"
+    wrong = tensors.in_memory(state | {name: state[name] + 1})
     with pytest.raises(DifferentError, match=r"linear1\.weight"):
-        conversion.check(
-            config,
-            model.table,
-            tensors.in_memory(
-                state
-                | {"encoder.layers.0.linear1.weight": state["encoder.layers.0.linear1.weight"] + 1}
-            ),
-            tensors.in_memory(flax),
-        )
+        conversion.check(config, model.table, wrong, tensors.in_memory(flax))
 
 
 def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp_path):
@@ -242,12 +205,13 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
         assert runs.differing(jt.convert.to_torch(other), jt.convert.to_torch(model)) == []
     actual = jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
     assert actual == np.float16
-    with pytest.raises(ConfigError, match="config or preset"):
-        jt.convert.load(weights)
-    with pytest.raises(ConfigError, match=r"its own config\.json"):
-        jt.convert.load(tmp_path / "run", preset="lesson10")
-    with pytest.raises(ConfigError, match="num_heads"):
-        jt.convert.load(weights, config, num_heads=3)
+    for arguments, sizes, message in (
+        ((weights,), {}, "config or preset"),
+        ((tmp_path / "run",), {"preset": "lesson10"}, r"its own config\.json"),
+        ((weights, config), {"num_heads": 3}, "num_heads"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            jt.convert.load(*arguments, **sizes)
     with pytest.raises(InputError, match="exists"):
         jt.convert.save(model, tmp_path / "run")
 
@@ -265,15 +229,11 @@ from jax_transformer import cli
 
 
 def test_without_pytorch_everything_but_the_twin_works(weights, config_file, tmp_path):
+    again = [tmp_path / "again.safetensors", *"--preset lesson10 --set num_heads=3".split()]
     commands = [
         ["convert", weights, tmp_path / "run", "--config", config_file],
         ["convert", tmp_path / "run", tmp_path / "a.pt"],
-        [
-            "convert",
-            tmp_path / "a.pt",
-            tmp_path / "again.safetensors",
-            *"--preset lesson10 --set num_heads=3".split(),
-        ],
+        ["convert", tmp_path / "a.pt", *again],
     ]
     program = WITHOUT_TORCH + "".join(
         f"assert cli.main({list(map(str, command))!r}) == 0\n" for command in commands

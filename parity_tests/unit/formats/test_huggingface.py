@@ -20,32 +20,19 @@ from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 from parity_tests.unit.conversions import convert, prepare
 
-T5 = {
-    "model_type": "t5",
-    "architectures": ["T5ForConditionalGeneration"],
-    "vocab_size": 11,
-    "d_model": 8,
-    "d_kv": 4,
-    "d_ff": 12,
-    "num_layers": 1,
-    "num_decoder_layers": 1,
-    "num_heads": 2,
-    "relative_attention_num_buckets": 4,
-    "relative_attention_max_distance": 6,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-    "dtype": "float32",
-}
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "dtype": "float32"}
+T5 |= dict(vocab_size=11, d_model=8, d_kv=4, d_ff=12, num_heads=2, num_layers=1)
+T5 |= dict(num_decoder_layers=1, relative_attention_num_buckets=4)
+T5 |= dict(relative_attention_max_distance=6, pad_token_id=0, eos_token_id=1)
+T5 |= dict(decoder_start_token_id=0)
 CARD = "---\nlicense: mit\n---\n\n# A model\n"
 
 
 def weights() -> dict[str, np.ndarray]:
     """Return the tensors that transformers writes for the model of ``T5``, with random numbers."""
     config = huggingface_config.from_config(T5)
-    tensors = rules.to_torch(
-        model_weights(config).table, helpers.random_arrays(config, dtype="float32")
-    )
+    arrays = helpers.random_arrays(config, dtype="float32")
+    tensors = rules.to_torch(model_weights(config).table, arrays)
     return huggingface_state.saved(tensors, config)
 
 
@@ -53,12 +40,8 @@ def weights() -> dict[str, np.ndarray]:
 def theirs(tmp_path_factory) -> Path:
     """A folder as transformers saves one, with more files than transformers reads."""
     path = tmp_path_factory.mktemp("hub") / "theirs"
-    others = {
-        "generation_config.json": b'{"eos_token_id": 1}',
-        "spiece.model": b"\0\1",
-        "README.md": CARD.encode(),
-    }
-    extra_files = {"config.json": json.dumps(T5).encode(), **others}
+    extra_files = {"config.json": json.dumps(T5).encode(), "spiece.model": b"\0\1"}
+    extra_files |= {"generation_config.json": b'{"eos_token_id": 1}', "README.md": CARD.encode()}
     huggingface_folder.write(path, tensors.in_memory(weights()), extra_files)
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
@@ -151,15 +134,12 @@ def test_an_unknown_model_is_refused_by_file_and_key(change, key, theirs, tmp_pa
 def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
     outcome = convert(theirs, tmp_path / "run")
     assert outcome.files == ("README.md", "config.json", "generation_config.json", "spiece.model")
-    extra_files = {
-        name: content for name, content in files(theirs).items() if name in outcome.files
-    }
+    extra_files = {name: files(theirs)[name] for name in outcome.files}
     assert files(tmp_path / "run/huggingface") == extra_files
     assert "model_type" not in json.loads((tmp_path / "run/config.json").read_text())
     convert(tmp_path / "run", tmp_path / "back", to="hf")
-    assert files(tmp_path / "back") == extra_files | {
-        "model.safetensors": (theirs / "model.safetensors").read_bytes()
-    }
+    weights = {"model.safetensors": (theirs / "model.safetensors").read_bytes()}
+    assert files(tmp_path / "back") == extra_files | weights
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -167,10 +147,8 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
     """The file has all of PyTorch's names, the folder those that transformers writes."""
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
-    read = safetensors.read if suffix == "safetensors" else pt.read
-    assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read(
-        tmp_path / f"model.{suffix}"
-    ).keys()
+    read = {"safetensors": safetensors, "pt": pt}[suffix].read(tmp_path / f"model.{suffix}")
+    assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read.keys()
     for where in (theirs, tmp_path / "run"):
         description = ModelDescription(str(where / "config.json"))
         if where == tmp_path / "run":
@@ -178,9 +156,8 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
         target = tmp_path / f"from-{where.name}"
         convert(tmp_path / f"model.{suffix}", target, to="hf", description=description)
         assert runs.differing(safetensors.read(target / "model.safetensors"), weights()) == []
-        assert huggingface_config.from_config(
-            json.loads((target / "config.json").read_text())
-        ) == huggingface_config.from_config(T5)
+        data = json.loads((target / "config.json").read_text())
+        assert huggingface_config.from_config(data) == huggingface_config.from_config(T5)
 
 
 def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_path):
@@ -192,17 +169,14 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
         "total_size": sum(a.nbytes for a in tensors.values()),
     }
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert shards == [
-        f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
-    ]
-    assert len(shards) > 2
+    count = len(shards)
+    assert shards == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    assert count > 2
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
-    assert (
-        runs.differing(safetensors.read(tmp_path / "out/model.safetensors.index.json"), tensors)
-        == []
-    )
+    whole = safetensors.read(tmp_path / "out/model.safetensors.index.json")
+    assert runs.differing(whole, tensors) == []
     (tmp_path / "out" / shards[1]).unlink()
     with pytest.raises(InputError, match=f"names '{shards[1]}', which is missing"):
         convert(tmp_path / "out", tmp_path / "run")
@@ -263,6 +237,26 @@ def test_any_files_of_weights_come_back_byte_for_byte(count, theirs, tmp_path):
     assert not (tmp_path / "usual/huggingface/layout.json").exists()
 
 
+@pytest.fixture(scope="module")
+def laid_out(theirs, tmp_path_factory) -> dict[int, Path]:
+    """Runs that record the layout of one file, and of two."""
+    recorded, folder = {}, tmp_path_factory.mktemp("layouts")
+    for count in (1, 2):
+        _rewritten(copied(theirs, folder / f"source{count}"), 2, count)
+        recorded[count] = folder / f"run{count}"
+        convert(folder / f"source{count}", recorded[count])
+    return recorded
+
+
+def _relaid(run: Path, path: Path, change) -> Path:
+    """Export a copy of a run whose layout is changed."""
+    shutil.copytree(run, path / "run")
+    layout = json.loads((run / "huggingface/layout.json").read_text())
+    run_files.replace(path / "run", "huggingface/layout.json", json.dumps(change(layout)))
+    convert(path / "run", path / "out", to="hf")
+    return path / "out"
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -274,52 +268,30 @@ def test_any_files_of_weights_come_back_byte_for_byte(count, theirs, tmp_path):
     ],
     ids=["list", "no texts", "cut", "dtype", "metadata"],
 )
-def test_a_layout_that_cannot_be_read_is_refused_in_one_line(damage, theirs, tmp_path):
-    source = copied(theirs, tmp_path / "source")
-    _rewritten(source, 2, 2)
-    convert(source, tmp_path / "run")
-    path = tmp_path / "run/huggingface/layout.json"
-    text = json.dumps(damage(json.loads(path.read_text())))
-    run_files.replace(tmp_path / "run", "huggingface/layout.json", text)
+def test_a_layout_that_cannot_be_read_is_refused_in_one_line(damage, laid_out, tmp_path):
     with pytest.raises(InputError) as error:
-        convert(tmp_path / "run", tmp_path / "out", to="hf")
+        _relaid(laid_out[2], tmp_path, damage)
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("change", ["fewer", "dtype", "shape"])
-def test_a_layout_of_other_tensors_is_left(change, theirs, tmp_path):
-    source = copied(theirs, tmp_path / "source")
-    _rewritten(source, 2, 2)
-    convert(source, tmp_path / "run")
-    path = tmp_path / "run/huggingface/layout.json"
-    layout = json.loads(path.read_text())
-    name = "model-00002-of-00002.safetensors"
-    header = json.loads(layout[name])
-    *_, last = header
-    if change == "fewer":
-        layout.pop(name)
-    else:
-        header[last] |= {"dtype": "I32"} if change == "dtype" else {"shape": [1, 1, 1, 1]}
-        layout[name] = json.dumps(header)
-    run_files.replace(tmp_path / "run", "huggingface/layout.json", json.dumps(layout))
-    convert(tmp_path / "run", tmp_path / "out", to="hf")
-    assert runs.differing(safetensors.read(tmp_path / "out/model.safetensors"), weights()) == []
+OTHERS = ["fewer", {"dtype": "I32"}, {"shape": [1] * 4}]
+OTHERS += ["../outside.safetensors", "config.json", "/tmp/outside"]
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "config.json", "/tmp/outside"])
-def test_a_layout_names_no_other_files_than_weights(name, theirs, tmp_path):
-    source = copied(theirs, tmp_path / "source")
-    _rewritten(source, 2, 1)
-    convert(source, tmp_path / "run")
-    path = tmp_path / "run/huggingface/layout.json"
-    (text,) = json.loads(path.read_text()).values()
-    run_files.replace(tmp_path / "run", "huggingface/layout.json", json.dumps({name: text}))
-    convert(tmp_path / "run", tmp_path / "out", to="hf")
-    assert files(tmp_path / "out").keys() == files(source).keys() - {
-        "modeling_t5.py",
-        "tf_model.h5",
-    }
-    assert runs.differing(safetensors.read(tmp_path / "out/model.safetensors"), weights()) == []
+@pytest.mark.parametrize("change", OTHERS, ids=str)
+def test_a_layout_of_other_tensors_or_files_is_left(change, theirs, laid_out, tmp_path):
+    def changed(layout: dict) -> dict:
+        name = max(layout)
+        if isinstance(change, str):
+            return {change: layout[name]} if change != "fewer" else {min(layout): layout[name]}
+        header = json.loads(layout[name])
+        header[[*header][-1]] |= change
+        return layout | {name: json.dumps(header)}
+
+    is_name = isinstance(change, str) and change != "fewer"
+    out = _relaid(laid_out[1 if is_name else 2], tmp_path, changed)
+    assert files(out).keys() == files(theirs).keys() - {"modeling_t5.py", "tf_model.h5"}
+    assert runs.differing(safetensors.read(out / "model.safetensors"), weights()) == []
 
 
 @pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
@@ -334,18 +306,11 @@ def test_max_shard_size_is_an_integer(written):
 def test_a_cast_changes_only_the_dtype_of_the_configuration(theirs, tmp_path):
     convert(theirs, tmp_path / "half", to="hf", dtype="bfloat16")
     assert json.loads((tmp_path / "half/config.json").read_text()) == T5 | {"dtype": "bfloat16"}
-    assert {
-        array.dtype for array in safetensors.read(tmp_path / "half/model.safetensors").values()
-    } == {np.dtype(ml_dtypes.bfloat16)}
-    old = json.dumps(
-        {**{k: v for k, v in T5.items() if k != "dtype"}, "torch_dtype": "float32"}
-    ).encode()
-    convert(
-        copied(theirs, tmp_path / "old", **{"config.json": old}),
-        tmp_path / "half2",
-        to="hf",
-        dtype="float16",
-    )
+    read = safetensors.read(tmp_path / "half/model.safetensors")
+    assert {array.dtype for array in read.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    old = json.dumps({k: v for k, v in T5.items() if k != "dtype"} | {"torch_dtype": "float32"})
+    old_folder = copied(theirs, tmp_path / "old", **{"config.json": old.encode()})
+    convert(old_folder, tmp_path / "half2", to="hf", dtype="float16")
     assert json.loads((tmp_path / "half2/config.json").read_text())["torch_dtype"] == "float16"
 
 
@@ -382,13 +347,9 @@ def test_a_model_of_no_family_is_not_exported(tmp_path):
         rules.to_torch(model_weights(other).table, helpers.random_arrays(other)),
     )
     (tmp_path / "config.json").write_text(other.to_json())
+    description = ModelDescription(str(tmp_path / "config.json"))
     with pytest.raises(ConfigError, match=r"is not a Hugging Face family: .*marian.*t5"):
-        prepare(
-            tmp_path / "model.safetensors",
-            tmp_path / "out",
-            to="hf",
-            description=ModelDescription(str(tmp_path / "config.json")),
-        )
+        prepare(tmp_path / "model.safetensors", tmp_path / "out", to="hf", description=description)
 
 
 def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
@@ -439,11 +400,8 @@ def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_pa
         convert(theirs, tmp_path / "a/b/c")
     with pytest.raises(InputError, match="no such folder"):
         convert(theirs, tmp_path / "a/b.safetensors")
-    monkeypatch.setattr(
-        huggingface_folder,
-        "write",
-        lambda path, *more, **options: path.mkdir() or sys.exit("no room"),
-    )
+    failing = lambda path, *more, **options: path.mkdir() or sys.exit("no room")  # noqa: E731
+    monkeypatch.setattr(huggingface_folder, "write", failing)
     with pytest.raises(SystemExit):
         convert(theirs, tmp_path / "a/b", to="hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "runs"]
@@ -486,19 +444,14 @@ def client(theirs, monkeypatch):
         asked.append((repository, revision, sorted(allow_patterns)))
         return str(theirs)
 
-    monkeypatch.setitem(
-        sys.modules,
-        "huggingface_hub",
-        types.SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download),
-    )
+    library = types.SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
     return asked
 
 
 def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     convert("hf:owner/name@v1.0", tmp_path / "run")
-    patterns = (
-        "README.md config.json generation_config.json model.safetensors spiece.model"
-    ).split()
+    patterns = "README.md config.json generation_config.json model.safetensors spiece.model".split()
     # no code, and no second form of the weights
     assert client == [("owner/name", "v1.0", patterns)]
     model = registry.open("hf:owner/name").model()
@@ -525,12 +478,8 @@ def test_an_invalid_hub_name_is_refused_before_any_request(name, client):
 
 
 def test_hub_errors_are_one_line(client, console):
-    console.refused(
-        3,
-        ["hf:owner/other: cannot be downloaded: 404 Client Error. Repository Not Found"],
-        "inspect",
-        "hf:owner/other",
-    )
+    message = "hf:owner/other: cannot be downloaded: 404 Client Error. Repository Not Found"
+    console.refused(3, [message], "inspect", "hf:owner/other")
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch, console):

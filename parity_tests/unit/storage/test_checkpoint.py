@@ -255,10 +255,8 @@ def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_pat
     spoiled = [damage(tmp_path, 10), damage(tmp_path, 9)]
     newest, errors_found = run_folder.newest_intact(tmp_path)
     assert newest.step == 5
-    assert [str(path) in str(error) for path, error in zip(spoiled, errors_found, strict=True)] == [
-        True,
-        True,
-    ]
+    for path, error in zip(spoiled, errors_found, strict=True):
+        assert str(path) in str(error)
     damage(tmp_path, 5)
     message = r"10/.*damaged.*; nor is any of the 2 before it intact"
     with pytest.raises(errors.CheckpointError, match=message):
@@ -304,16 +302,13 @@ def test_the_manifest_has_the_step_the_metadata_and_every_file(saved):
     content = checkpoint.read_manifest(saved, 7)
     assert content["step"] == 7
     assert content["versions"] == {"jax": jax.__version__}
-    files = {
-        str(path.relative_to(saved / "7")): path
-        for path in (saved / "7").rglob("*")
-        if path.is_file()
-    }
-    del files["manifest.json"]
+    files = [path for path in (saved / "7").rglob("*") if path.is_file()]
     assert content["sha256"] == {
-        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+        str(path.relative_to(saved / "7")): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.name != "manifest.json"
     }
-    assert len(files) > 3
+    assert len(files) > 4
 
 
 # Damage
@@ -371,20 +366,15 @@ def test_another_shape_or_dtype_is_refused_by_name(saved):
         target = like(state())
         target.params["blocks.0.kernel"] = changed
         message = refusal(saved, target)
-        assert "params/blocks.0.kernel" in message
-        assert (
-            "(5, 3)" in message and str(changed.shape) in message and changed.dtype.name in message
-        )
+        for word in ("params/blocks.0.kernel", "(5, 3)", changed.shape, changed.dtype.name):
+            assert str(word) in message
 
 
 def test_an_extra_or_missing_array_is_refused_by_name(saved):
     target = like(state())
-    del target.params["scale"]
+    target.params["shift"] = target.params.pop("scale")
     assert "params/scale" in refusal(saved, target)
-    target.params["scale"], target.params["shift"] = (
-        like(state()).params["scale"],
-        jax.ShapeDtypeStruct((5,), jnp.float64),
-    )
+    target.params["scale"] = target.params["shift"]
     assert "params/shift" in refusal(saved, target)
 
 

@@ -15,7 +15,7 @@ from jax_transformer.formats import registry
 from jax_transformer.storage import pt, safetensors
 from jax_transformer.storage.pt import unpickler, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
-from parity_tests.unit import helpers, hostile, hostile_containers, runs
+from parity_tests.unit import helpers, hostile, hostile_containers
 
 # Audit events of reading a file, next to opening that file
 HARMLESS = (
@@ -105,18 +105,12 @@ def path(tmp_path) -> Path:
     path = tmp_path / "file"
     path.write_bytes(hostile.file(hostile.tensor()))
     assert pt.read(path).tolist() == pt.ties(path) + [0.0] * 4
-    for content in (
-        b"\x80",
-        b"PK\x03\x04",
-        hostile.file(b"\xff"),
-        hostile.file(b"cos\nsystem\n"),
-        hostile.zipped([("a/data.pkl", b"")]),
-    ):
+    files = [hostile.file(b"\xff"), hostile.file(b"cos\nsystem\n")]
+    readers = [pt.read, registry.of, pt.is_legacy, safetensors.is_index]
+    readers += [safetensors.is_safetensors, safetensors.read, safetensors.describe]
+    for content in (b"\x80", b"PK\x03\x04", *files, hostile.zipped([("a/data.pkl", b"")])):
         path.write_bytes(content)
-        for read in (
-            *(pt.read, registry.of, pt.is_legacy, safetensors.is_index),
-            *(safetensors.is_safetensors, safetensors.read, safetensors.describe),
-        ):
+        for read in readers:
             with contextlib.suppress(InputError, UnsafeFileError):
                 read(path)
     return path
@@ -137,9 +131,8 @@ def test_the_audit_hook_detects_what_a_pickle_runs(path):
     import zipfile
 
     sentinel = path.parent / "sentinel"
-    path.write_bytes(
-        hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel))))
-    )
+    call = hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))
+    path.write_bytes(hostile.file(call))
     with zipfile.ZipFile(path) as archive:
         content = archive.read("a/data.pkl")
     with pytest.raises(AssertionError, match=r"pickle\.find_class"), nothing_runs(path.parent):
@@ -201,54 +194,29 @@ def test_an_index_names_only_files_of_its_own_folder(path):
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])
-def test_the_commands_refuse_in_one_line(command: str, path):
+def test_the_commands_refuse_in_one_line(command: str, path, console):
     """One file of each kind; both commands use the same readers."""
     sentinel, family = path.parent / "sentinel", dict(hostile_containers.archives())
-    files = {
-        "gadget.pt": (
-            4,
-            hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))),
-        ),
-        "gadget.safetensors": (
-            4,
-            hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))),
-        ),
-        "bomb.pt": (4, family["a deflated gigabyte"]),
-        "damaged.pt": (
-            3,
-            family["a damaged storage" if command == "convert" else "a damaged pickle"],
-        ),
-        "hole.safetensors": (4, dict(hostile_containers.headers())["a hole"]),
-    }
-    for file, (code, content) in files.items():
+    gadget = hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))
+    damaged = "a damaged storage" if command == "convert" else "a damaged pickle"
+    target = [path.parent / "new", "--preset", "small"] if command == "convert" else []
+    for file, code, content in (
+        ("gadget.pt", 4, hostile.file(gadget)),
+        ("gadget.safetensors", 4, hostile.file(gadget)),
+        ("bomb.pt", 4, family["a deflated gigabyte"]),
+        ("damaged.pt", 3, family[damaged]),
+        ("hole.safetensors", 4, dict(hostile_containers.headers())["a hole"]),
+    ):
         (path.parent / file).write_bytes(content)
-        arguments = [
-            command,
-            str(path.parent / file),
-            *([str(path.parent / "new"), "--preset", "small"] if command == "convert" else []),
-        ]
-        done = runs.python("-m", "jax_transformer", *arguments)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), (
-            f"{file}: {done}"
-        )
-        assert str(path.parent / file) in done.stderr
+        console.refused(code, [path.parent / file], command, path.parent / file, *target)
     assert not sentinel.exists() and not (path.parent / "new").exists()
 
 
 def test_there_are_many_hostile_files():
-    families = (
-        hostile.gadgets("x"),
-        hostile.protocols(),
-        hostile.bombs(),
-        hostile.lies(),
-        hostile_containers.archives(),
-    )
-    others = (
-        hostile_containers.no_archives(),
-        hostile_containers.headers(),
-        hostile_containers.indexes(),
-        iter(hostile.MACHINE.items()),
-    )
+    families = (hostile.gadgets("x"), hostile.protocols(), hostile.bombs(), hostile.lies())
+    containers = hostile_containers
+    others = (containers.archives(), containers.no_archives(), containers.headers())
+    others += (containers.indexes(), iter(hostile.MACHINE.items()))
     contents = [content for family in (*families, *others) for _, content in family]
     assert len(set(contents)) > 700
 

@@ -70,12 +70,8 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
     writer.write(path, STATE)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-        assert {
-            "archive/data.pkl",
-            "archive/version",
-            "archive/byteorder",
-            "archive/data/0",
-        } <= set(archive.namelist())
+        names = {f"archive/{name}" for name in ("data.pkl", "version", "byteorder", "data/0")}
+        assert names <= set(archive.namelist())
     with zip_archive.Archive(path) as ours:
         assert all(member.start % 64 == 0 for member in ours.members.values())
 
@@ -85,9 +81,8 @@ def test_shapes_are_read_without_reading_storages(path):
     content = path.read_bytes()
     path.write_bytes(content.replace(WEIGHT.tobytes(), b"\xff" * WEIGHT.nbytes))
     described = pt.describe(path)
-    assert described["model"]["weight"] == pt.TensorView(
-        (3, 4), np.dtype(np.float32), "0", 0, (4, 1)
-    )
+    expected = pt.TensorView((3, 4), np.dtype(np.float32), "0", 0, (4, 1))
+    assert described["model"]["weight"] == expected
     assert described["model"]["scalar"].shape == ()
     assert described["model"]["bfloat16"].dtype == ml_dtypes.bfloat16
     assert described["plain"] == STATE["plain"]
@@ -96,17 +91,8 @@ def test_shapes_are_read_without_reading_storages(path):
 
 
 def test_tied_tensors_stay_tied(path):
-    writer.write(
-        path,
-        {
-            "a": WEIGHT,
-            "b": [WEIGHT, WEIGHT.copy()],
-            "c": {"d": WEIGHT[:]},
-            "e": WEIGHT[:2],
-            "f": np.empty(0),
-            "g": np.empty(0),
-        },
-    )
+    state = {"a": WEIGHT, "b": [WEIGHT, WEIGHT.copy()], "c": {"d": WEIGHT[:]}, "e": WEIGHT[:2]}
+    writer.write(path, state | {"f": np.empty(0), "g": np.empty(0)})
     assert pt.ties(path) == [("a", "b.0", "c.d")]
     assert pt.tied(pt.describe(path)) == pt.ties(path)
 
@@ -116,20 +102,10 @@ def test_regions_are_equal_if_their_elements_are():
         return tensors.TensorView(shape, np.dtype(dtype), storage, offset, stride).region()
 
     full = region((3, 4), (4, 1))
-    assert (
-        full
-        == region((4, 3), (1, 4))
-        == region((12,), (1,))
-        == region((1, 3, 1, 4), (77, 4, 5, 1))
-        == region((2, 2, 3), (6, 3, 1))
-    )
-    others = (
-        region((3, 4), (4, 2)),
-        region((3, 4), (4, 1), 1),
-        region((3, 3), (4, 1)),
-        region((12,), (0,)),
-        region((12,), (1,), storage="1"),
-    )
+    assert full == region((4, 3), (1, 4)) == region((12,), (1,))
+    assert full == region((1, 3, 1, 4), (77, 4, 5, 1)) == region((2, 2, 3), (6, 3, 1))
+    others = [region((3, 4), (4, 2)), region((3, 4), (4, 1), 1), region((3, 3), (4, 1))]
+    others += [region((12,), (0,)), region((12,), (1,), storage="1")]
     assert full not in others and full != region((12,), (1,), dtype=np.int32)
 
 
@@ -191,13 +167,10 @@ def test_python_2_names_and_text(path):
     byte_array = hostile.call(
         hostile.name("__builtin__", "bytearray"), hostile.text("a\xff"), hostile.text("latin-1")
     )
-    path.write_bytes(
-        hostile.file(b"}U\x06weight" + hostile.tensor() + b"s(U\x01b" + byte_array + b"u")
-    )
-    assert {name: list(value) for name, value in pt.read(path).items()} == {
-        "weight": [0.0] * 4,
-        "b": [97, 255],
-    }
+    body = b"}U\x06weight" + hostile.tensor() + b"s(U\x01b" + byte_array + b"u"
+    path.write_bytes(hostile.file(body))
+    read = {name: list(value) for name, value in pt.read(path).items()}
+    assert read == {"weight": [0.0] * 4, "b": [97, 255]}
 
 
 def test_module_versions_are_dropped(path):
@@ -216,12 +189,8 @@ def test_module_versions_are_dropped(path):
 
 
 def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
-    body = (
-        b"]("
-        + hostile.tensor(shape=hostile.numbers(3))
-        + hostile.tensor(shape=hostile.numbers(3, 3), stride=hostile.numbers(0, 1))
-        + b"e"
-    )
+    body = b"](" + hostile.tensor(shape=hostile.numbers(3))
+    body += hostile.tensor(shape=hostile.numbers(3, 3), stride=hostile.numbers(0, 1)) + b"e"
     data = np.arange(4, dtype=np.float32).tobytes()
     path.write_bytes(hostile.zipped(hostile.members(hostile.pickle(body), data)))
     first, second = pt.read(path)
@@ -288,16 +257,10 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     )
     assert safetensors.is_index(index) and not safetensors.is_safetensors(index)
     assert safetensors.files(index) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    assert safetensors.describe(index) == {
-        "x": TensorInfo((3, 4), "float32"),
-        "s": TensorInfo((), "float64"),
-        "y": TensorInfo((3,), "int8"),
-    }
-    assert {name: array.tolist() for name, array in safetensors.read(index).items()} == {
-        "x": WEIGHT.tolist(),
-        "s": 1.0,
-        "y": [0, 1, 2],
-    }
+    infos = {"x": TensorInfo((3, 4), "float32"), "s": TensorInfo((), "float64")}
+    assert safetensors.describe(index) == infos | {"y": TensorInfo((3,), "int8")}
+    read = {name: array.tolist() for name, array in safetensors.read(index).items()}
+    assert read == {"x": WEIGHT.tolist(), "s": 1.0, "y": [0, 1, 2]}
     (tmp_path / "b.safetensors").unlink()
     message = r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)"
     with pytest.raises(InputError, match=message):
@@ -313,13 +276,10 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
         "scalar": np.array(-0.0),
         "empty": np.empty((3, 0), np.uint16),
     }
-    # Random bytes are no valid bools, and the library reads no 8-bit floats
-    for dtype in (
-        dtype
-        for dtype in safetensors.DTYPES.values()
-        if dtype != np.bool_ and "float8" not in str(dtype)
-    ):
-        state[str(dtype)] = np.frombuffer(random.bytes(6 * dtype.itemsize), dtype).reshape(2, 3)
+    for dtype in safetensors.DTYPES.values():
+        # Random bytes are no valid bools, and the library reads no 8-bit floats
+        if dtype != np.bool_ and "float8" not in str(dtype):
+            state[str(dtype)] = np.frombuffer(random.bytes(6 * dtype.itemsize), dtype).reshape(2, 3)
     state["bool"] = np.array([True, False])
     safetensors.write(path, state)
     ours = safetensors.read(path)
@@ -338,9 +298,8 @@ def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
         safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT})
     finally:
         os.umask(before)
-    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
-        ["a.pt", "a.safetensors"], 0o666 & ~mask
-    )
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(["a.pt", "a.safetensors"], 0o666 & ~mask)
 
 
 def test_reading_needs_neither_torch_nor_jax(path):
@@ -386,13 +345,8 @@ def test_no_reader_can_run_code():
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").split(".")[0])
             elif isinstance(node, ast.Call):
-                called.add(
-                    node.func.id
-                    if isinstance(node.func, ast.Name)
-                    else getattr(node.func, "attr", "")
-                )
+                called |= {getattr(node.func, "id", ""), getattr(node.func, "attr", "")}
         imported -= {"jax_transformer"} | others.get(source.stem, set())
         assert imported <= set(harmless.split()), source.name
-        assert not called & set(
-            "eval exec compile __import__ system popen globals vars load".split()
-        ), source.name
+        harmful = "eval exec compile __import__ system popen globals vars load"
+        assert not called & set(harmful.split()), source.name
