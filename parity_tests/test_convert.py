@@ -1,5 +1,6 @@
 """Weights round-trip with torch tensors, and ``convert`` with PyTorch's files and its check."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -44,6 +45,19 @@ def test_weights_round_trip_bit_for_bit(case, dtype):
             torch_bridge.to_tensor(again[name]).view(torch.uint8),
             tensor.contiguous().view(torch.uint8),
         ), name
+
+
+@pytest.mark.parametrize("wrong", [0.5, 1.5, np.nan, np.inf])
+def test_the_check_bounds_every_output(wrong, monkeypatch):
+    """By a multiple of the bound of outputs of 1; NaN is no agreement."""
+    config = jt.preset("lesson10", **ODD)
+    theirs = {"encoder": np.ones((2, 3)), "logits": np.ones((2, 3))}
+    ours = theirs | {"logits": np.array([[1, 1, 1], [1, 1 + wrong * conversion._BOUND, 1]])}
+    monkeypatch.setattr(twins, "outputs", lambda *_: theirs)
+    monkeypatch.setattr(conversion, "_outputs", lambda *_: ours)
+    refused = pytest.raises(DifferentError, match="logits differs")
+    with contextlib.nullcontext() if wrong == 0.5 else refused:
+        conversion._run(config, registry.model_weights(config).table, {}, {})
 
 
 def test_into_torch_fills_a_module():

@@ -436,6 +436,14 @@ def fairseq(
     return folder / "checkpoint_best.pt", module
 
 
+@pytest.mark.parametrize("missing", ["de", "en"])
+def test_a_model_of_fairseq_without_one_dictionary_has_none(missing, tmp_path):
+    path, _ = fairseq(tmp_path / "model", FAIRSEQ["base"])
+    assert len(registry.open(path).files) == 3
+    (tmp_path / f"model/dict.{missing}.txt").unlink()
+    assert registry.open(path).config and registry.open(path).files == (path,)
+
+
 FAIRSEQ_ALONE = [
     ({"adaptive_input": True}, "adaptive_input=True"),
     ({"adaptive_softmax_cutoff": "10,20"}, "adaptive_softmax_cutoff='10,20'"),

@@ -1,6 +1,8 @@
 """Seeding a fault into imported modules: the code of functions is exchanged inside them."""
 
 import importlib
+import re
+from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -53,12 +55,34 @@ def _exchanged(
         return True
     if name.startswith("__") or not isinstance(new, type(old)):
         return False
-    tables = isinstance(old, dict | tuple) and repr(old) != repr(new)
+    tables = isinstance(old, dict | tuple) and _shown(old) != _shown(new)
     numbers = type(old) in (int, float, str, bytes, frozenset) and old != new
     if tables or numbers:
-        setattr(owner or module, name, new)
+        setattr(owner or module, name, _adopted(module, new))
         return True
     return False
+
+
+def _shown(value: Any) -> str:
+    """The text of a table, without the addresses of what is in it."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _adopted(module: ModuleType, value: Any) -> Any:
+    """A new table of the module's own classes and functions, which its code compares with."""
+    if isinstance(value, dict):
+        return {_adopted(module, key): _adopted(module, each) for key, each in value.items()}
+    if type(value) is tuple:
+        return tuple(_adopted(module, each) for each in value)
+    if isinstance(value, type | FunctionType):
+        return getattr(module, value.__name__, value) if _own(value, module) else value
+    kind = getattr(module, type(value).__name__, None)
+    if not isinstance(kind, type) or not _own(type(value), module):
+        return value
+    if isinstance(value, Enum):
+        return kind[value.name]
+    object.__setattr__(value, "__class__", kind)
+    return value
 
 
 def _function(value: Any) -> FunctionType | None:

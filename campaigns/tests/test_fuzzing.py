@@ -173,6 +173,12 @@ def test_the_watcher_reports_what_a_reader_may_not_do(read, wrong, tmp_path):
     assert reported.startswith(wrong) and bool(reported) == bool(wrong)
 
 
+def test_a_folder_whose_name_begins_alike_is_not_the_reader_s(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "ab").touch()
+    assert _watched(lambda content: (tmp_path / "ab").open().close(), tmp_path / "a")
+
+
 def test_the_watcher_reports_a_slow_reader(tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "SECONDS", 0.01)
 

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from campaigns.damages import campaign as damages
 from campaigns.interruptions import (
     checkpoint_damages,
     conversion_kills,
@@ -23,10 +26,12 @@ from campaigns.interruptions import (
 from campaigns.interruptions.chains import Chain, Reference
 from campaigns.interruptions.fork_server import ForkServer
 from campaigns.interruptions.processes import ProcessResult, Sandbox
+from jax_transformer.errors import CheckpointError, InputError
 from jax_transformer.storage import checkpoint, run_folder, saving
 from parity_tests.unit.runs import ROOT
 
 RESUMES = "the same command continues from there"
+STOPPED, UNSAVED = "jax-transformer: stopped", "before the first step; the same command restarts"
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +69,27 @@ def test_accepted_damage_is_reported(checkpoints, tmp_path, monkeypatch):
     wrong = checkpoint_damages.refused(
         lambda folder, step: ({step}, "nothing at all"), copy, 3
     ).wrong
-    assert wrong == [
-        "3 is damaged and was accepted",
-        "the newest intact checkpoint is 2, not 3",
-    ]
+    assert wrong == ["3 is damaged and was accepted", "the newest intact checkpoint is 2, not 3"]
+
+    def elsewhere(folder: Path, step: int) -> None:
+        raise CheckpointError(f"{tmp_path / 'other' / str(step)}: damaged")
+
+    monkeypatch.setattr(checkpoint, "open", elsewhere)
+    every = lambda folder, step: ({1, 2, 3}, "everything")  # noqa: E731
+    wrong = checkpoint_damages.refused(every, copy, 3).wrong
+    assert [line.partition(":")[0] for line in wrong] == ["the damaged checkpoint is not named"] * 3
+
+
+def new_chain(kind: str, number: int, seed: int, folder: Path) -> Chain:
+    durations = {phase: [1.0] for phase in processes.PHASES}
+    reference = Reference("ema", [], {}, durations, {"open": 9, "fsync": 4})
+    server = ForkServer.__new__(ForkServer)  # which starts nothing
+    return Chain(kind, number, seed, reference, folder, folder, 1, server)
 
 
 def drawn(kind: str, number: int, seed: int, folder: Path) -> list[tuple]:
     """The first signals and calls of a chain in which nothing is saved."""
-    durations = {phase: [1.0] for phase in processes.PHASES}
-    reference = Reference("ema", [], {}, durations, {"open": 9, "fsync": 4})
-    server = ForkServer.__new__(ForkServer)  # which starts nothing
-    chain = Chain(kind, number, seed, reference, folder, folder, 1, server)
+    chain = new_chain(kind, number, seed, folder)
     return [(chain.count, *chain._draw(Sandbox(folder, [], folder))) for _ in range(5)]
 
 
@@ -85,6 +99,29 @@ def test_a_chain_is_decided_by_its_seed_and_number(tmp_path, kind):
     assert first == again
     assert first != drawn(kind, 4, 0, tmp_path)
     assert first != drawn(kind, 3, 1, tmp_path)
+
+
+@pytest.mark.parametrize(("codes", "starts"), [((-9, -9), 3), ((-9, 0), 3), ((0, 0), 2)])
+def test_a_run_is_interrupted_until_it_has_finished_and_started_once_more(
+    codes, starts, tmp_path, monkeypatch
+):
+    started: list[tuple[Any, ...]] = []
+
+    def start(*interruption: Any, **task: Any) -> ProcessResult:
+        started.append(interruption)
+        return stopped(dict(enumerate(codes, 1)).get(len(started), 0), "", "steps")
+
+    monkeypatch.setattr(verdicts, "judge", lambda *_: verdicts.Outcome("terms", 0, "", "steps"))
+    chain = new_chain("terms", 0, 0, tmp_path)
+    chain._interrupted(SimpleNamespace(start=start, run=tmp_path), 2, [])
+    assert len(started) == starts and started[-1] == () and all(started[:-1])
+
+
+def test_a_refusal_to_read_a_damaged_run_is_a_message():
+    def refuse(path: Path) -> list[str]:
+        raise InputError(f"{path}: damaged")
+
+    assert damages.messages(refuse, "a.json") == ["a.json: damaged"]
 
 
 def test_a_place_is_our_innermost_function_and_the_kind_of_file(tmp_path):
@@ -152,44 +189,15 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResu
 @pytest.mark.parametrize(
     "result, wrong",
     [
+        (stopped(75, f"{STOPPED} at step 3, saved in run; {RESUMES}\n", "steps"), None),
         (
-            stopped(
-                75,
-                f"jax-transformer: stopped at step 3, saved in run; {RESUMES}\n",
-                "steps",
-            ),
-            None,
-        ),
-        (
-            stopped(
-                75,
-                f"jax-transformer: stopped at step 4, saved in run; {RESUMES}\n",
-                "steps",
-            ),
+            stopped(75, f"{STOPPED} at step 4, saved in run; {RESUMES}\n", "steps"),
             "it printed step 4",
         ),
+        (stopped(75, f"{STOPPED} {UNSAVED}\n", "data"), None),
+        (stopped(75, f"{STOPPED} {UNSAVED}\n", "save"), "nothing saved"),
         (
-            stopped(
-                75,
-                "jax-transformer: stopped before the first step; the same command restarts\n",
-                "data",
-            ),
-            None,
-        ),
-        (
-            stopped(
-                75,
-                "jax-transformer: stopped before the first step; the same command restarts\n",
-                "save",
-            ),
-            "nothing saved",
-        ),
-        (
-            stopped(
-                75,
-                "Traceback (most recent call last)\njax-transformer: stopped at step 3\n",
-                "steps",
-            ),
+            stopped(75, f"Traceback (most recent call last)\n{STOPPED} at step 3\n", "steps"),
             "a traceback",
         ),
         (stopped(5, "jax-transformer: run: could not be written\n", "save"), "exit code 5"),

@@ -2,10 +2,11 @@
 
 import ast
 import dataclasses
+from types import ModuleType
 
 import pytest
 
-from campaigns.mutants import faults
+from campaigns.mutants import faults, seed
 from campaigns.mutants.faults import Area
 
 LISTED = faults.listed()
@@ -48,6 +49,26 @@ def test_the_data_is_written_as_it_is_read(tmp_path):
     assert faults.read(path) == Area("odd", "'\"", tuple(odd))
     with pytest.raises(ValueError, match="three quotes cannot stand in the data"):
         faults.written(Area("odd", "", (dataclasses.replace(LISTED[0], old="'''"),)))
+
+
+@pytest.mark.parametrize("file", ["storage/pt/unpickler", "architectures/t5", "cli/config_file"])
+def test_seeding_exchanges_only_what_differs(file):
+    """Tables of functions and classes stay, so that no fault is killed by a copy of its module."""
+    mutant = dataclasses.replace(LISTED[0], file=f"jax_transformer/{file}.py")
+    text = (faults.ROOT / mutant.file).read_text(encoding="utf-8")
+    unchanged = dataclasses.replace(mutant, old=text, new=f"{text}\n# the same\n")
+    with pytest.raises(ValueError, match="no function and no table"):
+        seed.seed(unchanged)
+
+
+def test_a_table_holds_the_module_s_own_functions_and_classes():
+    module = ModuleType("made")
+    code = "class A: pass\ndef f(): pass\nTABLE = {'a': (A, f)}"
+    exec(code, vars(module))
+    copy = ModuleType("made")
+    exec(code, vars(copy))
+    adopted = seed._adopted(module, {"b": copy.TABLE["a"], 1: (copy.A(),)})
+    assert adopted["b"] == (module.A, module.f) and type(adopted[1][0]) is module.A
 
 
 def test_a_mutant_that_no_longer_matches_is_refused():

@@ -26,6 +26,10 @@ def _end(number: int, length: int, start: int) -> bytes:
     return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, length, start, 0)
 
 
+def _size(number: int) -> bytes:
+    return struct.pack("<L", number)
+
+
 def patched(content: bytes, at: int, raw: bytes) -> bytes:
     at %= len(content) + 1
     return content[:at] + raw + content[at + len(raw) :]
@@ -93,6 +97,9 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "larger than the file": patched(good, first + 20, struct.pack("<LL", 2**30, 2**30)),
         "as large as there can be": patched(good, first + 20, b"\xff\xff\xff\xff\xff\xff\xff\xff"),
         "unpacked larger than packed": patched(good, first + 24, struct.pack("<L", 2**30)),
+        "fewer bytes packed than unpacked": patched(
+            patched(good, 18, _size(len(GOOD[0][1]) - 1)), first + 20, _size(len(GOOD[0][1]) - 1)
+        ),
         "another size in the header": patched(good, 18, struct.pack("<LL", 1, 1)),
         "another checksum in the header": patched(good, 14, b"\0\0\0\0"),
         "another checksum in both": patched(patched(good, 14, b"abcd"), first + 16, b"abcd"),

@@ -113,6 +113,15 @@ def test_no_command_lists_the_commands(console):
         assert not [name for name in FLAGS if f"  {name} " not in out + err]
 
 
+def test_a_command_that_cannot_be_loaded_is_a_line_on_stderr(console, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    runs.install(tmp_path, cli.ENTRY_POINTS, mine="no_such_module:COMMAND")
+    code, out, err = console.say("--help")
+    assert code == 0 and err.startswith("skipped an installed command: ") and err.count("\n") == 1
+    assert "no_such_module" in err and not [n for n in FLAGS if f"\n  {n} " not in out]
+    assert "skipped" not in out and "mine" not in out
+
+
 def test_help_of_a_command(console):
     assert console.say("help") == console.say("--help")
     assert console.say("help", "inspect") == console.say("inspect", "--help")
@@ -296,13 +305,14 @@ def test_a_model_that_is_larger_than_the_memory_is_refused(console, tmp_path, mo
 
 
 def test_an_error_exits_although_a_thread_waits():
-    """A failed save can leave threads of Orbax waiting."""
+    """A failed save can leave threads of Orbax waiting. What was printed before is not lost."""
     code = (
         "import threading; threading.Thread(target=threading.Event().wait).start(); "
-        "from jax_transformer import cli; cli.process('nope')"
+        "from jax_transformer import cli; print('before'); cli.process('nope')"
     )
     done = runs.python("-c", code)
-    assert done.returncode == 2 and "unknown command 'nope'" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "before\n")
+    assert "unknown command 'nope'" in done.stderr
 
 
 def test_importing_the_package_loads_neither_jax_nor_torch():
@@ -387,6 +397,7 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
         ("evaluate --run a --pairs d.txt", ["d.txt", ".tsv, .jsonl"]),
         ("convert a", ["convert needs DESTINATION"]),
         ("convert a b c", ["unexpected arguments: c"]),
+        ("translate --run a --ensemble b c", ["unexpected arguments: c"]),
         ("inspect", ["inspect needs PATH"]),
         ("parity a", ["parity needs OTHER"]),
         ("parity a twin --lengths x", ["--lengths x", "1,7,31"]),

@@ -160,6 +160,9 @@ def test_yaml_text_stays_text(write, text):
         ("model: 3", "model must be an object, not int"),
         ("- steps", "the configuration must be an object, not list"),
         ("steps", "the configuration must be an object, not str"),
+        ("[]", "the configuration must be an object, not list"),
+        ("0", "the configuration must be an object, not int"),
+        ("no", "the configuration must be an object, not bool"),
         ("steps: three", "steps must be int, not 'three'"),
         ("steps: 010", "steps must be int, not '010'"),
         ("steps: 1e3", "steps must be int, not 1000.0"),
@@ -219,7 +222,8 @@ def test_a_file_that_cannot_be_read_is_a_bad_input_file(capsys, monkeypatch, tmp
 
 def test_help_names_the_file_and_shows_its_values(capsys, monkeypatch, write):
     console = runs.Console(capsys, monkeypatch)
-    code, out, err = console.say("train", "--config", write(FILE), "--help")
+    files = ["--config", "the last counts.yaml", "--config", write(FILE)]
+    code, out, err = console.say("train", *files, "--help")
     printed = " ".join(out.split())
     assert (code, err) == (0, "")
     assert "--config PATH YAML file of options" in printed

@@ -99,6 +99,17 @@ def test_nothing_is_overwritten(console, run, weights, tmp_path):
     assert file.read_text() == "mine" and list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("here", [".", "run", "run/checkpoints"])
+def test_weights_are_no_checkpoint_of_a_trained_run(console, weights, tmp_path, monkeypatch, here):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/train_config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / here)
+    step = tmp_path / "run/checkpoints/7"
+    for target in (step, step.relative_to(Path.cwd())):
+        words = [f"{target}: is in a trained run", "--training"]
+        console.refused(2, words, "convert", weights, target, *SMALL)
+
+
 def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
     new, none, config = tmp_path / "new", tmp_path / "none", run / "config.json"
     for words, arguments in (

@@ -70,12 +70,16 @@ def test_a_cast_reports_its_losses(console, tmp_path):
         "a": np.array([1 + 2**-12, 70000.0, np.inf, np.nan]),
         "b": np.array([3], np.int64),
         "c": np.array([0.5, -1e9]),
+        "d": np.array([0.5], np.float16),
     }
     source = write(tmp_path / "a.safetensors", state)
     code, out, _ = console.say("convert", source, tmp_path / "b.pt", "--dtype", "float16")
     assert code == 0 and "cast 2 tensors to float16: largest error 0.000244 in a" in out
     assert "warning: 2 numbers are too large for float16 and became infinite: a (1), c (1)" in out
     assert pt.read(tmp_path / "b.pt")["b"].dtype == np.int64
+    options = ["--dtype", "float16", "--dry-run", "--json"]
+    plan = json.loads(console.say("convert", source, tmp_path / "c.pt", *options)[1])["plan"]
+    assert [m["source"] for m in plan["moves"] if "cast" in m["operation"]] == [["a"], ["c"]]
     options = ["--dtype", "float32", "--json"]
     data = json.loads(console.say("convert", source, tmp_path / "c.pt", *options)[1])
     assert data["cast"]["overflowed"] == {} and data["cast"]["largest"] == 0

@@ -67,6 +67,20 @@ def test_equal_sizes_are_distinguished():
     assert inferred.config == config
 
 
+def test_a_size_is_the_one_that_most_tensors_have(config):
+    """Each tensor in turn has another width."""
+    shapes = registry.model_weights(config).shapes["torch"]
+    names = [name for name, shape in shapes.items() if shape == (12,)]
+    for name in (names[0], names[-1]):
+        inferred = models.infer(
+            registry.presets()["lesson10"],
+            {"num_heads": 3},
+            shapes | {name: (24,)},
+            lambda config: registry.model_weights(config).shapes["torch"],
+        )
+        assert inferred.config == config
+
+
 def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
     command = ["convert", weights, tmp_path / "new", "--preset", "lesson10"]
     code, out, err = console.say(*command, "--set", "num_heads=3", "--dry-run")
@@ -212,6 +226,9 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     ):
         with pytest.raises(ConfigError, match=message):
             jt.convert.load(*arguments, **sizes)
+    for language in ("source_lang", "target_lang"):
+        with pytest.raises(InputError, match="tokenizer"):
+            jt.load(tmp_path / "run", **{language: "de"})
     with pytest.raises(InputError, match="exists"):
         jt.convert.save(model, tmp_path / "run")
 

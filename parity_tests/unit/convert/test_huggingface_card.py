@@ -8,6 +8,7 @@ import yaml
 
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
+from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card
 from jax_transformer.storage import run_files
 from jax_transformer.training.options import ModelOptions, TrainOptions
@@ -152,6 +153,11 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
             },
             ["eng", "deu"],
         ),
+        (
+            {"train_source": ("x",), "train_target": ("y",)}
+            | {"source_lang": "zho_Hans", "target_lang": "zho_Hant"},
+            ["zho"],
+        ),
     ],
 )
 def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
@@ -170,6 +176,15 @@ def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
     )
     text = exported(run(theirs, tmp_path / "run", options), tmp_path / "out")
     assert front_of(text).get("language") == languages
+
+
+@pytest.mark.parametrize("content", ["", "{", "5", "[1]", "null", '"ab"', "\udcff"])
+def test_a_damaged_file_of_counts_is_named(content, tmp_path):
+    path = tmp_path / "data.json"
+    assert model_card._json(path) == {}
+    path.write_text(content, errors="surrogateescape")
+    with pytest.raises(InputError, match=r"data\.json: cannot be read: "):
+        model_card._json(path)
 
 
 BEFORE = """---

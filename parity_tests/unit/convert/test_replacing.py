@@ -39,8 +39,11 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     console.refused(3, ["12", "not a checkpoint"], *command)
     os.symlink(folder, tmp_path / "link")
     console.refused(3, ["link"], *to_folder[:2], tmp_path / "link", *to_folder[3:], "--force")
-    console.refused(2, ["source"], "convert", file, file, "--force")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["12", "file.pt", "folder", "link"]
+    os.symlink(file, tmp_path / "same.pt")
+    for same in (file, tmp_path / "same.pt", tmp_path / "12/../file.pt"):
+        console.refused(2, [f"{same}: is the source as well"], "convert", file, same, "--force")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["12", "file.pt", "folder", "link", "same.pt"]
 
 
 KILLED = """

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tqdm
 
 from jax_transformer import cli
 from jax_transformer.architectures import huggingface_config, huggingface_state
@@ -187,6 +189,34 @@ def test_small_arrays_of_a_checkpoint_are_read_together(alone, together, tmp_pat
     assert all(array[0, 0] == int(name[1:]) for name, array in read.items())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_arrays_are_read_in_any_order_and_few_bytes_of_them_wait(seed, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_READ", 100)
+    monkeypatch.setattr(checkpoint, "_ALONE", 30)
+    draw, alive = random.Random(seed), []
+    groups = ("frozen", "params", "opt_state")
+    names = [f"{group}/{i}" for group in groups for i in range(20)]
+    infos = {name: TensorInfo((draw.randint(1, 40),), "int8") for name in names}
+
+    def selected(chosen: list[str]) -> dict[str, np.ndarray]:
+        assert len({name.partition("/")[0] for name in chosen}) == 1
+        assert len(chosen) == 1 or sum(infos[name].nbytes for name in chosen) <= 100
+        read = {name: np.full(infos[name].shape, names.index(name), np.int8) for name in chosen}
+        for array in read.values():
+            alive.append(array.nbytes)
+            weakref.finalize(array, alive.remove, array.nbytes)
+        return read
+
+    opened = object.__new__(checkpoint.Checkpoint)
+    vars(opened).update(tensors=infos, selected=selected)
+    state = checkpoint.scan(opened, groups[:2])
+    assert [*state] == names[:40]
+    for name in draw.choices(names[:40], k=200):
+        array = state[name].read()
+        assert array.shape == infos[name].shape and set(array) == {names.index(name)}
+        assert sum(alive) <= 2 * 100 + array.nbytes
+
+
 def test_the_bytes_are_those_of_the_safetensors_library(tmp_path):
     import safetensors.numpy as library
 
@@ -238,9 +268,12 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_the_bytes_that_were_converted(stderr, tmp_path, monkeypatch):
     source = tmp_path / "a.safetensors"
     safetensors.write(source, {"a": np.ones(50_000), "b": np.zeros(50_000)})
+    counted: list[int] = []
+    monkeypatch.setattr(tqdm.tqdm, "update", lambda self, n: counted.append(n))
     monkeypatch.setattr(sys, "stderr", stderr)
     assert cli.main(["convert", str(source), str(tmp_path / "b.pt")]) == 0
     shown = stderr.getvalue()
+    assert sum(counted) == 800_000 * stderr.isatty()
     assert ("b.pt" in shown and "0.00/800k" in shown) == stderr.isatty()
     assert bool(shown) == stderr.isatty()
 

@@ -95,6 +95,21 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
         assert str(error.value).isprintable()
 
 
+def test_a_file_that_becomes_shorter_while_it_is_described_is_refused(tmp_path):
+    """The size is that of before. Numbers of arrays are passed over and not read."""
+    content, refused = small(), 0
+    whole = msgpack.tree(written(tmp_path, content))
+    for length in range(len(content)):
+        path = written(tmp_path, content[:length])
+        with path.open("rb") as file:
+            try:
+                assert msgpack._Reader(path, file, len(content)).value(0) == whole
+            except InputError as error:
+                assert "became shorter while" in str(error)
+                refused += 1
+    assert refused > len(content) // 2
+
+
 def test_a_changed_byte_is_refused_or_changes_only_a_value_or_a_name(tmp_path):
     content, values, names = small(), {}, 0
     shapes = sorted(

@@ -13,7 +13,7 @@ from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.marian import marian_model
 from jax_transformer.formats import registry
-from jax_transformer.storage import yaml_data
+from jax_transformer.storage import safetensors, yaml_data
 from parity_tests import marian_files
 
 WORDS = ["</s>", "<unk>", "no", "▁the", "'", '"', ":", "#", "1", "~", "null"]
@@ -116,6 +116,16 @@ def test_a_run_is_no_model_of_transformers(folder, tmp_path, capsys):
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--to", "hf"]) == 2
     error = capsys.readouterr().err
     assert "norm_epsilon=1e-06" in error and "sinusoids" in error
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_an_export_says_the_dtype_that_its_weights_have(dtype, folder, tmp_path):
+    cast = [] if dtype == "float32" else ["--dtype", dtype]
+    command = ["convert", str(folder), str(tmp_path / "hf"), "--to", "hf", "--no-check", *cast]
+    assert cli.main(command) == 0
+    assert json.loads((tmp_path / "hf/config.json").read_text())["dtype"] == dtype
+    written = safetensors.describe(tmp_path / "hf/model.safetensors")
+    assert {info.dtype for info in written.values()} == {dtype}
 
 
 def test_folders_of_several_models_need_a_choice(folder, capsys):

@@ -238,7 +238,6 @@ def test_the_activation_is_not_guessed(tmp_path, capsys):
 GIN = """
 from __gin__ import dynamic_registration
 include 't5x/examples/t5/t5_1_1/base.gin'
-DROPOUT_RATE = 0.25  # a macro
 seqio.SentencePieceVocabulary.sentencepiece_model_file = \\
     'gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model'
 network.T5Config:
@@ -247,6 +246,7 @@ network.T5Config:
   mlp_activations = (
       'gelu',
       'linear')
+DROPOUT_RATE = 0.25  # a macro, after its use and after the block
 """
 
 

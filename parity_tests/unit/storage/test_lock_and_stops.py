@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import time
+from datetime import UTC, datetime
 
 import jax
 import pytest
@@ -25,8 +27,13 @@ def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
     with run_folder.lock(tmp_path / "run"):
         with pytest.raises(LockedError) as refused, run_folder.lock(tmp_path / "run"):
             pass
-        assert f"process {os.getpid()} on " in str(refused.value)
-        assert str(tmp_path / "run") in str(refused.value)
+        holder = json.loads((tmp_path / "run/.holder.json").read_text())
+        assert holder.keys() == {"process", "host", "since"} and holder["process"] == os.getpid()
+        since = datetime.fromisoformat(holder["since"])
+        assert abs((datetime.now(UTC) - since).total_seconds()) < 60
+        for word in (f"process {os.getpid()} on {holder['host']}", tmp_path / "run", "--run"):
+            assert str(word) in str(refused.value)
+    assert not (tmp_path / "run/.holder.json").exists()
     with run_folder.lock(tmp_path / "run"):
         pass
 

@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import stat
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,9 +95,13 @@ def test_a_write_that_finds_no_room_names_the_file(tmp_path):
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "-"])
 def test_standard_output_goes_on_after_what_was_printed(path, capfd, tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
-    print("before")
-    write(path, "text\n")
-    print("after", flush=True)
+    # As in a process whose output is no terminal: what was printed waits in a buffer
+    with open(os.dup(1), "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        print("before")
+        write(path, "text\n")
+        print("after", flush=True)
+    monkeypatch.undo()
     assert capfd.readouterr().out == "before\ntext\nafter\n"  # pytest redirects both to a file
     assert not os.listdir(tmp_path)
 

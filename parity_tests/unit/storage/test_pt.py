@@ -153,6 +153,26 @@ def test_kinds_are_known_by_content(path):
     assert not safetensors.is_safetensors(path.parent / "none")
 
 
+@pytest.mark.parametrize("length", range(4))
+def test_a_header_of_safetensors_fits_its_file(length, path):
+    for rest in (b"", b"\0"):
+        path.write_bytes(length.to_bytes(8, "little") + b"{}" + rest)
+        assert safetensors.is_safetensors(path) == (length <= 2 + len(rest))
+
+
+SHAPES = [(3, 70), (70, 3), (32, 33), (64, 31), (1, 65), (0, 4), (2, 3, 40), (5,), ()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_array_is_copied_in_c_order(shape):
+    array = np.random.default_rng(0).normal(size=shape)
+    views = [array[..., ::2], array[::-1].T] if shape else []
+    for each in (array, array.T, *views):
+        again = tensors.contiguous(each)
+        assert again.flags.c_contiguous and (again.shape, again.dtype) == (each.shape, each.dtype)
+        np.testing.assert_array_equal(again, each)
+
+
 @pytest.mark.parametrize("module", ["pt", "safetensors"])
 def test_missing_files_and_folders(module: str, tmp_path):
     reader = {"pt": pt, "safetensors": safetensors}[module]

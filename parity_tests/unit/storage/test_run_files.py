@@ -180,6 +180,13 @@ def test_files_next_to_the_weights_are_on_the_disk_when_they_are_listed(tmp_path
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "spiece.model"]
 
 
+@pytest.mark.parametrize("name", ["none", "folder"])
+def test_a_file_next_to_the_weights_that_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=f"{name}: cannot be read: (No such|Is a dir)"):
+        huggingface_folder.contents({"config.json": tmp_path / name})
+
+
 def test_recording_again_does_not_accept_damage(run):
     (run / "config.json").write_text("{ }")
     run_files.record(run)
