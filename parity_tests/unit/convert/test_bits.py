@@ -11,6 +11,7 @@ import safetensors.numpy
 
 from campaigns import round_trips
 from jax_transformer.convert.models import ModelDescription
+from jax_transformer.formats import registry
 from jax_transformer.storage import pt
 from jax_transformer.storage.pt import writer
 from parity_tests.unit import runs
@@ -101,6 +102,8 @@ def test_shards_are_one_source(console, config_file, weights, tmp_path):
     description = json.loads(console.say("inspect", index, "--json")[1])
     assert sorted(description["tensors"]) == names
     assert sorted(description["sha256"]) == [index.name, *parts]
+    assert registry.open(index).files == (index, *(tmp_path / part for part in parts))
+    assert registry.open(weights).files == (weights,)
     target = tmp_path / "x.safetensors.index.json"
     console.refused(2, ["one .safetensors file is written"], "convert", weights, target)
 
@@ -109,8 +112,8 @@ def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_p
     description = ModelDescription(str(config_file))
     for suffix in (".pt", ".safetensors", ""):
         targets = [tmp_path / f"{i}{suffix or '-run'}" for i in range(2)]
-        made = [convert(weights, target, description=description) for target in targets]
-        assert len({each.sha256 for each in made}) == 1
+        outcomes = [convert(weights, target, description=description) for target in targets]
+        assert len({each.sha256 for each in outcomes}) == 1
 
 
 def bytes_read() -> int:

@@ -11,6 +11,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card
 from jax_transformer.storage import run_files
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit.conversions import convert
 from parity_tests.unit.formats.test_huggingface import T5, theirs  # noqa: F401
@@ -33,7 +34,7 @@ def exported(path: Path, out: Path) -> str:
     return (out / "README.md").read_text()
 
 
-def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
+def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path, monkeypatch):
     """The card has the run's options, counts and validation, and no local path."""
     data = DataOptions(
         train_source=("/home/me/train.en",),
@@ -71,6 +72,10 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
     assert "/home" not in text
     assert "model.preset" not in text, "the model is that of init"
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5
+    # The figures that a checkpoint records are those of its weights, which may be an average
+    monkeypatch.setattr(RunFolder, "figures", lambda _: {0: {"bleu": 40.5, "valid_loss": 1}})
+    text = exported(path, tmp_path / "recorded")
+    assert "| BLEU | 40.50 |" in text and "31.23" not in text
 
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():

@@ -143,9 +143,9 @@ def test_few_bytes_wait_to_be_hashed(tmp_path, monkeypatch):
     assert counted.most == 3 and hashes.result() == dict.fromkeys(counted.state(), "True")
 
 
-@pytest.mark.parametrize("unsynced", [1, 50_000])
+@pytest.mark.parametrize("unsynced", [1, 50_000, 200_000])
 def test_an_error_of_the_disk_is_reported(unsynced, tmp_path, monkeypatch):
-    """Also if it comes while the rest is written, and the last sync succeeds."""
+    """Also if it comes while the rest is written or at the end, and the last sync succeeds."""
     monkeypatch.setattr(read_back, "_UNSYNCED", unsynced)
     calls = []
 

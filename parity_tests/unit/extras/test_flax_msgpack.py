@@ -98,12 +98,12 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 def test_a_file_that_becomes_shorter_while_it_is_described_is_refused(tmp_path):
     """The size is that of before. Numbers of arrays are passed over and not read."""
     content, refused = small(), 0
-    whole = msgpack.tree(written(tmp_path, content))
+    complete = msgpack.tree(written(tmp_path, content))
     for length in range(len(content)):
         path = written(tmp_path, content[:length])
         with path.open("rb") as file:
             try:
-                assert msgpack._Reader(path, file, len(content)).value(0) == whole
+                assert msgpack._Reader(path, file, len(content)).value(0) == complete
             except InputError as error:
                 assert "became shorter while" in str(error)
                 refused += 1

@@ -158,7 +158,7 @@ def test_the_end_of_a_vocabulary_in_text_is_its_own(folder):
         registry.open(folder)
 
 
-def test_the_end_is_the_target_vocabulary_s(folder):
+def test_end_and_unknown_word_are_the_target_vocabulary_s(folder, tmp_path):
     for name, tokens in (("source", WORDS), ("target", [*WORDS[1:], WORDS[0]])):
         (folder / f"{name}.txt").write_text("\n".join(tokens) + "\n")
     decoder = (folder / "decoder.yml").read_text()
@@ -166,6 +166,9 @@ def test_the_end_is_the_target_vocabulary_s(folder):
         decoder = decoder.replace("opus.spm32k-spm32k.vocab.yml", f"{name}.txt", 1)
     (folder / "decoder.yml").write_text(decoder)
     assert registry.open(folder).config.eos_id == len(WORDS) - 1
+    assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
+    data = json.loads((tmp_path / "run/huggingface/generation_config.json").read_text())
+    assert data["bad_words_ids"] == [[len(WORDS)], [WORDS.index("<unk>") - 1]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Hugging Face folders without transformers: detection, files, export, and the hub."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -13,8 +14,10 @@ import pytest
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.architectures.registry import model_weights
 from jax_transformer.convert.models import ModelDescription
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.formats import registry
+from jax_transformer.formats import huggingface_folders, registry
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import huggingface_folder, pt, run_files, safetensors, tensors
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
@@ -175,8 +178,8 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
-    whole = safetensors.read(tmp_path / "out/model.safetensors.index.json")
-    assert runs.differing(whole, tensors) == []
+    again = safetensors.read(tmp_path / "out/model.safetensors.index.json")
+    assert runs.differing(again, tensors) == []
     (tmp_path / "out" / shards[1]).unlink()
     with pytest.raises(InputError, match=f"names '{shards[1]}', which is missing"):
         convert(tmp_path / "out", tmp_path / "run")
@@ -426,6 +429,17 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
     assert set(description["sha256"]) == set(
         "model.safetensors config.json generation_config.json spiece.model README.md".split()
     )
+
+
+@pytest.mark.parametrize("other", ["source_pad_id", "eos_id"])
+def test_a_tokenizer_with_other_special_ids_is_not_exported(other, tmp_path):
+    own = Tokenizer.train(["a b"], 300, pad_id=0, bos_id=0, eos_id=1)
+    own.save(tmp_path / run_files.SHARED_FILE)
+    config, source = huggingface_config.from_config(T5), object.__new__(Pretrained)
+    object.__setattr__(source, "path", tmp_path)
+    assert len(huggingface_folders._own_tokenizer(source, config)) == 2
+    with pytest.raises(InputError, match="its special ids do not belong"):
+        huggingface_folders._own_tokenizer(source, dataclasses.replace(config, **{other: 5}))
 
 
 # The hub

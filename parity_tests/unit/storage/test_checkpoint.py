@@ -6,12 +6,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
@@ -503,6 +505,30 @@ def test_an_error_of_a_save_may_be_the_death_of_another_process(tmp_path, monkey
         folder.mkdir()
         raise jax.errors.JaxRuntimeError(reason)
     assert waited == ([14] if "Gloo" in reason else [])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("batch", [1, 1 << 20])
+def test_an_error_of_the_last_write_is_reported(batch, tmp_path, monkeypatch):
+    def failing() -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+
+    class Store:
+        """A store whose writes of the number 2 fail late."""
+
+        def write(self, numbers: np.ndarray, **options: bool) -> SimpleNamespace:
+            return SimpleNamespace(result=failing if numbers[0] == 2 else lambda: None)
+
+    def opened(*spec: Any, **options: Any) -> Any:
+        ours = "delete_existing" in options
+        return SimpleNamespace(result=Store) if ours else real(*spec, **options)
+
+    real = tensorstore.open
+    monkeypatch.setattr(saving, "_BATCH", batch)
+    monkeypatch.setattr(tensorstore, "open", opened)
+    state = tensors.in_memory({"a": np.ones(3), "b": np.full(3, 2.0)})
+    with pytest.raises(errors.CheckpointError, match=r"3: could not be written .*No space left"):
+        saving.write(tmp_path, 3, {"params": state}, about={})
     assert not list(tmp_path.iterdir())
 
 
