@@ -8,24 +8,17 @@ import jax_transformer as jt
 from jax_transformer.extras.deploy.ctranslate2 import engine
 from jax_transformer.formats import registry
 from parity_tests import huggingface_folders
+from parity_tests.marks import quick_if
 from parity_tests.unit import helpers, runs
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
 LINES = ["the quick dog", "a red house", "the"]
-slow = pytest.mark.slow
+NAMES = "mbart m2m_100 mbart50 marian bart t5 pegasus"
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "mbart",
-        "m2m_100",
-        *(
-            pytest.param(name, marks=slow)
-            for name in ("mbart50", "marian", "bart", "t5", "pegasus")
-        ),
-    ],
+    "name", [quick_if(name in ("mbart", "m2m_100"), name) for name in NAMES.split()]
 )
 def test_tokens_of_a_folder_translate_as_here(name, tmp_path):
     source, out = tmp_path / "folder", tmp_path / "out"

@@ -28,10 +28,10 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import conversion, planning
 from jax_transformer.convert.planning import Request
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.extras.speech import sound, speech_config, timestamps, transcription
 from parity_tests import tokenizer_models
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 
 WINDOW = 2 * (tokenizer_models.TIMES - 1)
 """Frames in a window: the last token of time is its end."""
@@ -55,22 +55,12 @@ def folder(tmp_path_factory) -> Path:
         tmp_path_factory.mktemp("whisper") / "theirs", tokenizer_models.whisper()
     )
     words = transformers.WhisperTokenizer.from_pretrained(path)
-    config = json.loads((path / "config.json").read_text())
-    module = transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(
-            **config,
-            num_mel_bins=20,
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=20,
-            decoder_ffn_dim=24,
-            max_source_positions=WINDOW // 2,
-            max_target_positions=40,
-        )
-    )
+    sizes = json.loads((path / "config.json").read_text())
+    sizes |= dict(num_mel_bins=20, d_model=16, encoder_layers=1, decoder_layers=1)
+    sizes |= dict(encoder_attention_heads=2, decoder_attention_heads=4, encoder_ffn_dim=20)
+    sizes |= dict(decoder_ffn_dim=24, max_source_positions=WINDOW // 2, max_target_positions=40)
+    config = transformers.WhisperConfig(**sizes)
+    module = transformers.WhisperForConditionalGeneration(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -129,19 +119,15 @@ CALLS: dict[str, tuple[float, dict[str, Any], dict[str, Any]]] = {
 QUICK = {("a window", 1), ("five windows", 1)}
 
 
+KINDS = {1: "greedy", 3: "beam"}
+PROVES = {beams: pytest.mark.proves(kind, "whisper") for beams, kind in KINDS.items()}
+
+
 @pytest.mark.parametrize(
     ("name", "beams"),
     [
-        pytest.param(
-            name,
-            beams,
-            marks=(
-                pytest.mark.proves("greedy" if beams == 1 else "beam", "whisper"),
-                *([] if (name, beams) in QUICK else [pytest.mark.slow]),
-            ),
-        )
-        for name in CALLS
-        for beams in (1, 3)
+        pytest.param(*case, marks=[PROVES[case[1]], *([] if case in QUICK else [pytest.mark.slow])])
+        for case in itertools.product(CALLS, PROVES)
     ],
 )
 def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
@@ -192,9 +178,8 @@ def test_windows_are_cut_from_one_spectrogram(folder: Path):
     samples = speech(2.5 * WINDOW / 100)
     samples[length // 2 :] *= 1e-4
     windows, spectrogram = transcription._Windows(samples, model), sound.log_mel(samples, 20)
-    assert (spectrogram == spectrogram.min()).any(axis=0)[WINDOW:].all(), (
-        "what follows is silence in parts"
-    )
+    silent = (spectrogram == spectrogram.min()).any(axis=0)
+    assert silent[WINDOW:].all(), "what follows is silence in parts"
     for start in (0, 7, WINDOW, spectrogram.shape[1] - 30):
         expected = np.pad(spectrogram, ((0, 0), (0, WINDOW)))[:, start : start + WINDOW]
         assert (windows.at(start)[0] == expected).all()
@@ -298,6 +283,8 @@ def test_a_run_and_a_folder_made_from_it_transcribe_alike(folder: Path, tmp_path
     expected = jt.Transcriber.load(folder)(samples, timestamps=True)
     for place in (tmp_path / "run", tmp_path / "back"):
         assert jt.Transcriber.load(place)(samples, timestamps=True) == expected
+    with pytest.raises(CheckpointError, match="no checkpoint for --weights 7"):
+        jt.Transcriber.load(tmp_path / "run", "7")
     for name in ("model.safetensors", "preprocessor_config.json", "generation_config.json"):
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
 
@@ -494,11 +481,8 @@ def test_prompts_are_those_of_generate(name: str, times: bool, folder: Path, tmp
     assert list(prompt) == theirs[0].tolist()
 
 
-def test_names_of_languages_are_those_of_the_tokenizer():
-    assert speech_config.LANGUAGE_CODES == TO_LANGUAGE_CODE
-
-
 def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_path: Path):
+    assert speech_config.LANGUAGE_CODES == TO_LANGUAGE_CODE
     whisper, features = "generation_config.json", "preprocessor_config.json"
     for file, key, value, message in (
         (whisper, "condition_on_prev_tokens", True, ""),
@@ -515,25 +499,16 @@ def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_pa
         (whisper, "language", ["de"], r"=\['de'\] is not of type str"),
         (whisper, "return_timestamps", 1, "=1 is not of type bool"),
         (features, "hop_length", 80, ""),
+        (whisper, "language", "fr", " 'fr'"),
+        (whisper, "task", "sing", " 'sing'"),
+        (whisper, "task_to_id", None, ": add the token"),
     ):
-        with pytest.raises(InputError, match=f"{file}: {key}{message}"):
+        pattern = f"{file}: (unknown |has lang_to_id and no )?{key}{message}"
+        with pytest.raises(InputError, match=pattern):
             read_with(folder, tmp_path, file, **{key: value})
     (tmp_path / "processor_config.json").write_text('{"feature_extractor": {"hop_length": 80}}')
     with pytest.raises(InputError, match=r"processor_config.json: hop_length=80"):
         read_with(folder, tmp_path, whisper)
-
-
-def test_a_language_or_a_task_that_the_folder_does_not_have_is_refused(
-    folder: Path, tmp_path: Path
-):
-    file = "generation_config.json"
-    for key, value, message in (
-        ("language", "fr", "unknown language 'fr'"),
-        ("task", "sing", "unknown task 'sing'"),
-        ("task_to_id", None, "has lang_to_id and no task_to_id"),
-    ):
-        with pytest.raises(InputError, match=f"{file}: {message}"):
-            read_with(folder, tmp_path, file, **{key: value})
 
 
 def read_with(folder: Path, place: Path, file: str, **settings: Any) -> speech_config.SpeechConfig:
@@ -557,6 +532,11 @@ def test_max_new_tokens_wins_over_max_length_and_neither_is_the_model_s(
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
     for key, value in (("min_length", 0), ("logprob_threshold", None), ("language", None)):
         read_with(folder, tmp_path, "generation_config.json", **{key: value})
+    for multilingual in (True, None, False):  # null is as if it were left out
+        own = read_with(folder, tmp_path, "generation_config.json", is_multilingual=multilingual)
+        assert (own.languages.keys(), own.tasks.keys()) == (
+            ({"en", "de", "yue"}, {"translate", "transcribe"}) if multilingual else (set(), set())
+        )
     both = changed(folder, tmp_path / "both", min_length=9, min_new_tokens=3)
     assert jt.Transcriber.load(both).config.generation.constraints.min_new_tokens == 3
 
@@ -572,6 +552,9 @@ def test_options_without_an_effect_are_refused(folder: Path):
     transcriber = jt.Transcriber.load(folder, encoder_no_repeat_ngram_size=2)
     with pytest.raises(ConfigError, match="encoder_no_repeat_ngram_size=2"):
         transcriber(speech(0.5))
+    text = jt.transformer.abstract(helpers.tiny())
+    with pytest.raises(ConfigError, match="this model reads text"):
+        jt.Transcriber(text, transcriber.tokenizer, transcriber.config)
 
 
 def test_samples_that_are_no_sound_are_refused(folder: Path):

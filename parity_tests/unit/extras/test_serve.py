@@ -23,6 +23,7 @@ from jax_transformer.extras.serve import app, requests
 from jax_transformer.extras.serve.app import Service
 from jax_transformer.extras.serve.command import ServeOptions
 from jax_transformer.extras.serve.engine import Engine
+from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Hypothesis, Translator
@@ -64,27 +65,20 @@ def test_translations_are_the_translator_s(client, translator, options):
     translations = answer.json()["translations"]
     expected = translator.hypotheses(services.LINES, **options)
     assert len({each[0].text for each in expected}) > 4
-    assert [[h["text"] for h in t["hypotheses"]] for t in translations] == [
-        [h.text for h in several] for several in expected
-    ]
-    assert [t["text"] for t in translations] == [several[0].text for several in expected]
-    scores = [[h["score"] for h in t["hypotheses"]] for t in translations]
-    expected_scores = [[h.score for h in several] for several in expected]
-    if "sample" in options or not options:
-        assert scores == expected_scores
-    else:
-        for row, expected_row in zip(scores, expected_scores, strict=True):
-            np.testing.assert_allclose(row, expected_row, rtol=1e-6)
+    for translation, several in zip(translations, expected, strict=True):
+        assert [each["text"] for each in translation["hypotheses"]] == [h.text for h in several]
+        assert translation["text"] == several[0].text
+        scores = [each["score"] for each in translation["hypotheses"]]
+        if "sample" in options or not options:
+            assert scores == [None] * len(several)
+        else:
+            np.testing.assert_allclose(scores, [h.score for h in several], rtol=1e-6)
 
 
-def test_one_string_is_one_line(client, translator):
-    answer = client.post("/translate", json={"text": "eight nine"}).json()
-    assert [each["text"] for each in answer["translations"]] == translator(["eight nine"])
-
-
-def test_a_line_of_spaces_is_empty(client):
-    (translation,) = client.post("/translate", json={"text": " \t"}).json()["translations"]
-    assert translation == {"text": "", "hypotheses": [{"text": "", "score": None}]}
+def test_one_string_is_one_line_and_one_of_spaces_is_empty(client, translator):
+    for text, expected in (("eight nine", translator(["eight nine"])[0]), (" \t", "")):
+        (translation,) = client.post("/translate", json={"text": text}).json()["translations"]
+        assert translation == {"text": expected, "hypotheses": [{"text": expected, "score": None}]}
 
 
 def test_the_options_are_those_of_the_command():
@@ -211,9 +205,8 @@ def test_requests_of_equal_options_share_batches(served, monkeypatch):
 )
 def test_a_wrong_request_is_refused_in_one_line(client, body, status, words):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = client.post(
-        "/translate", content=content, headers={"Content-Type": "application/json; charset=utf-8"}
-    )
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    answer = client.post("/translate", content=content, headers=headers)
     actual, message = services.status_and_message(answer)
     assert actual == status and words in message, message
 
@@ -232,11 +225,8 @@ def test_the_limits_of_lines_follow_each_other():
         return result.queue_size, result.max_lines
 
     assert limits() == (1024, 256)
-    assert [limits(queue_size=size) for size in (64, 256, 257)] == [
-        (64, 64),
-        (256, 256),
-        (257, 256),
-    ]
+    sizes = [limits(queue_size=size) for size in (64, 256, 257)]
+    assert sizes == [(64, 64), (256, 256), (257, 256)]
     assert [limits(max_lines=n) for n in (1024, 1025)] == [(1024, 1024), (1025, 1025)]
     assert limits(queue_size=8, max_lines=8) == (8, 8)
     message = r"max_lines=9 is over queue_size=8.*--max-lines.*--queue-size"
@@ -295,6 +285,42 @@ def test_a_body_at_its_limit_is_read(client):
         assert client.post("/translate", content=content, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_batches_have_the_fewest_rows_and_the_programs_of_the_start(beams, monkeypatch):
+    """For every width, number of lines and number of hypotheses; a wide line has fewer rows."""
+    programs = []
+
+    def generate(model, source, config, row_ids):
+        programs.append((source.shape, dataclasses.replace(config, **prepare._TRACED)))
+        shape = len(source), config.num_return_sequences
+        return np.full((*shape, 1), 4, np.int32), np.zeros(shape)
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    monkeypatch.setattr(attention_page, "compile", lambda *_: None)
+    plain, own = services.translator(), GenerationConfig(num_beams=beams)
+    sizes = dict(widths=(4, 8, 16), tokens_per_batch=128)
+    translator = Translator(plain.model, plain.tokenizer, own, **sizes)
+    engine = Engine(translator, dataclasses.replace(services.LIMITS, batch_rows=11))
+    for program in engine.programs():
+        program()
+    started, page = set(programs), {"beam": engine.page_config.num_beams, "n_best": 2}
+    wishes = {}, {"n_best": beams, "length_penalty": 3.0} if beams > 1 else {}, page
+    texts = {4: "one", 8: "ABCDE", 16: "ABCDEFGHIJ"}
+    for (width, text), wish in itertools.product(texts.items(), wishes):
+        config = own.overridden(wish)
+        (line,) = engine.encode([text], config, attention=False)
+        rows, most = engine.rows(line.group), 128 // config.num_beams // width
+        cache = 8 * 128 // config.num_beams // min(16, 2 * width)
+        assert (line.group.width, rows[-1]) == (width, min(11, most, cache))
+        for count in range(1, rows[-1] + 1):
+            programs.clear()
+            translations = engine.translate([line] * count)
+            assert {len(each.hypotheses) for each in translations} == {config.num_return_sequences}
+            (program,) = programs
+            assert program in started
+            assert program[0] == (min(n for n in rows if n >= count), width)
+
+
 def test_each_line_has_the_smallest_width_that_fits():
     translator = services.translator(widths=(4, 8, 9))
     engine = Engine(translator, services.LIMITS)
@@ -330,17 +356,11 @@ def test_only_known_hosts_are_answered(translator):
         assert app.url(bound) == f"http://{url}/"
 
 
-def test_options_that_would_compile_without_end_are_refused(translator, monkeypatch):
+def test_options_that_would_compile_without_end_are_refused(translator):
     engine = Engine(translator, services.LIMITS)
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "compile", lambda *_: None)
-        for changes in (
-            {"num_beams": 4, "length_penalty": 0.1},  # a value that compiles nothing
-            {"max_new_tokens": 5},
-            {"max_new_tokens": 6},
-            {"max_new_tokens": 5},
-        ):
-            engine.admit(GenerationConfig().overridden(changes))
+    free = {"num_beams": 4, "length_penalty": 0.1}  # a value that compiles nothing
+    for changes in (free, *({"max_new_tokens": n} for n in (5, 6, 5))):
+        engine.admit(GenerationConfig().overridden(changes))
     with pytest.raises(requests.RequestError, match="max-configs") as refused:
         engine.admit(GenerationConfig(max_new_tokens=7))
     assert refused.value.status == 422
@@ -501,10 +521,8 @@ def test_requests_are_answered_after_the_first_programs(gated, monkeypatch, capl
         assert ask(beam=4, length_penalty=0.1) == [4] * 2
     lines = [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
     lines = [line for line in lines if "programs" in line]
-    assert lines[3:] == [
-        "ready: 3 of 16 programs",
-        *(f"compiled {n} of 16 programs" for n in range(4, 17)),
-    ]
+    later = [f"compiled {n} of 16 programs" for n in range(4, 17)]
+    assert lines[3:] == ["ready: 3 of 16 programs", *later]
 
 
 @pytest.mark.parametrize("stage", [0, 4])  # a program of decoding, and one of attention
@@ -529,11 +547,12 @@ def test_a_program_that_two_threads_need_is_compiled_once(stage):
 def test_a_failed_start_is_neither_live_nor_ready(translator, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "compile", lambda *_: 1 / 0)
-        service = Service(translator, services.LIMITS)
+        service, stops = Service(translator, services.LIMITS), []
+        service.on_failure = lambda: stops.append(service.failure)
         with testclient.TestClient(service.app) as client:
             services.until(lambda: client.get("/health/live").status_code == 503)
             assert client.get("/health/ready").status_code == 503
-    assert isinstance(service.failure, ZeroDivisionError)
+    assert isinstance(service.failure, ZeroDivisionError) and stops == [service.failure]
 
 
 def test_metrics_count_requests_and_batches(served):

@@ -1,5 +1,6 @@
 """WAV files: samples of every width, resampling, and files that are damaged or lie."""
 
+import itertools
 import random
 import struct
 import wave
@@ -10,6 +11,7 @@ import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.extras.speech import command, sound
+from jax_transformer.extras.speech.transcription import Segment, Transcript
 from parity_tests.unit import helpers
 
 WIDTHS = {1: 128, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
@@ -80,7 +82,7 @@ def test_another_rate_keeps_tones_and_removes_what_is_above_the_new_one(rate: in
     tones = 0.4 * low + (0.4 * high if rate > 20_000 else 0)
     read = sound.read(save(tmp_path / "a.wav", np.round(tones * 32767)[:, None], rate=rate))
     expected = 0.4 * np.sin(2 * np.pi * 1000 * np.arange(16_000) / 16_000)
-    assert len(read) == 16_000
+    assert len(read) == 16_000 and read.dtype == np.float32
     assert np.abs(read - expected)[200:-200].max() < 5e-3
 
 
@@ -167,6 +169,19 @@ def test_a_spectrogram_of_blocks_is_that_of_the_whole(monkeypatch):
     monkeypatch.setattr(sound, "_FRAMES", 7)
     np.testing.assert_allclose(sound.log_mel(samples, 20), at_once, rtol=0, atol=1e-6)
     assert at_once.shape == (20, 100) and at_once.max() - at_once.min() <= 2
+
+
+def test_lines_of_a_transcript_are_text_times_or_json():
+    """Without escapes: a reader sees the text."""
+    segments = (Segment(0.5, 61.25, " Größe"), Segment(61.25, 62.0, " 漢 é "))
+    transcript = Transcript(" Größe 漢 é ", segments, "de", (1, 2))
+    expected = '{"text": " Größe 漢 é ", "language": "de", "segments": [{"start": 0.5, '
+    expected += '"end": 61.25, "text": " Größe"}, {"start": 61.25, "end": 62.0, "text": " 漢 é "}]}'
+    timed = ["[00:00:00.500 --> 00:01:01.250] Größe", "[00:01:01.250 --> 00:01:02.000] 漢 é"]
+    for as_json, timestamps in itertools.product((False, True), repeat=2):
+        lines = [expected] if as_json else timed if timestamps else ["Größe 漢 é"]
+        options = command.TranscribeOptions("a.wav", "run", json=as_json)
+        assert [*command._lines(transcript, timestamps, options)] == lines
 
 
 def test_times_carry_from_milliseconds_to_hours():

@@ -133,15 +133,9 @@ def test_every_damaged_file_is_refused(exported, tmp_path):
 
 
 SETTINGS = GenerationConfig(
-    num_beams=3,
-    length_penalty=4.0,
-    beam_scorer=BeamScorer.AVERAGE,
-    early_stopping=EarlyStopping.FULL,
-    max_new_tokens=7,
-    forced_bos_token_id=5,
-    decoder_start_token_id=6,
-    eos_token_id=7,
-    constraints=Constraints(suppress_tokens=(8,)),
+    **dict(num_beams=3, length_penalty=4.0, beam_scorer=BeamScorer.AVERAGE, max_new_tokens=7),
+    **dict(early_stopping=EarlyStopping.FULL, constraints=Constraints(suppress_tokens=(8,))),
+    **dict(forced_bos_token_id=5, decoder_start_token_id=6, eos_token_id=7),
 )
 
 
@@ -156,7 +150,8 @@ def test_programs_have_the_settings_of_the_folder(tmp_path):
     source = helpers.ragged(config.source_vocab_size, PAD, 16, config.longest)
     with runs.as_a_user(), helpers.unchecked():
         arrays = {name: np.asarray(array) for name, array in leaves.items()}
-        folder.write(out, config, arrays, written)
+        sha256 = folder.write(out, config, arrays, written)
+        assert sha256 == hashlib.sha256((out / folder.MANIFEST).read_bytes()).hexdigest()
         loaded = Model(out)
         assert {str(array.dtype) for array in loaded.weights.values()} == {"bfloat16"}
         folder.check(out, models[1], written)
@@ -164,12 +159,8 @@ def test_programs_have_the_settings_of_the_folder(tmp_path):
             folder.check(out, models[0], written)
         tokens, scores = jt.generate.generate(models[1], source, SETTINGS)
         theirs = loaded.beam(source)
-    assert loaded.manifest["special_ids"] == {
-        "source_pad": PAD,
-        "target_pad": 0,
-        "start": 6,
-        "end": 7,
-    }
+    ids = {"source_pad": PAD, "target_pad": 0, "start": 6, "end": 7}
+    assert loaded.manifest["special_ids"] == ids
     numbers = ("max_source_length", "max_new_tokens", "num_beams", "length_penalty")
     assert [loaded.manifest[name] for name in numbers] == [9, 7, 3, 4.0]
     assert (np.asarray(theirs[0]) == tokens[:, 0]).all() and len(np.unique(tokens[:, 0])) > 3

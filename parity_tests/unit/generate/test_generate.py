@@ -1,6 +1,5 @@
 """Decoding with a cache equals decoding without one; beam search equals a plain loop."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -100,9 +99,12 @@ PRE_NORM = tiny(
 )
 
 
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     "config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"]
 )
+
+
+@KINDS
 def test_greedy_is_the_plain_loop_without_a_cache(config):
     seen = []
     for seed in range(8):
@@ -114,11 +116,8 @@ def test_greedy_is_the_plain_loop_without_a_cache(config):
     seen = np.concatenate(seen)
     ended = (seen == config.eos_id).any(axis=1)
     inside = (seen[:, :-1] == config.target_pad_id) & (seen[:, 1:] != config.target_pad_id)
-    assert (
-        0 < ended.sum() < len(seen)
-        and inside.any()
-        and len(np.unique(seen, axis=0)) > len(seen) / 2
-    )  # every case occurred
+    assert 0 < ended.sum() < len(seen) and inside.any()  # every case occurred
+    assert len(np.unique(seen, axis=0)) > len(seen) / 2
 
 
 def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, target: np.ndarray):
@@ -140,9 +139,7 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
     assert (np.asarray(valid) == (target != model.config.target_pad_id)).all()
 
 
-@pytest.mark.parametrize(
-    "config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"]
-)
+@KINDS
 def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, LENGTH))
     # a row that begins with padding sees no key
@@ -152,26 +149,16 @@ def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
 
 # The rules of T5 and M2M100. In M2M100 padding within a target counts as a token with a cache, as
 # in transformers
-BY_DISTANCE = PRE_NORM.with_sizes(
-    **{
-        f"{stack}.{field}": value
-        for stack in ("encoder", "decoder")
-        for field, value in (("positions", "relative"), ("relative_buckets", 4))
-    },
-    **{"decoder.self_mask": ["causal"], "decoder.relative_max_distance": 5},
+def positioned(**fields) -> jt.TransformerConfig:
+    """The configuration with these fields in both stacks."""
+    both = {f"{stack}.{key}": x for stack in ("encoder", "decoder") for key, x in fields.items()}
+    return PRE_NORM.with_sizes(**both, **{"decoder.self_mask": ["causal"]})
+
+
+BY_DISTANCE = positioned(positions="relative", relative_buckets=4).with_sizes(
+    **{"decoder.relative_max_distance": 5}
 )
-BY_COUNT = PRE_NORM.with_sizes(
-    **{
-        f"{stack}.{field}": value
-        for stack in ("encoder", "decoder")
-        for field, value in (
-            ("positions", "sinusoidal"),
-            ("position_index", "not_padding"),
-            ("position_offset", 2),
-        )
-    },
-    **{"decoder.self_mask": ["causal"]},
-)
+BY_COUNT = positioned(positions="sinusoidal", position_index="not_padding", position_offset=2)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +184,7 @@ UNCACHED = {
         "values summed": {"decoder.mixing": "summed", "score_scale": "none"},
         "heads merged raw": {"decoder.head_merge": "raw"},
         "heads merged raw, cross-attention alone": {
-            "decoder.head_merge": "raw",
-            "decoder.branches": (CROSS, FFN),
+            **{"decoder.head_merge": "raw", "decoder.branches": (CROSS, FFN)}
         },
         "self-attention twice": {"decoder.branches": (SELF, SELF, CROSS)},
         "memory as residual": {"decoder.branches": (SELF, TO_MEMORY, FFN)},
@@ -218,9 +204,8 @@ def test_greedy_without_a_cache_is_the_plain_loop(name):
         )
         tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
         assert tokens.dtype == np.int32 and tokens.shape == (ROWS, new_tokens)
-        assert (
-            tokens == plain_greedy(model, source, config.bos_id, config.eos_id, new_tokens)
-        ).all()
+        plain = plain_greedy(model, source, config.bos_id, config.eos_id, new_tokens)
+        assert (tokens == plain).all()
         seen.append(tokens)
     assert len(np.unique(np.concatenate(seen), axis=0)) > ROWS
 
@@ -251,9 +236,8 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
         with pytest.raises(ConfigError, match=message):
             decode(model, source, max_length=21)
     few = np.asarray(generate.greedy(model, source, max_length=3))
-    assert (
-        few == np.asarray(generate.greedy(model, source))[:, :3]
-    ).all()  # max_length does not shorten the source
+    # max_length does not shorten the source
+    assert (few == np.asarray(generate.greedy(model, source))[:, :3]).all()
     message = r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$"
     with pytest.raises(ConfigError, match=message):
         model.init_cache(source, 8)
@@ -269,10 +253,8 @@ def test_start_and_end_tokens_can_be_set():
 
 def test_an_end_token_is_followed_by_padding_and_the_loop_stops_early(steps):
     model, source = loud(FAITHFUL, 0, eos=99.0), sources(FAITHFUL, 0)
-    for decode, expected in (
-        (generate.greedy, 1),
-        (lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0], 2),
-    ):
+    beam = functools.partial(generate.beam, beam_size=2)
+    for decode, expected in ((generate.greedy, 1), (lambda *a, **k: beam(*a, **k)[0], 2)):
         steps.clear()
         tokens = np.asarray(decode(model, source, max_length=LENGTH))
         jax.effects_barrier()
@@ -302,17 +284,10 @@ def test_a_prompt_and_its_text_fill_all_positions():
     log_probs = log_softmax(forward(model)(source, inputs))[:, 2:]
     total = np.take_along_axis(log_probs, np.asarray(tokens)[:, :, None], axis=2).sum(axis=(1, 2))
     np.testing.assert_allclose(scores, total / penalty(18, 0.6), rtol=1e-12)
-    for length in (18, 19):
-        with (
-            contextlib.nullcontext()
-            if length == 18
-            else pytest.raises(
-                ConfigError, match=r"max_length=19 .* model's 18 after a prompt of 3 tokens"
-            )
-        ):
-            jax.eval_shape(
-                lambda n=length: generate.greedy(model, source, prompt=prompt, max_length=n)
-            )
+    jax.eval_shape(lambda: generate.greedy(model, source, prompt=prompt, max_length=18))
+    message = r"max_length=19 .* model's 18 after a prompt of 3 tokens"
+    with pytest.raises(ConfigError, match=message):
+        generate.greedy(model, source, prompt=prompt, max_length=19)
     with pytest.raises(InputError, match="prompt id 13 is outside the vocabulary"):
         generate.greedy(model, source, prompt=prompt + 4)
 
@@ -330,22 +305,17 @@ def test_beam_refuses_invalid_arguments():
 
 
 def test_scores_of_a_16_bit_model_add_up_in_float32():
-    model = random_model(
-        tiny("lesson10", encoder_layers=1, compute_dtype="bfloat16"), dtype="float32"
-    )
-    actual = jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype
-    assert actual == jnp.bfloat16
-    assert (
-        jax.eval_shape(lambda: generate.beam(model, sources(FAITHFUL, 0)))[1].dtype == jnp.float32
-    )
+    model = random_model(FAITHFUL.with_sizes(compute_dtype="bfloat16"), dtype="float32")
+    ids = sources(FAITHFUL, 0)
+    assert jax.eval_shape(lambda: model(ids, ids)).dtype == jnp.bfloat16
+    assert jax.eval_shape(lambda: generate.beam(model, ids))[1].dtype == jnp.float32
 
 
 def test_an_n_best_list_begins_with_the_best():
     model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
-    tokens, scores = map(
-        np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=LENGTH)
-    )
-    best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=LENGTH))
+    options = dict(beam_size=4, max_length=LENGTH)
+    tokens, scores = map(np.asarray, generate.n_best(model, source, 3, **options))
+    best, score = map(np.asarray, generate.beam(model, source, **options))
     assert tokens.shape == (ROWS, 3, LENGTH)
     assert (tokens[:, 0] == best).all()
     assert (scores[:, 0] == score).all()
@@ -435,11 +405,8 @@ def test_beam_is_the_plain_search(size):
         model, source = loud(FAITHFUL, seed, eos=eos), sources(FAITHFUL, seed)
         tokens = assert_plain(model, source, size, alpha)
         lengths |= {row.index(EOS) + 1 if EOS in row else None for row in tokens[:, 0].tolist()}
-        if (
-            eos < 0 and size == 1
-            # only without an early end: a beam of one weighs that against continuing, greedy does
-            # not
-        ):
+        # only without an early end: a beam of one weighs that against continuing, greedy does not
+        if eos < 0 and size == 1:
             greedy = np.asarray(generate.greedy(model, source, max_length=LENGTH))
             assert (tokens[:, 0] == greedy).all()
     assert len(lengths) > 3 and None in lengths  # early, late and never-ending hypotheses occurred

@@ -1,5 +1,6 @@
 """Constraints on generated tokens hold, and every key of generation_config.json is read."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -125,15 +126,8 @@ def test_options_of_another_function_are_refused():
 def test_each_row_has_its_own_first_token_without_recompilation():
     model = loud(CONFIG, 0)
     before = decoding._decode._cache_size()
-    for first in ([4, 6, 8, 4], [5, 5, 5, 5], 9):
-        tokens = np.asarray(
-            generate.greedy(
-                model,
-                SOURCE,
-                max_length=LENGTH,
-                forced_bos_token_id=first if isinstance(first, int) else np.array(first),
-            )
-        )
+    for first in (np.array([4, 6, 8, 4]), np.array([5, 5, 5, 5]), 9):
+        tokens = generate.greedy(model, SOURCE, max_length=LENGTH, forced_bos_token_id=first)
         np.testing.assert_array_equal(tokens[:, 0], first)
     assert decoding._decode._cache_size() == before + 1
 
@@ -142,83 +136,55 @@ def test_without_constraints_nothing_is_computed_for_them():
     model = loud(CONFIG, 0)
     programs = [
         str(jax.make_jaxpr(lambda k=k: generate.greedy(model, SOURCE, max_length=4, **k))())
-        for k in ({}, {"constraints": Constraints()})
+        for k in ({}, {"constraints": Constraints()}, {"no_repeat_ngram_size": 2})
     ]
-    assert programs[0] == programs[1] and "scatter" not in programs[0]
-    assert "scatter" in str(
-        jax.make_jaxpr(
-            lambda: generate.greedy(
-                model, SOURCE, max_length=4, constraints=Constraints(no_repeat_ngram_size=2)
-            )
-        )()
-    )
+    assert programs[0] == programs[1] and "scatter" not in programs[0] and "scatter" in programs[2]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"constraints": Constraints(suppress_tokens=(1, 13))},
-            "suppress_tokens has 13, which is outside the vocabulary of 13",
-        ),
-        (
-            {"constraints": Constraints(bad_words_ids=((1, -2),))},
-            "bad_words_ids has -2, which is outside",
-        ),
-        (
-            {"forced_bos_token_id": np.array([4, 13, 4, 4])},
-            "forced_bos_token_id=13 is outside the vocabulary",
-        ),
-        ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside the vocabulary of 13"),
-        (
-            {"early_stopping": EarlyStopping.FULL},
-            "early_stopping=full needs beam_scorer=average, not gnmt",
-        ),
+        ({"suppress_tokens": (1, 13)}, "suppress_tokens has 13, which is outside {}"),
+        ({"begin_suppress_tokens": (-1, 4)}, "begin_suppress_tokens has -1, which is outside {}"),
+        ({"bad_words_ids": ((1, 12), (1, -2))}, "bad_words_ids has -2, which is outside {}"),
+        ({"forced_eos_token_ids": (12, 13)}, "forced_eos_token_id has 13, which is outside {}"),
+        ({"forced_bos_token_id": np.array([4, 13, 4, 4])}, "forced_bos_token_id=13 is outside {}"),
+        ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside {}"),
+        ({"early_stopping": EarlyStopping.FULL}, "=full needs beam_scorer=average, not gnmt"),
         (
             {"scorer": BeamScorer.AVERAGE, "length_penalty": float("inf")},
             "length_penalty=inf must be finite",
         ),
     ],
-    ids=["suppressed", "bad word", "a row's first", "first", "stopping", "penalty"],
 )
 def test_invalid_settings_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message.format("the vocabulary of 13$")):
         generate.beam(loud(CONFIG, 0), SOURCE, **options)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be above 0"),
-        ({"min_new_tokens": -1}, "min_new_tokens=-1 must not be negative"),
-        ({"bad_words_ids": ((),)}, "bad_words_ids has an empty sequence of tokens"),
-    ],
-    ids=["repetition", "fewest", "empty word"],
-)
-def test_constraints_check_themselves(values, message):
-    with pytest.raises(ConfigError, match=message):
-        Constraints(**values)
+def test_constraints_check_themselves():
+    sizes = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
+    for name, value, message in (
+        *(("repetition_penalty", x, "must be above 0 and finite") for x in (0.0, float("inf"))),
+        *((name, -1, "=-1 must not be negative") for name in sizes),
+        ("bad_words_ids", ((4,), ()), "has an empty sequence of tokens"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name}.*{message}"):
+            Constraints(**{name: value})
 
 
 FOLDER = GenerationConfig(
-    num_beams=4,
-    num_return_sequences=2,
-    beam_scorer=BeamScorer.AVERAGE,
-    early_stopping=EarlyStopping.FULL,
-    max_new_tokens=9,
-    constraints=RULES,
+    **dict(num_beams=4, num_return_sequences=2, max_new_tokens=9, constraints=RULES),
+    **dict(beam_scorer=BeamScorer.AVERAGE, early_stopping=EarlyStopping.FULL),
 )
 
 
 def test_flags_override_the_generation_config_of_a_folder():
     assert FOLDER.overridden({"beam": None, "max_length": None}) == FOLDER
     config = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
-    assert config.num_beams == 2
-    assert config.length_penalty == 1.5
-    assert config.max_new_tokens == 9
-    assert config.early_stopping == EarlyStopping.FULL
-    assert config.constraints.no_repeat_ngram_size == 0
-    assert config.constraints.bad_words_ids == RULES.bad_words_ids
+    changes = dict(num_beams=2, length_penalty=1.5)
+    constraints = dataclasses.replace(RULES, no_repeat_ngram_size=0)
+    assert config == dataclasses.replace(FOLDER, **changes, constraints=constraints)
     drawn = FOLDER.overridden({"sample": True, "top_k": 5})
     numbers = drawn.num_beams, drawn.num_return_sequences, drawn.top_k
     assert drawn.do_sample and numbers == (1, 1, 5)
@@ -238,17 +204,10 @@ MARIAN = {  # as in OPUS-MT's models
 
 def test_the_file_of_an_opus_model():
     config = transformers_config.from_generation_config(MARIAN, CONFIG)
-    constraints = Constraints(
-        bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True
-    )
+    rules = Constraints(bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True)
     assert config == GenerationConfig(
-        num_beams=4,
-        length_penalty=1.0,
-        max_new_tokens=511,
-        beam_scorer=BeamScorer.AVERAGE,
-        constraints=constraints,
-        decoder_start_token_id=12,
-        eos_token_id=0,
+        **dict(num_beams=4, length_penalty=1.0, max_new_tokens=511, constraints=rules),
+        **dict(beam_scorer=BeamScorer.AVERAGE, decoder_start_token_id=12, eos_token_id=0),
     )
 
 
@@ -262,6 +221,14 @@ def test_missing_keys_have_transformers_defaults():
     assert read({"max_new_tokens": 7, "max_length": 90, "min_length": 5}).max_new_tokens == 7
     for least, expected in (({}, 4), ({"min_new_tokens": 5}, 5)):
         assert read({"min_length": 5} | least).constraints.min_new_tokens == expected
+    own, other = CONFIG.bos_id, {"bos_token_id": 7}
+    for starts, expected in (
+        (other, 7),
+        (other | {"decoder_start_token_id": 5}, 5),
+        (other | {"decoder_start_token_id": own}, None),
+        ({"bos_token_id": own}, None),
+    ):
+        assert read(starts).decoder_start_token_id == expected
 
 
 def test_either_key_of_a_length_counts():
@@ -272,8 +239,27 @@ def test_either_key_of_a_length_counts():
 
 def test_the_keys_of_an_old_config_json():
     same = {"num_beams": 4, "early_stopping": True, "bos_token_id": 0}
-    old = {"d_model": 16, "force_bos_token_to_be_generated": True, "top_k": None} | same
-    assert transformers_config.from_model_config(old) == same | {"forced_bos_token_id": 0}
+    for forces, more in ((True, {"forced_bos_token_id": 0}), (False, {}), (None, {})):
+        old = {"d_model": 16, "force_bos_token_to_be_generated": forces, "top_k": None} | same
+        assert transformers_config.from_model_config(old) == same | more
+
+
+def test_a_value_of_another_type_is_refused_by_its_key():
+    """True is no number, and a number no list."""
+    settings, sampling = transformers_config._SETTINGS, transformers_config._SAMPLING
+    tables = settings | sampling | transformers_config._CONSTRAINTS
+    kinds = {key: kind for key, (kind, _) in tables.items()} | {"do_sample": bool}
+    lengths = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+    kinds |= dict.fromkeys((*lengths, "bos_token_id", "decoder_start_token_id"), int)
+    lists = (*transformers_config._TOKENS, "eos_token_id", "forced_eos_token_id")
+    kinds |= dict.fromkeys(lists, list)
+    wrong = {int: (True, 1.5, "4", [1]), float: (True, "0.5", [1.0]), bool: (1, "true")}
+    wrong[list] = (True, 1.5, "4", [2, True], [[2]])
+    for key, kind in kinds.items():
+        for value in wrong[kind]:
+            data = {"do_sample": True, key: value}
+            with pytest.raises(InputError, match=f"^generation_config.json: {key}="):
+                transformers_config.from_generation_config(data, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +279,6 @@ def test_the_keys_of_an_old_config_json():
         ({"early_stopping": "always"}, "early_stopping='always' is not true, false"),
         ({"early_stopping": 1}, "early_stopping=1 is not true, false"),
         ({"early_stopping": [1]}, "early_stopping=[1] is not true, false"),
-        ({"num_beams": "4"}, "num_beams='4' is not an int"),
-        ({"num_beams": True}, "num_beams=True is not an int"),
         ({"bad_words_ids": [3]}, "bad_words_ids=[3] is not a list of lists"),
         ({"bad_words_ids": [["a"]]}, "bad_words_ids=['a'] is neither"),
         ({"max_length": 1}, "max_length=1, which counts the start token, leaves no room"),
@@ -314,7 +298,12 @@ def test_unsupported_settings_are_refused_by_name(data, message):
 def test_a_generation_config_round_trips():
     average = {"length_penalty": 1.0, "beam_scorer": BeamScorer.AVERAGE}
     drawn = GenerationConfig(do_sample=True, top_p=0.5, max_new_tokens=4, **average)
-    for config in (FOLDER, drawn, FOLDER.overridden({"beam": 3})):
+    fields = {"length_penalty": 0.5, "forced_bos_token_id": 4, "decoder_start_token_id": 5}
+    fields |= {"eos_token_id": 6, "early_stopping": EarlyStopping.NEVER, "repetition_penalty": 2.0}
+    fields |= {"encoder_no_repeat_ngram_size": 3, "suppress_tokens": (4,), "bad_words_ids": ()}
+    fields |= {"begin_suppress_tokens": (4, 5), "renormalize_logits": True, "min_new_tokens": 0}
+    fields |= {"forced_eos_token_ids": (4, 5), "num_return_sequences": 1, "num_beams": 3}
+    for config in (FOLDER, drawn, *(FOLDER.overridden({key: x}) for key, x in fields.items())):
         written = transformers_config.to_generation_config(config, CONFIG)
         assert transformers_config.from_generation_config(written, CONFIG) == config
     assert transformers_config.to_generation_config(GenerationConfig(), CONFIG) == {
@@ -333,26 +322,12 @@ def test_a_generation_config_round_trips():
 
 def test_scores_of_the_average_search_are_sums_over_the_length():
     model = loud(CONFIG, 0)
+    options = dict(beam_size=3, max_length=LENGTH, scorer=BeamScorer.AVERAGE)
     for penalty in (0.0, 1.0, -1.0):
-        tokens, scores = generate.beam(
-            model,
-            SOURCE,
-            beam_size=3,
-            max_length=LENGTH,
-            length_penalty=penalty,
-            scorer=BeamScorer.AVERAGE,
-        )
-        tokens = np.asarray(tokens)
-        target = np.concatenate(
-            [np.full((len(tokens), 1), CONFIG.bos_id), tokens[:, :-1]], axis=1
-        ).astype(np.int32)
-        log_probs = jax.nn.log_softmax(model(SOURCE, target))
-        taken = np.asarray(jnp.take_along_axis(log_probs, jnp.asarray(tokens)[:, :, None], axis=2))[
-            :, :, 0
-        ]
-        for row in range(len(tokens)):
-            ends = np.flatnonzero(tokens[row] == CONFIG.eos_id)
-            length = ends[0] + 1 if len(ends) else LENGTH
-            np.testing.assert_allclose(
-                scores[row], taken[row, :length].sum() / float(length) ** penalty, rtol=1e-12
-            )
+        tokens, scores = generate.beam(model, SOURCE, length_penalty=penalty, **options)
+        target = np.insert(tokens[:, :-1], 0, CONFIG.bos_id, axis=1)
+        log_probs = np.asarray(jax.nn.log_softmax(model(SOURCE, target)))
+        for row, ids in enumerate(np.asarray(tokens).tolist()):
+            length = ids.index(CONFIG.eos_id) + 1 if CONFIG.eos_id in ids else LENGTH
+            total = log_probs[row, np.arange(length), ids[:length]].sum()
+            np.testing.assert_allclose(scores[row], total / float(length) ** penalty, rtol=1e-12)

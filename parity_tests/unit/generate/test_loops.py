@@ -11,16 +11,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.errors import InputError
-from jax_transformer.generate import (
-    BeamScorer,
-    Constraints,
-    EarlyStopping,
-    GenerationConfig,
-    beam_search,
-    decoding,
-    logits,
-    prepare,
-)
+from jax_transformer.generate import GenerationConfig, beam_search, decoding, logits, prepare
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
@@ -120,30 +111,20 @@ def test_halves_of_32_bits_give_what_the_whole_batch_gives(parts, monkeypatch):
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
 
 
-def test_the_program_is_compiled_once_for_both(parts):
-    split = generate.split(model())
-    config = GenerationConfig(max_new_tokens=10)
-    compiled = decoding._decode._cache_size()
-    generate.generate(split, sources(), config)
-    assert decoding._decode._cache_size() == compiled + 1
-
-
 def test_few_rows_and_one_core_are_not_divided(parts, monkeypatch):
-    split, config = generate.split(model()), GenerationConfig(max_new_tokens=9)
+    """One program serves both halves, and an error in the second is raised."""
+    split, config, compiled = generate.split(model()), GenerationConfig(max_new_tokens=9), []
     for rows in (15, 16):
+        before = decoding._decode._cache_size()
         generate.generate(split, sources()[:rows], config)
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare.distributed, "cores", lambda: 1)
-        generate.generate(split, sources(), config)
-    assert parts == [(15, True), (8, True), (8, False), (ROWS, True)]
-
-
-def test_an_error_in_the_second_half_is_raised(parts):
+        compiled.append(decoding._decode._cache_size() - before)
+    undivided(monkeypatch, split, sources(), config)
+    assert parts == [(15, True), (8, True), (8, False), (ROWS, True)] and compiled == [1, 1]
     source = sources()
     source[-1, 0] = 99
     with pytest.raises(InputError, match="source id 99 is outside the vocabulary"):
-        generate.generate(model(), source, GenerationConfig(max_new_tokens=9))
-    assert parts == [(9, True), (9, False)]
+        generate.generate(split, source, config)
+    assert parts[4:] == [(9, True), (9, False)]
 
 
 # Rows that have ended leave the batch of a loop, and change no other row's result
@@ -177,28 +158,25 @@ def test_rows_leave_the_loop_and_keep_their_order(ends):
     assert run(ends).tolist() == ends.tolist()
     jax.effects_barrier()
     left = [(ends > i).sum() for i in range(ends.max())]  # open rows at each step
-    assert sorted(computed, reverse=True) == [
-        16 if open_rows <= 16 else 32 if open_rows <= 32 else 64 for open_rows in left
-    ]
+    sizes = [min(size for size in (16, 32, 64) if size >= rows) for rows in left]
+    assert sorted(computed, reverse=True) == sizes
 
 
+FORCED = np.arange(4, 4 + MANY) % 30
 FUNCTIONS = {
     "greedy": generate.greedy,
     "constrained": functools.partial(
         generate.greedy,
-        constraints=Constraints(encoder_no_repeat_ngram_size=1, repetition_penalty=1.5),
-        forced_bos_token_id=np.arange(4, 4 + MANY) % 30,
+        **{"encoder_no_repeat_ngram_size": 1, "repetition_penalty": 1.5},
+        forced_bos_token_id=FORCED,
     ),
     "sample": lambda *args, rows=None, **more: generate.sample(
         *args, jax.random.key(0), rows=np.arange(MANY) if rows is None else rows, **more
     ),
     "gnmt": functools.partial(generate.n_best, num_hypotheses=2, beam_size=2),
     "full": functools.partial(
-        generate.n_best,
-        num_hypotheses=2,
-        beam_size=2,
-        scorer=BeamScorer.AVERAGE,
-        early_stopping=EarlyStopping.FULL,
+        functools.partial(generate.n_best, num_hypotheses=2, beam_size=2),
+        **{"scorer": generate.BeamScorer.AVERAGE, "early_stopping": generate.EarlyStopping.FULL},
     ),
 }
 
@@ -208,13 +186,10 @@ def test_a_large_batch_gives_each_row_what_small_ones_give(name):
     search, model = FUNCTIONS[name], loud(CONFIG, 3)
     source = ragged(CONFIG.source_vocab_size, CONFIG.source_pad_id, MANY, 7, 1)
     large = jax.tree.map(np.asarray, search(model, source, max_length=20))
-    parts = []
+    parts, each = [], {"sample": {"rows": np.arange(MANY)}}
+    each["constrained"] = {"forced_bos_token_id": FORCED}
     for i in range(0, MANY, 8):
-        more = {}
-        if name == "sample":
-            more["rows"] = np.arange(i, i + 8)
-        if name == "constrained":
-            more["forced_bos_token_id"] = search.keywords["forced_bos_token_id"][i : i + 8]
+        more = {key: numbers[i : i + 8] for key, numbers in each.get(name, {}).items()}
         parts.append(search(model, source[i : i + 8], max_length=20, **more))
     parts = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
     tokens = jax.tree.leaves(large)[0]

@@ -23,21 +23,15 @@ def source(seed: int) -> np.ndarray:
 
 
 def drawn(model, ids: np.ndarray, key=KEY, **options) -> np.ndarray:
-    return np.asarray(
-        generate.sample(model, ids, key, max_length=options.pop("max_length", PLACES), **options)
-    )
+    return np.asarray(generate.sample(model, ids, key, **{"max_length": PLACES} | options))
 
 
 def test_low_temperature_and_top_k_1_are_greedy():
     for seed in (0, 1, 3):
         model, ids = loud(CONFIG, seed), source(seed)
         expected = np.asarray(generate.greedy(model, ids, max_length=PLACES))
-        for options in (
-            dict(temperature=1e-6),
-            dict(temperature=1e-300),
-            dict(top_k=1),
-            dict(top_p=1e-9),
-        ):
+        cold = ({"temperature": x} for x in (1e-6, 1e-300))
+        for options in (*cold, dict(top_k=1), dict(top_p=1e-9)):
             tokens = drawn(model, ids, **options)
             assert tokens.dtype == np.int32 and (tokens == expected).all(), (seed, options)
         assert (drawn(model, ids) != expected).any()
@@ -51,17 +45,20 @@ def test_a_draw_is_decided_by_key_and_row():
     order = np.array([2, 0, 3, 1])
     assert (drawn(model, ids[order], rows=order) == tokens[order]).all()
     same = drawn(model, np.repeat(ids[:1], ROWS, axis=0))
-    assert (same[0] == tokens[0]).all() and len(
-        np.unique(same, axis=0)
-    ) > 1  # the same source in other rows gives other draws
+    # the same source in other rows gives other draws
+    assert (same[0] == tokens[0]).all() and len(np.unique(same, axis=0)) > 1
 
 
-def test_an_end_token_is_followed_by_padding():
-    tokens = np.concatenate(
-        [drawn(loud(CONFIG, 0), source(0), jax.random.key(seed)) for seed in range(8)]
-    )
+def test_an_end_token_is_followed_by_padding_and_a_forced_one_is_the_first():
+    first = np.array([4, 6, 8, 4])
+    draws = [
+        drawn(loud(CONFIG, 0), source(0), jax.random.key(seed), forced_bos_token_id=first)
+        for seed in range(8)
+    ]
+    tokens = np.concatenate(draws)
     ended = (tokens == CONFIG.eos_id).cumsum(axis=1) - (tokens == CONFIG.eos_id) > 0
     assert ended.any() and (tokens[ended] == CONFIG.target_pad_id).all()
+    assert all((each[:, 0] == first).all() for each in draws)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +74,8 @@ def test_an_end_token_is_followed_by_padding():
 def test_first_tokens_have_the_requested_distribution(options):
     count, model = 6000, loud(CONFIG, 2, eos=0.0)
     ids = source(2)[:1]
-    logits = np.asarray(model(ids, np.array([[CONFIG.bos_id]])))[0, 0] / options.get(
-        "temperature", 1.0
-    )
+    logits = np.asarray(model(ids, np.array([[CONFIG.bos_id]])))[0, 0]
+    logits = logits / options.get("temperature", 1.0)
     expected = np.exp(logits - logits.max())
     ranks = expected.argsort()[::-1]
     expected[ranks[options.get("top_k") or len(ranks) :]] = 0
@@ -128,27 +124,17 @@ def test_the_order_of_nearly_equal_scores_decides_no_draw():
     assert draws[0] == draws[1] and {3, 7} < set(draws[0])
 
 
-def test_a_nucleus_ends_with_the_token_that_reaches_it():
-    logits = jnp.log2(jnp.asarray([[0.5, 0.25, 0.125, 0.125]])) * jnp.log(2.0)
-    for top_p, size in ((0.5, 1), (0.75, 2)):
-        scores, _ = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
-        assert int((scores > -jnp.inf).sum()) == size
-
-
 def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
+    exact = jnp.log2(jnp.array([[0.125, 0.5, 0.125, 0.25]])) * jnp.log(2.0)
     logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
-    for top_p, size in (
-        (0.01, 1),
-        (0.49, 1),
-        (0.51, 2),
-        (0.74, 2),
-        (0.76, 3),
-        (0.89, 3),
-        (0.91, 4),
-    ):
-        scores, tokens = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
-        assert tokens.tolist() == [[1, 3, 2, 0]], top_p
-        assert np.isfinite(np.asarray(scores)).sum() == size, top_p
+    sizes = {0.01: 1, 0.49: 1, 0.51: 2, 0.74: 2, 0.76: 3, 0.89: 3, 0.91: 4}
+    cases = (logits, sizes, [1, 3, 2, 0]), (exact, {0.5: 1, 0.75: 2}, [1, 3, 0, 2])
+    for scores, sizes, order in cases:
+        for top_p, size in sizes.items():
+            nucleus = jnp.asarray(top_p)
+            kept, tokens = next_token.most_likely(scores, jnp.asarray(1.0), nucleus, 0)
+            assert tokens.tolist() == [order], top_p
+            assert np.isfinite(np.asarray(kept)).tolist() == [[i < size for i in range(4)]], top_p
     # of the two, the first has two thirds
     after_cut, _ = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(0.6), 2)
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]

@@ -54,15 +54,13 @@ class Page(html.parser.HTMLParser):
             {"id": "data", "type": "application/json"},
             {},
         ]
-        self.script = self.inside[scripts[1]]
-        self.raw = self.inside[scripts[0]]
+        self.raw, self.script = (self.inside[i] for i in scripts)
         self.data = json.loads(self.raw)
         self.sentences = self.data["sentences"]
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
         self.inside.append("")
-
         self.open = True
 
     def handle_endtag(self, tag):
@@ -74,28 +72,23 @@ class Page(html.parser.HTMLParser):
 
 
 def page(
-    tmp_path,
-    tokenizer,
-    *,
-    line: str = LINE,
-    hypothesis: translation.Hypothesis | None = None,
-    **options,
+    tmp_path, tokenizer, *, line: str = LINE, hypothesis=None, reads=None, title="a run", widths=()
 ) -> Page:
     path, hypothesis = tmp_path / "out.html", hypothesis or translated(tokenizer)
-    translator = translation.Translator(
-        options.pop("model", None) or model(), tokenizer, widths=options.pop("widths", ())
-    )
-    attention_page.write(path, translator, [line], [[hypothesis]], **({"title": "a run"} | options))
+    translator = translation.Translator(reads or model(), tokenizer, widths=widths)
+    attention_page.write(path, translator, [line], [[hypothesis]], title=title)
     return Page(path.read_text(encoding="utf-8"))
+
+
+def maps_of(shown: Page) -> dict[str, Any]:
+    return shown.sentences[0]["hypotheses"][0]["attention"]
 
 
 def weights(shown: dict[str, Any]) -> np.ndarray:
     """The numbers that the page's script computes, (layer, head, row, column)."""
     levels = np.frombuffer(zlib.decompress(base64.b64decode(shown["weights"])), np.uint8)
-    return (
-        levels.reshape(shown["layers"], shown["heads"], len(shown["rows"]), len(shown["columns"]))
-        / 255
-    )
+    shape = shown["layers"], shown["heads"], len(shown["rows"]), len(shown["columns"])
+    return levels.reshape(shape) / 255
 
 
 # Figures
@@ -114,7 +107,7 @@ def test_the_decoder_begins_as_in_the_translation(tokenizer):
 
 
 def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
-    maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["hypotheses"][0]["attention"]
+    maps = maps_of(page(tmp_path, tokenizer, widths=(12,)))
     source = [*tokenizer.encode(LINE), tokenizer.eos_id]
     target = [tokenizer.bos_id, *translated(tokenizer).ids[:-1]]
     ids = jnp.array([source]), jnp.array([target])
@@ -127,7 +120,7 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
 
 
 def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
-    maps = page(tmp_path, tokenizer).sentences[0]["hypotheses"][0]["attention"]
+    maps = maps_of(page(tmp_path, tokenizer))
     source, target = (
         [*attention_page.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
         for text in (LINE, "das rote Haus")
@@ -141,9 +134,7 @@ def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
 def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
-    cross = page(tmp_path, tokenizer, model=model(name)).sentences[0]["hypotheses"][0]["attention"][
-        "cross"
-    ]
+    cross = maps_of(page(tmp_path, tokenizer, reads=model(name)))["cross"]
     assert (cross["columns"][-1] == "<pad>") == (name == "lesson10")
     sums = weights(cross).sum(axis=-1)
     assert helpers.furthest(sums, np.ones_like(sums)) < ROUNDED * len(cross["columns"])
@@ -152,15 +143,11 @@ def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
 def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(attention_page, "SENTENCES", 2)
     lines, hypotheses = [LINE, "", LINE, LINE], [[translated(tokenizer)]] * 4
-    for count, numbers, note in (
-        (4, [1, 3], "The first 2 of 3 lines."),
-        (3, [1, 3], ""),
-        (0, [], ""),
-    ):
-        translator = translation.Translator(model(), tokenizer)
-        attention_page.write(
-            tmp_path / "out.html", translator, lines[:count], hypotheses[:count], title="a run"
-        )
+    path, translator = tmp_path / "out.html", translation.Translator(model(), tokenizer)
+    cases = (4, [1, 3], "The first 2 of 3 lines."), (3, [1, 3], ""), (0, [], "")
+    for count, numbers, note in cases:
+        some = lines[:count], hypotheses[:count]
+        attention_page.write(path, translator, *some, title="a run")
         shown = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
         assert ([one["number"] for one in shown.sentences], shown.data["note"]) == (numbers, note)
 
@@ -172,9 +159,8 @@ def test_pieces_are_readable(tokenizer):
     ids = tokenizer.encode("é 漢a")
     expected = ["é·1/2", "é·2/2", " ", "漢·1/3", "漢·2/3", "漢·3/3", "a"]
     assert attention_page.pieces(tokenizer, ids) == expected
-    assert attention_page.pieces(
-        tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
-    ) == ["<bos>", " ", "<pad>", "<eos>"]
+    special = [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
+    assert attention_page.pieces(tokenizer, special) == ["<bos>", " ", "<pad>", "<eos>"]
     # a character that starts four times and never ends
     broken = attention_page.pieces(tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids])
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
@@ -183,35 +169,26 @@ def test_pieces_are_readable(tokenizer):
 def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
     other = Tokenizer.train(["Haus rote das Haus"], 280, pad_id=1, bos_id=2, eos_id=3)
     translated_line = translated(other)
-    cross = page(tmp_path, TokenizerPair(tokenizer, other), hypothesis=translated_line).sentences[
-        0
-    ]["hypotheses"][0]["attention"]["cross"]
-    assert (
-        cross["rows"]
-        == attention_page.pieces(other, translated_line.ids.tolist())
-        != attention_page.pieces(tokenizer, translated_line.ids.tolist())
+    both = TokenizerPair(tokenizer, other)
+    cross = maps_of(page(tmp_path, both, hypothesis=translated_line))["cross"]
+    right, wrong = (
+        attention_page.pieces(each, translated_line.ids.tolist()) for each in (other, tokenizer)
     )
+    assert cross["rows"] == right != wrong
     assert cross["columns"] == [*attention_page.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
 
 
 # The page
 
 
-HOSTILE = (
-    "</script ><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH & \u2028 \" ' \\ é"
-)
+HOSTILE = "</script ><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH"
+HOSTILE += " & \u2028 \" ' \\ é"
 
 
 def test_text_is_escaped(tmp_path, tokenizer):
     innocent = page(tmp_path, tokenizer)
-    hostile = page(
-        tmp_path,
-        tokenizer,
-        line=HOSTILE,
-        hypothesis=translated(tokenizer, HOSTILE),
-        title=HOSTILE,
-        model=model(max_length=120),
-    )
+    text = dict(line=HOSTILE, title=HOSTILE, hypothesis=translated(tokenizer, HOSTILE))
+    hostile = page(tmp_path, tokenizer, **text, reads=model(max_length=120))
     assert hostile.tags == innocent.tags
     assert hostile.script == innocent.script
     # stricter than this parser: browsers end a script in more cases
@@ -223,27 +200,21 @@ def test_text_is_escaped(tmp_path, tokenizer):
 
 def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer):
     shown = page(tmp_path, tokenizer)
-    policy = next(
-        attributes["content"]
-        for _, attributes in shown.tags
-        if attributes.get("http-equiv") == "Content-Security-Policy"
-    )
-    digest = base64.b64encode(hashlib.sha256(shown.script.encode()).digest()).decode()
+    attributes, kind = [each for _, each in shown.tags], "Content-Security-Policy"
+    (policy,) = (each["content"] for each in attributes if each.get("http-equiv") == kind)
     style = shown.inside[[tag for tag, _ in shown.tags].index("style")]
-    style_digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    digest, style_digest = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (shown.script, style)
+    )
     assert policy == (
         f"default-src 'none'; style-src 'sha256-{style_digest}'; script-src 'sha256-{digest}'; "
         "connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
-    assert not [
-        attributes
-        for _, attributes in shown.tags
-        if attributes.keys() & {"src", "href", "style", "onclick", "onload"}
-    ]
-    assert not re.findall(
-        r"https?:|url\(|@import|innerHTML|insertAdjacentHTML|document\.write|eval\(",
-        "".join(shown.inside),
-    )
+    names = {name for each in attributes for name in each}
+    assert not names & {"src", "href", "style", "onclick", "onload"}
+    forbidden = r"https?:|url\(|@import|innerHTML|insertAdjacentHTML|document\.write|eval\("
+    assert not re.findall(forbidden, "".join(shown.inside))
 
 
 def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeypatch):
@@ -267,32 +238,25 @@ def console(capsys, monkeypatch, tmp_path, tokenizer):
     translator = translation.Translator(model(max_length=32), tokenizer, widths=(8, 16))
     opened = mock.Mock(registry.Pretrained, step=7)
     monkeypatch.setattr(registry, "open", lambda path, weights: opened)
-    monkeypatch.setattr(
-        translation.Translator, "from_opened", lambda opened, **languages: translator
-    )
+    monkeypatch.setattr(translation.Translator, "from_opened", lambda *_, **languages: translator)
     with runs.as_a_user():
         yield runs.Console(capsys, monkeypatch)
 
 
 def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenizer):
     path, lines = tmp_path / "out.html", ["the red house", "\t", "é 12"]
-    code, out, err = console.say(
-        "translate", "--run", "a/run", "--attention", path, stdin="\n".join([*lines, ""]).encode()
-    )
+    stdin = "\n".join([*lines, ""]).encode()
+    code, out, err = console.say("translate", "--run", "a/run", "--attention", path, stdin=stdin)
     assert (code, err) == (0, "")
     shown = Page(path.read_text(encoding="utf-8"))
     assert shown.data["title"] == "a/run, step 7"
-    sentences = [
-        (one["number"], one["source"], one["hypotheses"][0]["text"]) for one in shown.sentences
-    ]
     written = out.split("\n")
-    assert [(number, source) for number, source, _ in sentences] == [(1, lines[0]), (3, lines[2])]
-    assert [target.replace("\n", " ") for _, _, target in sentences] == [written[0], written[2]]
-    for one, source in zip(shown.sentences, (lines[0], lines[2]), strict=True):
-        assert one["hypotheses"][0]["attention"]["cross"]["columns"] == [
-            *attention_page.pieces(tokenizer, tokenizer.encode(source)),
-            "<eos>",
-        ]
+    for one, i in zip(shown.sentences, (0, 2), strict=True):
+        (best,) = one["hypotheses"]
+        assert (one["number"], one["source"]) == (i + 1, lines[i])
+        assert best["text"].replace("\n", " ") == written[i]
+        source = attention_page.pieces(tokenizer, tokenizer.encode(lines[i]))
+        assert best["attention"]["cross"]["columns"] == [*source, "<eos>"]
 
 
 def test_a_page_without_a_folder_is_refused_before_anything_is_translated(console, tmp_path):

@@ -27,9 +27,8 @@ TARGETS = ["two one", LONG, "nothing", "five four", " "]
 @pytest.fixture(scope="module")
 def translator() -> translation.Translator:
     """A translator whose model generates at most 16 tokens."""
-    tokenizer = Tokenizer.train(
-        ["one two three four five six"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS
-    )
+    text = ["one two three four five six"] * 9
+    tokenizer = Tokenizer.train(text, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS)
     config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1)
     return translation.Translator(random_model(config, dtype="float32"), tokenizer, widths=(16,))
 
@@ -42,15 +41,13 @@ def evaluate(translator, monkeypatch, tmp_path):
     """Evaluate on these lines, with translations from a table."""
     translations = {"one two": "two one", "three": "three", "four five": "five"}
     opened = mock.Mock(registry.Pretrained, weights="last", step=7)
+
+    def call(self, lines, **options):
+        return [translations[line] for line in lines]
+
     monkeypatch.setattr(registry, "open", lambda path, weights: opened)
-    monkeypatch.setattr(
-        translation.Translator, "from_opened", lambda opened, **languages: translator
-    )
-    monkeypatch.setattr(
-        translation.Translator,
-        "__call__",
-        lambda self, lines, **options: [translations[line] for line in lines],
-    )
+    monkeypatch.setattr(translation.Translator, "from_opened", lambda *_, **languages: translator)
+    monkeypatch.setattr(translation.Translator, "__call__", call)
 
     def run(sources: list[str], targets: list[str], **options) -> evaluation.Evaluation:
         files = [tmp_path / "source", tmp_path / "target"]
@@ -63,37 +60,28 @@ def evaluate(translator, monkeypatch, tmp_path):
 
 def test_excluded_pairs_are_counted(evaluate, translator):
     report, hypotheses = evaluate(SOURCES, TARGETS)
-    assert report["step"] == 7
-    assert report["pairs"] == 3
-    assert report["dropped_empty"] == 2
-    assert report["left_out_of_loss"] == 1
+    counts = {"step": 7, "pairs": 3, "dropped_empty": 2, "left_out_of_loss": 1}
+    assert {name: report[name] for name in counts} == counts
     assert report["exact_match"] == pytest.approx(100 / 3)
     assert hypotheses == ["two one", "three", "", "five", ""]
-    total, tokens, counted = evaluation.loss(
-        translator, [("one two", "two one"), ("four five", "five four")]
-    )
-    assert counted == 2 and tokens == sum(
-        len(translator.tokenizer.encode(line)) + 1 for line in ("two one", "five four")
-    )
+    pairs = [("one two", "two one"), ("four five", "five four")]
+    total, tokens, counted = evaluation.loss(translator, pairs)
+    expected = sum(len(translator.tokenizer.encode(target)) + 1 for _, target in pairs)
+    assert (counted, tokens) == (2, expected)
     assert report["loss"] == pytest.approx(total / tokens, rel=1e-6)
     assert report["perplexity"] == pytest.approx(math.exp(total / tokens))
 
 
 def test_no_loss_is_reported_if_no_reference_fits(evaluate):
     report, _ = evaluate(["one two"], [LONG])
-    assert report["loss"] is None
-    assert report["perplexity"] is None
-    assert report["left_out_of_loss"] == 1
-    assert report["pairs"] == 1
+    expected = {"loss": None, "perplexity": None, "left_out_of_loss": 1, "pairs": 1}
+    assert {name: report[name] for name in expected} == expected
 
 
 def test_intervals_by_resampling(evaluate):
     assert "confidence" not in evaluate(SOURCES, TARGETS).report
-    assert evaluate(SOURCES, TARGETS, bootstrap=10).report["confidence"].keys() == {
-        "bleu",
-        "chrf",
-        "ter",
-    }
+    report = evaluate(SOURCES, TARGETS, bootstrap=10).report
+    assert report["confidence"].keys() == {"bleu", "chrf", "ter"}
 
 
 def test_text_may_come_from_pipes(evaluate, tmp_path):
@@ -167,14 +155,14 @@ def test_comet_scores_what_is_translated(evaluate, tmp_path, monkeypatch):
 
 def test_every_model_of_an_ensemble_has_the_chosen_weights(evaluate, translator, monkeypatch):
     opened, loaded = [], []
-    monkeypatch.setattr(
-        registry, "open", lambda *call: opened.append(call) or mock.Mock(weights="best", step=3)
-    )
-    monkeypatch.setattr(
-        translation,
-        "load",
-        lambda *models, **options: loaded.append((len(models), options)) or translator,
-    )
+
+    def load(*models, **options):
+        loaded.append((len(models), options))
+        return translator
+
+    noted = mock.Mock(weights="best", step=3)
+    monkeypatch.setattr(registry, "open", lambda *call: opened.append(call) or noted)
+    monkeypatch.setattr(translation, "load", load)
     same = {"engine": inference.Engine.JAX, "quantization": None, "tokens_per_batch": 7}
     same["precision"] = "bfloat16"
     more = {"languages": ("en", "de"), "overrides": {"num_beams": 3}, "ensemble": ["b", "c"]}
@@ -189,12 +177,9 @@ def test_every_model_of_an_ensemble_has_the_chosen_weights(evaluate, translator,
 def test_the_loss_counts_the_target_s_tokens_of_two_tokenizers(count):
     """The pad ids differ, and so do the tokens of the same text."""
     texts = (["one two"] * 9, ["zwei drei"] * 9)
-    both = TokenizerPair(
-        *(
-            Tokenizer.train(lines, 300, pad_id=pad, bos_id=2, eos_id=3)
-            for lines, pad in zip(texts, (1, 0), strict=True)
-        )
-    )
+    sides = zip(texts, (1, 0), strict=True)
+    both = (Tokenizer.train(lines, 300, pad_id=pad, bos_id=2, eos_id=3) for lines, pad in sides)
+    both = TokenizerPair(*both)
     sizes = dict(source_vocab_size=300, target_vocab_size=300, num_layers=1)
     config = tiny(**sizes, source_pad_id=1, target_pad_id=0, bos_id=2, eos_id=3)
     model = random_model(config, dtype="float32")

@@ -6,14 +6,10 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import evaluation
 
-REFERENCES = [
-    f"the {word} cat sees {word} red houses and a small bird"
-    for word in "one two three four five six seven eight".split()
-]
-HYPOTHESES = [
-    *REFERENCES[:3],
-    *(line.replace("small ", "").replace("sees", "saw") for line in REFERENCES[3:]),
-]
+WORDS = "one two three four five six seven eight".split()
+REFERENCES = [f"the {word} cat sees {word} red houses and a small bird" for word in WORDS]
+WORSE = [line.replace("small ", "").replace("sees", "saw") for line in REFERENCES]
+HYPOTHESES = [*REFERENCES[:3], *WORSE[3:]]
 KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
