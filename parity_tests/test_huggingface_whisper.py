@@ -532,11 +532,11 @@ def test_max_new_tokens_wins_over_max_length_and_neither_is_the_model_s(
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
     for key, value in (("min_length", 0), ("logprob_threshold", None), ("language", None)):
         read_with(folder, tmp_path, "generation_config.json", **{key: value})
-    for multilingual in (True, None, False):  # null is as if it were left out
-        own = read_with(folder, tmp_path, "generation_config.json", is_multilingual=multilingual)
-        assert (own.languages.keys(), own.tasks.keys()) == (
-            ({"en", "de", "yue"}, {"translate", "transcribe"}) if multilingual else (set(), set())
-        )
+    ids = {"lang_to_id": {"<|de|>": 3}, "task_to_id": {"transcribe": 4}}
+    for value, multilingual in (((), True), ((True,), True), ((False,), False), ((None,), False)):
+        data = ids | dict(zip(["is_multilingual"], value, strict=False))
+        expected = tuple(ids.values()) if multilingual else ({}, {})
+        assert speech_config._ids(tmp_path, data, vocabulary=5) == expected
     both = changed(folder, tmp_path / "both", min_length=9, min_new_tokens=3)
     assert jt.Transcriber.load(both).config.generation.constraints.min_new_tokens == 3
 

@@ -218,6 +218,8 @@ def test_missing_keys_have_transformers_defaults():
     )  # 20 within positions for 20
     read = functools.partial(transformers_config.from_generation_config, config=CONFIG)
     assert read({"do_sample": True}).top_k == 50
+    others = transformers_config._NEUTRAL_IN_SAMPLING | transformers_config._SAMPLING
+    assert read(dict.fromkeys(others, 0.25)) == config  # without sampling they have no effect
     assert read({"max_new_tokens": 7, "max_length": 90, "min_length": 5}).max_new_tokens == 7
     for least, expected in (({}, 4), ({"min_new_tokens": 5}, 5)):
         assert read({"min_length": 5} | least).constraints.min_new_tokens == expected

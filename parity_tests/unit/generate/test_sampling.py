@@ -132,9 +132,9 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
     for scores, sizes, order in cases:
         for top_p, size in sizes.items():
             nucleus = jnp.asarray(top_p)
-            kept, tokens = next_token.most_likely(scores, jnp.asarray(1.0), nucleus, 0)
+            cut, tokens = next_token.most_likely(scores, jnp.asarray(1.0), nucleus, 0)
             assert tokens.tolist() == [order], top_p
-            assert np.isfinite(np.asarray(kept)).tolist() == [[i < size for i in range(4)]], top_p
+            assert np.isfinite(np.asarray(cut)).tolist() == [[i < size for i in range(4)]], top_p
     # of the two, the first has two thirds
     after_cut, _ = next_token.most_likely(logits, jnp.asarray(1.0), jnp.asarray(0.6), 2)
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]
