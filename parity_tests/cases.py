@@ -78,7 +78,7 @@ CASES = [
     stock("post-norm square", **SQUARE),
     stock("norm_first", norm_placement="pre"),
     stock("bias=False", bias=False),
-    stock("activation gelu", **{"encoder.activation": "gelu", "decoder.activation": "gelu"}),
+    stock("activation gelu", **{"decoder.activation": "gelu", "encoder.final_norm": False}),
     stock("layer_norm_eps 1e-3", norm_epsilon=1e-3),
     stock("learned positions", **{"encoder.positions": "learned", "decoder.positions": "learned"}),
     stock("tied output", tying="output"),

@@ -70,16 +70,6 @@ def test_every_query_gets_the_sum_of_all_values_whatever_the_mask(mask: str):
         assert not our_weights[:, :, MASKS[mask]].any()
 
 
-def test_repaired_attention_mixes_by_the_weights():
-    both = equal_lengths("blog2023_repaired")
-    x = hidden_states(both)
-    results = [attend(both, x, mask) for mask in MASKS.values()]
-    for (ours, _), (theirs, _) in results:
-        assert_close((ours, theirs), 1e-12)
-    (free, _), (causal, _) = results[0][0], results[1][0]
-    assert np.abs(free - causal)[:, :-1].max() > 1e-2
-
-
 def test_the_twins_attention_is_the_written_einsum():
     """Its two letters for one axis are summed separately: k of the weights, v of values."""
     attention = equal_lengths().torch.decoder.decoder_layer[0].encoder_block.attention

@@ -52,10 +52,14 @@ class GivenDropout(nn.Module):
 def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) -> None:
     """Replace every dropout module of the twin; none may be left over on either side."""
     modules = {
-        name for name, module in both.torch.named_modules() if isinstance(module, nn.Dropout)
+        name: module.p
+        for name, module in both.torch.named_modules()
+        if isinstance(module, nn.Dropout)
     }
     sites = both.calls.dropout_sites(both.config)
-    assert modules == sites.keys()
+    assert modules.keys() == sites.keys()
+    for name, group in sites.items():
+        assert {modules[name]} >= {rates[site] for site in group}, name
     assert sorted(masks) == sorted(site for group in sites.values() for site in group)
     for name, group in sites.items():
         swap = both.calls.sequence_first(name)

@@ -124,47 +124,37 @@ CONV = Example(
 )
 
 
-# Recurrent layers: PyTorch's are one module, Flax's call a cell in a scan over time
+# A recurrent layer: PyTorch's is one module, Flax's calls a cell in a scan over time
 
 
-class TorchRecurrent(nn.Module):
-    kind = nn.GRU
-
+class TorchGRU(nn.Module):
     def __init__(self):
         super().__init__()
         self.input = nn.Linear(4, 5)
-        self.rnn = self.kind(5, 6, batch_first=True)
+        self.rnn = nn.GRU(5, 6, batch_first=True)
         self.output = nn.Linear(6, 3)
 
     def forward(self, x):
         return self.output(self.rnn(self.input(x))[0])
 
 
-class TorchLSTM(TorchRecurrent):
-    kind = nn.LSTM
-
-
 class GRU(nnx.Module):
     def __init__(self, state):
         rngs = nnx.Rngs(0)
         self.input, self.output = nnx.Linear(4, 5, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)
-        self.rnn = nnx.RNN(self.cell(state, rngs))
+        self.rnn = nnx.RNN(GRUCell(state, rngs))
         fill(self.input, state, "input")
         fill(self.output, state, "output")
-
-    def cell(self, state, rngs):
-        return GRUCell(state, rngs)
 
     def __call__(self, x):
         return self.output(self.rnn(self.input(x)))
 
 
-class Cell(nnx.RNNCellBase):
-    gates: int
+class GRUCell(nnx.RNNCellBase):
+    """PyTorch's cell, which has a bias of the new gate inside the reset."""
 
     def __init__(self, state, rngs):
-        width = 6 * self.gates
-        self.inputs, self.hidden = nnx.Linear(5, width, rngs=rngs), nnx.Linear(6, width, rngs=rngs)
+        self.inputs, self.hidden = (nnx.Linear(width, 18, rngs=rngs) for width in (5, 6))
         for layer, name in ((self.inputs, "ih"), (self.hidden, "hh")):
             layer.kernel[...] = jnp.asarray(state[f"rnn.weight_{name}_l0"].T)
             layer.bias[...] = jnp.asarray(state[f"rnn.bias_{name}_l0"])
@@ -176,12 +166,6 @@ class Cell(nnx.RNNCellBase):
     def num_feature_axes(self):
         return 1
 
-
-class GRUCell(Cell):
-    """PyTorch's cell, which has a bias of the new gate inside the reset."""
-
-    gates = 3
-
     def __call__(self, carry, x):
         (a, b, c), (d, e, f) = (jnp.split(y, 3, -1) for y in (self.inputs(x), self.hidden(carry)))
         reset, update = jax.nn.sigmoid(a + d), jax.nn.sigmoid(b + e)
@@ -189,38 +173,17 @@ class GRUCell(Cell):
         return carry, carry
 
 
-class LSTM(GRU):
-    def cell(self, state, rngs):
-        return LSTMCell(state, rngs)
-
-
-class LSTMCell(Cell):
-    gates = 4
-
-    def __call__(self, carry, x):
-        c, h = carry
-        i, f, g, o = jnp.split(self.inputs(x) + self.hidden(h), 4, -1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (c, h), h
-
-    def initialize_carry(self, input_shape, rngs=None, carry_init=None):
-        zeros = super().initialize_carry(input_shape)
-        return zeros, zeros
-
-
-def recurrent(theirs: type, ours: type) -> Example:
-    return Example(
-        theirs,
-        ours,
-        (2, 7, 4),
-        {("input", "input"), ("rnn", "rnn"), ("output", "output")},
-        {
-            "rnn": lambda model: negated(model.rnn.cell.hidden.bias),
-            "input": lambda model: negated(model.input.bias),
-            "output": lambda model: negated(model.output.kernel),
-        },
-    )
+RECURRENT = Example(
+    TorchGRU,
+    GRU,
+    (2, 7, 4),
+    {("input", "input"), ("rnn", "rnn"), ("output", "output")},
+    {
+        "rnn": lambda model: negated(model.rnn.cell.hidden.bias),
+        "input": lambda model: negated(model.input.bias),
+        "output": lambda model: negated(model.output.kernel),
+    },
+)
 
 
 # A vision transformer, its blocks under nnx.scan and nnx.remat
@@ -395,8 +358,7 @@ STATE_SPACE = Example(
 
 EXAMPLES = {
     "convolutions": CONV,
-    "gru": recurrent(TorchRecurrent, GRU),
-    "lstm": recurrent(TorchLSTM, LSTM),
+    "gru": RECURRENT,
     "vit": VIT,
     "state space": STATE_SPACE,
 }

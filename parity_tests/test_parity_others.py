@@ -1,5 +1,7 @@
 """Comparisons of models without a weight table, NNX and Linen, with PyTorch, by patterns."""
 
+import collections
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,8 +13,9 @@ from flax import linen, nnx
 from torch import nn
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import comparison
+from jax_transformer.parity import comparison, functions
 from parity_tests.test_parity_models import compare
+from torch_reference import recording
 
 
 class StopGradient(nnx.Linear):
@@ -128,6 +131,18 @@ def test_a_linen_module_is_paired_by_patterns(sequential):
     assert report.first_fault.title == "second | 2"
 
 
+def test_only_parameters_of_linen_and_numbers_of_a_function_are_trained():
+    variables = {kind: {"x": np.ones(2)} for kind in ("params", "batch_stats", "cache")}
+    variables["cache"]["index"] = np.zeros((), np.int32)
+    model = functions.from_linen(linen.Dense(2), variables)
+    assert (model.parameters.keys(), model.others.keys()) == (
+        {"x"},
+        {"batch_stats.x", "cache.x", "cache.index"},
+    )
+    model = functions.from_function(len, {"a": np.ones(2), "b": [np.arange(2)], "c": "text"})
+    assert (model.parameters.keys(), model.others.keys()) == ({"a"}, {"b.0"})
+
+
 def test_models_that_cannot_be_compared_are_refused(sequential):
     model = ported(sequential)
     for flax_model, options, message in (
@@ -228,3 +243,13 @@ def test_modules_inside_jit_are_recorded(sequential, kind, call):
     report.check()
     assert [entry.ours for entry in report.entries] == ["first", "norm", "second"]
     assert [sorted(entry.parameters) for entry in report.entries][1] == ["bias", "scale"]
+
+
+def test_a_tensor_is_replaced_in_copies_of_what_holds_it():
+    old, new = torch.ones(2), torch.zeros(2)
+    pair = collections.namedtuple("pair", "a b")
+    holder = dataclasses.make_dataclass("holder", ["a"])
+    for value in ({"a": old}, [old], (1, old), pair(old, 1), holder(old), [{"a": [holder(old)]}]):
+        result = recording._replaced(value, old, new)
+        assert next(recording._floats(value)) is old and next(recording._floats(result)) is new
+        assert type(result) is type(value) and recording._replaced(value, new, old) is value

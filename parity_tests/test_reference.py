@@ -210,7 +210,7 @@ def test_fresh_weights_of_vaswani_have_the_bounds_that_it_states():
 )
 def test_more_source_padding_changes_only_what_sees_it(name: str, seen: bool):
     """Three more pads after every line: the logits or, where lengths are equal, the memory."""
-    both = pair(cases.config_of(name))
+    both = pair(cases.config_of(name).with_sizes(source_pad_id=5, target_pad_id=6))
     wider = np.pad(both.source, ((0, 0), (0, 3)), constant_values=both.config.source_pad_id)
 
     def run(source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

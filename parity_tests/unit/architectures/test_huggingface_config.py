@@ -219,6 +219,9 @@ def test_decoding_starts_with_bos_by_default():
     assert from_config({"model_type": "mbart", "decoder_start_token_id": 7}).bos_id == 7
     with pytest.raises(InputError, match=r"^config\.json: decoder_start_token_id must be given"):
         from_config({"model_type": "marian", "decoder_start_token_id": None})
+    ids = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+    with pytest.raises(InputError, match=" and ".join(ids)):
+        from_config(dict.fromkeys(ids) | {"model_type": "marian"})
 
 
 def of(model_type: Any, **attributes: Any) -> dict[str, Any]:

@@ -479,30 +479,17 @@ def test_flipping_a_field_changes_its_effect(field):
         effect(BASE, new)
 
 
-@pytest.mark.parametrize("name", ["encoder", "decoder"])
+SIDES = ("encoder", "decoder")
+
+
+@pytest.mark.parametrize("name", SIDES)
 def test_a_stack_s_own_value_overrides_the_model_s(name):
-    """None in a stack's own field means the model's value."""
-    for field, value in (("attention_dropout", 0.3), ("init", Init.XAVIER)):
-        own = replace(
-            BASE,
-            encoder=replace(BASE.encoder, **{field: value}),
-            decoder=replace(BASE.decoder, **{field: value}),
-        )
-        everywhere = replace(BASE, **{field: value})
-        one = replace(BASE, **{name: getattr(own, name)})
-        if field == "init":
-            # outside the stacks
-            assert changed_new_arrays(own, everywhere) == {"output.kernel", "output.bias"}
-            assert all(
-                array.startswith(f"{name}.") or "embedding" in array
-                for array in changed_new_arrays(BASE, one)
-            )
-        else:
-            assert (
-                furthest(logits(own, seed=0), logits(everywhere, seed=0))
-                == 0
-                < furthest(logits(one, seed=0), logits(everywhere, seed=0))
-            )
+    """None in a stack's own field means the model's value; of ``init``, see below."""
+    stacks = {side: replace(getattr(BASE, side), attention_dropout=0.3) for side in SIDES}
+    own, everywhere = replace(BASE, **stacks), replace(BASE, attention_dropout=0.3)
+    one = replace(BASE, **{name: stacks[name]})
+    dropped = [logits(config, seed=0) for config in (own, everywhere, one)]
+    assert furthest(dropped[0], dropped[1]) == 0 < furthest(dropped[2], dropped[1])
 
 
 def test_attention_can_have_its_own_bias_setting():

@@ -1,5 +1,6 @@
 """Properties of measurements, verdicts and goldens: against loops over elements, and at limits."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -249,6 +250,26 @@ def test_the_input_that_is_furthest_apart_counts_and_each_has_one_of_its_own(wro
     assert each.input is not None and each.input.agrees
 
 
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_a_parameter_is_measured_in_the_layout_in_which_it_is_nearest(order):
+    x = np.random.default_rng(0).normal(size=(3, 3))
+
+    def layouts(of: Recording) -> list[np.ndarray]:
+        kernel = of.parameters["kernel"]
+        return [(kernel, kernel[::-1], kernel.T)[i] for i in order]
+
+    both = {
+        dtype: (
+            Recording(parameters={"kernel": x.astype(dtype)}),
+            Recording(parameters={"weight": x.T.astype(dtype)}),
+        )
+        for dtype in golden.DTYPES
+    }
+    runs = PairedRuns(both, "float32", ())
+    measured = runs._parameters({"kernel": (layouts, "weight"), "bias": (layouts, "none")})
+    assert [*measured] == ["kernel"] and measured["kernel"].wide.max_abs == 0
+
+
 def test_parameters_count_more_than_names_in_a_guess():
     ours = [pairs.Called("up", (2, 8), (8, 64)), pairs.Called("down", (2, 8), (8, 128))]
     theirs = [pairs.Called("down", (2, 8), (8, 64)), pairs.Called("up", (2, 8), (8, 128))]
@@ -398,6 +419,14 @@ def test_the_seed_that_is_asked_for_is_that_of_the_batch_and_the_gradients(path,
         seen.clear()
     from_files.create_golden("golden", "run", "auto", None, None, 5)
     assert seen == [(CONFIG, 5), 5]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 3, 4])
+def test_another_seed_than_the_golden_s_is_refused(path, seed):
+    loaded = dataclasses.replace(golden.load(path), batch=(np.ones((2, 3), np.int32),) * 2)
+    expected = contextlib.nullcontext() if seed in (None, 3) else pytest.raises(ConfigError)
+    with expected:
+        from_files._check_golden_fits(loaded, seed)
 
 
 class Opened:

@@ -462,27 +462,6 @@ def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: t
         assert rule.joined(parts, own=True).tobytes() == tensor.tobytes()
 
 
-def test_a_numbered_rule_keeps_its_heads():
-    (weight, *_) = rules.repeat(3, rules.fused_attention("layers.{i}", "blocks.{i}", 4))[-4:]
-    assert weight.torch == "layers.2.qkv.weight"
-    assert weight.heads == 4
-    assert weight.several is Several.PER_HEAD
-
-
-def test_norms_under_other_names():
-    assert rules.layer_norm("n", "m", names=("gamma", "beta")) == [
-        Rule("n.gamma", ("m.scale",)),
-        Rule("n.beta", ("m.bias",)),
-    ]
-    assert rules.layer_norm("n", "m", bias=False, names=("gamma", "beta")) == [
-        Rule("n.gamma", ("m.scale",))
-    ]
-    assert rules.layer_norm("n", "m") == [
-        Rule("n.weight", ("m.scale",)),
-        Rule("n.bias", ("m.bias",)),
-    ]
-
-
 BIASES, NO_BIASES = {(True, None), (True, True)}, {(False, None), (False, False)}
 NAMED = dict.fromkeys(("lesson10", "part2_encoder", "small"), BIASES | NO_BIASES)
 NAMED |= {"deep_dive": BIASES, "marian": BIASES, "t5": NO_BIASES}
