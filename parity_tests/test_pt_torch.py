@@ -24,55 +24,37 @@ PROTOCOLS = (2, 3, 4, 5)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return (
-        tensor.detach()
-        .clone(memory_format=torch.contiguous_format)
-        .reshape(-1)
-        .view(torch.uint8)
-        .numpy()
-        .tobytes()
-        if tensor.numel()
-        else b""
-    )
+    if not tensor.numel():
+        return b""
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
     """List the differences from PyTorch's value: containers, plain values, shapes, dtypes, bits."""
     if isinstance(theirs, torch.Tensor):
         plain = isinstance(ours, np.ndarray) and ours.flags.c_contiguous and ours.flags.writeable
-        if not plain or (tuple(theirs.shape), str(theirs.dtype)) != (
-            ours.shape,
-            f"torch.{ours.dtype}",
-        ):
-            return [
-                f"{name}: {getattr(ours, 'dtype', ours)} {getattr(ours, 'shape', '')}"
-                f" for {theirs.dtype} {tuple(theirs.shape)}"
-            ]
+        expected = f"{theirs.dtype} {tuple(theirs.shape)}"
+        actual = f"torch.{ours.dtype} {ours.shape}" if plain else repr(ours)
+        if actual != expected:
+            return [f"{name}: {actual} for {expected}"]
         return [] if bits(theirs) == ours.tobytes() else [f"{name}: other bits"]
     if isinstance(theirs, torch.UntypedStorage):
         return differing(ours, torch.tensor([], dtype=torch.uint8).set_(theirs), name)
     if isinstance(theirs, torch.TypedStorage):
         return differing(ours, torch.tensor([], dtype=theirs.dtype).set_(theirs), name)
     if isinstance(theirs, dict):
-        if (
-            type(ours) is not dict
-            or list(ours) != list(theirs)
-            or list(map(type, ours)) != list(map(type, theirs))
-        ):
+        keys = [(key, type(key)) for key in theirs]
+        if type(ours) is not dict or [(key, type(key)) for key in ours] != keys:
             return [f"{name}: other keys"]
-        return [
-            each for key in theirs for each in differing(ours[key], theirs[key], f"{name}.{key}")
-        ]
+        pairs = [(ours[key], theirs[key], f"{name}.{key}") for key in theirs]
+        return [each for pair in pairs for each in differing(*pair)]
     if isinstance(theirs, list | tuple):
-        if type(ours) is not (list if isinstance(theirs, list) else tuple) or len(ours) != len(
-            theirs
-        ):
+        kind = list if isinstance(theirs, list) else tuple
+        if type(ours) is not kind or len(ours) != len(theirs):
             return [f"{name}: {type(ours).__name__} for {type(theirs).__name__}"]
-        return [
-            each
-            for i, pair in enumerate(zip(ours, theirs, strict=True))
-            for each in differing(*pair, f"{name}.{i}")
-        ]
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [each for i, pair in pairs for each in differing(*pair, f"{name}.{i}")]
     if isinstance(theirs, torch.dtype | torch.device):
         theirs = str(theirs)
     if isinstance(theirs, bytearray):
@@ -134,11 +116,9 @@ def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) 
             return collections.Counter({f"n{i}": i for i in range(len(items))})
         if kind in (list, tuple):
             return kind(items)
-        keys = (
-            draw.sample(range(300), len(items))
-            if draw.random() < 0.3
-            else [f"layers.{i}.wé" for i in range(len(items))]
-        )
+        keys: list[Any] = [f"layers.{i}.wé" for i in range(len(items))]
+        if draw.random() < 0.3:
+            keys = draw.sample(range(300), len(items))
         return kind(zip(keys, items, strict=True))
     if seen and draw.random() < 0.15:
         return draw.choice(seen)  # the same object again: tied tensors, shared tuples
@@ -164,10 +144,8 @@ def random_plain(draw: random.Random) -> Any:
 def test_files_of_torch_are_read_equal(seed: int, tmp_path):
     """Protocol 2 against torch.load, which reads the others in part: against protocol 2."""
     draw = random.Random(seed)
-    value = {
-        "a": random_value(draw, 4, [], True),
-        "b": [random_value(draw, 3, [], True) for _ in range(5)],
-    }
+    several = [random_value(draw, 3, [], True) for _ in range(5)]
+    value = {"a": random_value(draw, 4, [], True), "b": several}
     path = tmp_path / "saved.pt"
     for protocol in PROTOCOLS:
         torch.save(value, path, pickle_protocol=protocol)
@@ -190,31 +168,18 @@ def test_every_dtype(dtype: str, tmp_path):
 def training_checkpoint() -> dict[str, Any]:
     torch.manual_seed(0)
     model = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [*model.parameters()][::2]},
-            {"params": [*model.parameters()][1::2], "weight_decay": 0.0},
-        ]
-    )
+    decayed, others = ([*model.parameters()][i::2] for i in range(2))
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])
     for _ in range(3):
         model(torch.randn(2, 3, 8), torch.randn(2, 4, 8)).square().sum().backward()
         optimizer.step()
         schedule.step()
-    states = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "schedule": schedule.state_dict(),
-    }
-    scaler = {"scale": 65536.0, "growth_factor": 2.0}
-    return {
-        **states,
-        "scaler": scaler,
-        "rng": torch.get_rng_state(),
-        "epoch": 3,
-        "best": float("inf"),
-        "args": {"lr": 1e-3, "name": None},
-    }
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    plain = {"epoch": 3, "best": float("inf"), "args": {"lr": 1e-3, "name": None}}
+    plain |= {"scaler": {"scale": 65536.0, "growth_factor": 2.0}, "rng": torch.get_rng_state()}
+    return {name: part.state_dict() for name, part in parts.items()} | plain
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -271,12 +236,8 @@ def test_files_with_64_bit_fields(tmp_path, monkeypatch):
 
 def test_the_format_before_1_6_is_refused_with_a_hint(tmp_path):
     for protocol in PROTOCOLS:
-        torch.save(
-            {"a": torch.ones(2)},
-            tmp_path / "a.pt",
-            _use_new_zipfile_serialization=False,
-            pickle_protocol=protocol,
-        )
+        options = dict(_use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        torch.save({"a": torch.ones(2)}, tmp_path / "a.pt", **options)
         assert pt.is_legacy(tmp_path / "a.pt")
         message = r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again"
         with pytest.raises(InputError, match=message):

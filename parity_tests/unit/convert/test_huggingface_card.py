@@ -16,6 +16,10 @@ from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit.conversions import convert
 from parity_tests.unit.formats.test_huggingface import T5, theirs  # noqa: F401
 
+BLEU = {"type": "bleu", "name": "BLEU", "value": 31.234}
+OPUS = "Helsinki-NLP/opus-mt-en-de"
+SIDES = {"train_source": ("x.en",), "train_target": ("x.fr",)}
+
 
 def run(theirs: Path, path: Path, options: TrainOptions) -> Path:
     """Write the files of a run that was trained with these options."""
@@ -36,12 +40,9 @@ def exported(path: Path, out: Path) -> str:
 
 def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path, monkeypatch):
     """The card has the run's options, counts and validation, and no local path."""
-    data = DataOptions(
-        train_source=("/home/me/train.en",),
-        train_target=("/home/me/train.de",),
-        valid_source=("/home/v",),
-        valid_target=("w",),
-    )
+    texts = {"train_source": "/home/me/train.en", "train_target": "/home/me/train.de"}
+    texts |= {"valid_source": "/home/v", "valid_target": "w"}
+    data = DataOptions(**{name: (file,) for name, file in texts.items()})
     options = TrainOptions(init="marian", data=data, model=ModelOptions(dropout=0.2))
     path = run(theirs, tmp_path / "run", options)
     (path / "data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
@@ -55,21 +56,12 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path, monkeypatc
         "0 steps with jax-transformer on train.en, train.de, from marian.\n"
     )
     metadata = yaml.safe_load(front)
-    assert (metadata["license"], metadata["language"]) == (
-        "mit",
-        ["en", "de"],
-    ) and metadata.keys() == {"license", "language", "model-index"}
-    assert metadata["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
-    assert metadata["model-index"][0]["results"][0]["metrics"][0] == {
-        "type": "bleu",
-        "name": "BLEU",
-        "value": 31.234,
-    }
-    assert "- train_pairs: 1,200" in text
-    assert "| BLEU | 31.23 |" in text
-    assert '"optimizer.learning_rate"' in text
-    assert '"model.dropout": 0.2' in text
-    assert "/home" not in text
+    (result,) = metadata.pop("model-index")[0]["results"]
+    assert metadata == {"license": "mit", "language": ["en", "de"]}
+    assert result["dataset"]["name"] == "v, w" and result["metrics"][0] == BLEU
+    for part in ("- train_pairs: 1,200", "| BLEU | 31.23 |", '"optimizer.learning_rate"'):
+        assert part in text
+    assert '"model.dropout": 0.2' in text and "/home" not in text
     assert "model.preset" not in text, "the model is that of init"
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5
     # The figures that a checkpoint records are those of its weights, which may be an average
@@ -80,21 +72,13 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path, monkeypatc
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
-    text = model_card.new(
-        "my model",
-        "marian",
-        1234,
-        model_card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")),
-    )
-    front = yaml.safe_load(text.split("---\n")[1])
-    assert front["language"] == ["en", "de"]
-    assert front["pipeline_tag"] == "translation"
+    sides = ("en_XX", "de_DE")
+    training = model_card.Training(7, ("a.en",), {}, {}, figures, sides, sides)
+    text = model_card.new("my model", "marian", 1234, training)
+    front = front_of(text)
+    assert front["language"] == ["en", "de"] and front["pipeline_tag"] == "translation"
     assert "license" not in front
-    assert front["model-index"][0]["results"][0]["metrics"][0] == {
-        "type": "bleu",
-        "name": "BLEU",
-        "value": 31.234,
-    }
+    assert front["model-index"][0]["results"][0]["metrics"][0] == BLEU
     assert 'src_lang="en_XX", tgt_lang="de_DE")' in text
     assert "(`nrefs:1|case:mixed`)" in text and "add `license:`" in text
 
@@ -102,14 +86,9 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
 @pytest.mark.parametrize(
     ("init", "name_or_path", "base", "origin"),
     [
-        (
-            "hf:Helsinki-NLP/opus-mt-en-de@main",
-            "another/model",
-            "Helsinki-NLP/opus-mt-en-de",
-            "Helsinki-NLP/opus-mt-en-de",
-        ),
-        ("/home/me/opus", "Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de", "opus"),
-        ("/home/me/opus", "/tmp/Helsinki-NLP/opus-mt-en-de", None, "opus"),
+        (f"hf:{OPUS}@main", "another/model", OPUS, OPUS),
+        ("/home/me/opus", OPUS, OPUS, "opus"),
+        ("/home/me/opus", f"/tmp/{OPUS}", None, "opus"),
         ("/home/me/opus", "out/checkpoint-500", None, "opus"),
         ("/home/me/opus", None, None, "opus"),
     ],
@@ -117,9 +96,8 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
 def test_a_card_names_the_base_model_and_no_local_path(
     theirs, tmp_path, init, name_or_path, base, origin
 ):
-    path = run(
-        theirs, tmp_path / "run", TrainOptions(init=init, data=DataOptions(dataset="/home/me/text"))
-    )
+    options = TrainOptions(init=init, data=DataOptions(dataset="/home/me/text"))
+    path = run(theirs, tmp_path / "run", options)
     named = T5 | ({} if name_or_path is None else {"_name_or_path": name_or_path})
     run_files.replace(path, "huggingface/config.json", json.dumps(named))
     for out in ("with the card that there was", "without one"):
@@ -131,11 +109,8 @@ def test_a_card_names_the_base_model_and_no_local_path(
 
 def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
     first = run(theirs, tmp_path / "first", TrainOptions(init="hf:owner/name"))
-    second = run(
-        theirs,
-        tmp_path / "second",
-        TrainOptions(init=str(first), data=DataOptions(dataset="owner/pairs")),
-    )
+    options = TrainOptions(init=str(first), data=DataOptions(dataset="owner/pairs"))
+    second = run(theirs, tmp_path / "second", options)
     text = exported(second, tmp_path / "out")
     assert front_of(text)["base_model"] == "owner/name"
     assert front_of(text)["datasets"] == ["owner/pairs"]
@@ -149,36 +124,16 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
         ({"train_source": ("a/x.de.gz", "y.de"), "train_target": ("x.en", "y.en")}, ["de", "en"]),
         ({"train_source": ("x.source",), "train_target": ("x.txt",)}, None),
         ({"train_source": ("x.de", "y.fr"), "train_target": ("x.en", "y.en")}, ["en"]),
-        (
-            {
-                "train_source": ("x.en",),
-                "train_target": ("x.fr",),
-                "source_lang": "eng_Latn",
-                "target_lang": "deu_Latn",
-            },
-            ["eng", "deu"],
-        ),
-        (
-            {"train_source": ("x",), "train_target": ("y",)}
-            | {"source_lang": "zho_Hans", "target_lang": "zho_Hant"},
-            ["zho"],
-        ),
+        (SIDES | {"source_lang": "eng_Latn", "target_lang": "deu_Latn"}, ["eng", "deu"]),
+        (SIDES | {"source_lang": "zho_Hans", "target_lang": "zho_Hant"}, ["zho"]),
     ],
 )
 def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
     theirs, tmp_path, data, languages
 ):
-    valid = (
-        {
-            "valid_source": ("v",) * len(data["train_source"]),
-            "valid_target": ("v",) * len(data["train_source"]),
-        }
-        if data
-        else {}
-    )
-    options = TrainOptions(
-        init="opus" if "source_lang" in data else None, data=DataOptions(**data, **valid)
-    )
+    files = ("v",) * len(data.get("train_source", ()))
+    data = DataOptions(**data, valid_source=files, valid_target=files)
+    options = TrainOptions(init="opus" if data.source_lang else None, data=data)
     text = exported(run(theirs, tmp_path / "run", options), tmp_path / "out")
     assert front_of(text).get("language") == languages
 
@@ -211,25 +166,14 @@ text
 
 
 def test_scores_of_the_base_model_are_replaced():
-    training = model_card.Training(
-        7,
-        ("a",),
-        {},
-        {},
-        {"bleu": 31.234},
-        ("en_XX", "deu_Latn"),
-        base_model="new/one",
-        datasets=("d",),
-    )
+    of = {"base_model": "new/one", "datasets": ("d",)}
+    languages = ("en_XX", "deu_Latn")
+    training = model_card.Training(7, ("a",), {}, {}, {"bleu": 31.234}, languages, **of)
     text = model_card.appended(BEFORE, "mine", training)
     front = front_of(text)
     assert front.pop("model-index")[0]["name"] == "mine" and "99" not in text
-    assert front == {
-        "language": ["en", "fr"],
-        "base_model": "new/one",
-        "datasets": ["d"],
-        "tags": ["x"],
-    }
+    expected = {"language": ["en", "fr"], "base_model": "new/one", "datasets": ["d"]}
+    assert front == expected | {"tags": ["x"]}
     assert text.split("---\n", 2)[2].startswith("# Old\n---\ntext\n\n## Fine-tuning\n")
     unscored = model_card.appended(BEFORE, "mine", model_card.Training(7, ("a",), {}, {}))
     assert front_of(unscored) == {"language": ["en", "fr"], "base_model": "old/one", "tags": ["x"]}
@@ -237,6 +181,5 @@ def test_scores_of_the_base_model_are_replaced():
 
 @pytest.mark.parametrize("text", ["", "no front matter\n---\n", "---\nnever closed\n"])
 def test_a_card_without_front_matter_is_kept(text):
-    assert model_card.appended(text, "mine", model_card.Training(7, ("a",), {}, {})).startswith(
-        text.rstrip("\n") + "\n\n## Fine-tuning\n"
-    )
+    extended = model_card.appended(text, "mine", model_card.Training(7, ("a",), {}, {}))
+    assert extended.startswith(text.rstrip("\n") + "\n\n## Fine-tuning\n")
