@@ -414,6 +414,7 @@ def test_a_folder_decides_language_task_and_times_and_never_samples(folder: Path
 
 
 DE, YUE, TRANSLATE, TRANSCRIBE = "<|de|>", "<|yue|>", "<|translate|>", "<|transcribe|>"
+FORCED = {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]}
 # name: settings of generation_config.json, of config.json, and arguments of a call
 PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "language and task": ({"language": "de", "task": "translate"}, {}, {}),
@@ -421,7 +422,7 @@ PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "a language's name": ({"language": "Mandarin"}, {}, {"language": "Cantonese"}),
     "a task": ({"task": "translate"}, {}, {}),
     "another language than the folder's": ({"language": "de"}, {}, {"language": "yue"}),
-    "forced tokens": ({"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]}, {}, {}),
+    "forced tokens": (FORCED, {}, {}),
     "a forced task": ({"forced_decoder_ids": [[1, None], [2, TRANSLATE]]}, {}, {}),
     "forced in config.json": ({}, {"forced_decoder_ids": [[1, YUE], [2, TRANSLATE]]}, {}),
     "forced in both": (
@@ -429,16 +430,8 @@ PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"forced_decoder_ids": [[1, YUE]]},
         {},
     ),
-    "forced tokens and a call's task": (
-        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]},
-        {},
-        {"task": "transcribe"},
-    ),
-    "forced tokens and a folder's language": (
-        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]], "language": "yue"},
-        {},
-        {},
-    ),
+    "forced tokens and a call's task": (FORCED, {}, {"task": "transcribe"}),
+    "forced tokens and a folder's language": (FORCED | {"language": "yue"}, {}, {}),
 }
 
 

@@ -257,6 +257,18 @@ def test_special_tokens_are_named_by_the_target_s_vocabulary():
     assert settings["add_source_eos"]
 
 
+def test_a_missing_package_is_named_with_the_flag_that_needs_it(monkeypatch):
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    opened, to = mock.Mock(registry.Pretrained), base.Destination(deployed.STABLEHLO, Path("out"))
+    for words, needs in (
+        ("--engine ctranslate2 needs CTranslate2", lambda: engine.load(opened)),
+        ("--to ct2 needs CTranslate2", lambda: deployed.CTRANSLATE2.check_options(to)),
+        ("--to stablehlo needs flatbuffers", lambda: deployed.STABLEHLO.check_options(to)),
+    ):
+        with pytest.raises(ConfigError, match=f"^{words}.*: pip install 'jax-seq2seq"):
+            needs()
+
+
 def test_options_that_contradict_the_folder_are_refused(run, tmp_path, console):
     target = tmp_path / "ct2"
     console.refused(2, ["--quantization int4", "int8"],

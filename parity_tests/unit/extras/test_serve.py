@@ -1,5 +1,6 @@
 """The HTTP service: same translations as the translator, and everything bounded."""
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -22,7 +23,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.extras.serve import app, requests
 from jax_transformer.extras.serve.app import Service
 from jax_transformer.extras.serve.command import ServeOptions
-from jax_transformer.extras.serve.engine import Engine
+from jax_transformer.extras.serve.engine import EncodedLine, Engine, _fail, _Waiting
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
 from jax_transformer.inference import attention_page
@@ -49,16 +50,11 @@ def client(served) -> Any:
 # Translations
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"beam": 4, "n_best": 3},
-        {"num_beams": 4, "length_penalty": 2.0},
-        {"sample": True, "temperature": 1.5, "seed": 7},
-    ],
-    ids=str,
-)
+OPTIONS = [{}, {"beam": 4, "n_best": 3}, {"num_beams": 4, "length_penalty": 2.0}]
+OPTIONS += [{"sample": True, "temperature": 1.5, "seed": 7}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_translations_are_the_translator_s(client, translator, options):
     answer = client.post("/translate", json={"text": services.LINES, **options})
     assert answer.status_code == 200, answer.text
@@ -425,6 +421,16 @@ def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch,
         assert len(batches) == 2
     assert "ZeroDivisionError" in caplog.text
     assert client.post("/translate", json={"text": "one"}).status_code == 200
+
+
+def test_an_error_of_a_batch_reaches_those_that_still_wait():
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        gone, done, waits = futures = [loop.create_future() for _ in range(3)]
+        gone.cancel()
+        done.set_result("a translation")
+        error = requests.RequestError(500, "no")
+        _fail([_Waiting(mock.Mock(EncodedLine), each, 0.0) for each in futures], error)
+    assert gone.cancelled() and done.result() == "a translation" and waits.exception() is error
 
 
 def test_options_that_the_model_refuses_are_422_and_forgotten(served, monkeypatch):
