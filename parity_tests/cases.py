@@ -59,7 +59,12 @@ def document(preset: str) -> list[Case]:
 CASES = [
     case("lesson10", "lesson10", **ODD),
     case("lesson10 square", "lesson10", **SQUARE),
-    case("lesson10 uneven stacks", "lesson10", **ODD, encoder_layers=1, decoder_layers=3),
+    case(
+        "lesson10 uneven stacks",
+        "lesson10",
+        **(ODD | dict(encoder_layers=1, decoder_layers=3)),
+        **{"decoder.activation": "gelu"},
+    ),
     case("lesson10_repaired", "lesson10_repaired", **ODD),
     *document("deep_dive"),
     *document("deep_dive_repaired"),

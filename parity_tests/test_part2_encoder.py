@@ -270,13 +270,11 @@ def test_one_feed_forward_two_masks():
 def test_one_position_too_many_is_refused_with_the_same_message(preset: str):
     both = pair(jt.preset(preset, **SIZES))
     x = embeddings(both.config, 8)
-    with pytest.raises(InputError, match="source is 8 tokens long, over max_length=7") as ours:
-        both.flax.encode_embeddings(x)
-    with pytest.raises(ValueError, match="source is 8 tokens long, over max_length=7") as theirs:
-        both.torch.encoder(as_torch(x))
-    assert str(ours.value) == str(theirs.value)
-    source = np.full((1, 8), 3)
-    with pytest.raises(InputError, match="over max_length=7"):
-        both.flax(source, both.target[:1])
-    with pytest.raises(ValueError, match="over max_length=7"):
-        both.torch(as_torch(source), as_torch(both.target[:1]))
+    ids = np.full((1, 8), 3), both.target[:1]
+    calls = ((both.flax.encode_embeddings, both.torch.encoder, (x,)), (both.flax, both.torch, ids))
+    for ours, theirs, arrays in calls:
+        with pytest.raises(InputError, match="source is 8 tokens long, over max_length=7") as one:
+            ours(*arrays)
+        with pytest.raises(ValueError, match="over max_length=7") as other:
+            theirs(*map(as_torch, arrays))
+        assert str(one.value) == str(other.value)

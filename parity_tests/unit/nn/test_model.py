@@ -1,7 +1,5 @@
 """The model: visibility in a call, refusals, dtypes and arrays."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import stacks
-from jax_transformer.nn.embeddings import Frozen, sinusoids
+from jax_transformer.nn.embeddings import Frozen
 from parity_tests.unit import helpers
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny, unchecked
 
@@ -237,15 +235,3 @@ def test_stored_positions_are_frozen(model):
         variables = helpers.skeleton(config)[1]
         assert {name for name in variables if "positions" in name} == expected
         assert all(type(variable) is nnx.Param for _, variable in variables.values())
-
-
-def test_sinusoids_follow_the_paper():
-    table = sinusoids(50, 6)
-    for position, column in ((0, 0), (0, 1), (3, 2), (3, 5), (49, 4)):
-        angle = position / 10_000 ** ((column - column % 2) / 6)
-        assert math.isclose(
-            table[position, column],
-            math.cos(angle) if column % 2 else math.sin(angle),
-            rel_tol=1e-14,
-            abs_tol=1e-300,
-        )

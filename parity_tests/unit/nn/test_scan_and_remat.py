@@ -14,10 +14,11 @@ from jax_transformer import transformer
 from jax_transformer.config import DropoutMasks, Remat
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn.dropout import KeyedDropout, MaskedDropout
+from jax_transformer.nn.dropout import KeyedDropout
 from jax_transformer.training import step
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
+from parity_tests.unit.nn.test_dropout import Halved
 
 KEY = jax.random.key(5)
 RATES = dict(dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, embedding_dropout=0.1)
@@ -145,17 +146,10 @@ def test_decoding_is_that_of_the_unrolled_model():
     assert np.array_equal(plain, scanned)
 
 
-class Everything(MaskedDropout):
-    """Drop nothing."""
-
-    def keep(self, shape, rate):
-        return jnp.ones(shape, bool)
-
-
 def test_masks_by_path_cannot_be_scanned():
     config = config_of("post-norm", **SCAN)
-    with pytest.raises(ConfigError, match=r"masks of Everything .* scan_layers=False"):
-        random_model(config).encode(batch(config)[0], rngs=Everything())
+    with pytest.raises(ConfigError, match=r"masks of Halved .* scan_layers=False"):
+        random_model(config).encode(batch(config)[0], rngs=Halved())
 
 
 def test_blocks_of_different_dtypes_cannot_be_scanned():

@@ -208,7 +208,9 @@ def test_numbers_are_cast_and_others_are_not(dtype):
     ):
         for kind in kinds:
             assert recording._cast(np.ones(2, jnp.dtype(kind)), dtype).dtype == expected
+            assert len([*recording.inexact({"x": np.ones(2, jnp.dtype(kind))})]) == 1
     for kind in ("int32", "uint8", "bool"):
+        assert not [*recording.inexact({"x": np.ones(2, kind)})]
         assert recording._cast(np.ones(2, kind), dtype).dtype == kind
 
 
