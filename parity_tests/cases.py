@@ -11,6 +11,7 @@ from parity_tests.unit.helpers import ODD
 
 # Square sizes (d_model = d_ff = lengths) show missing transposes, as every shape fits there
 SQUARE: dict[str, Any] = helpers.SQUARE | dict(max_length=20)
+UNEVEN = {"encoder_layers": 1, "decoder_layers": 3, "decoder.activation": "gelu"}
 STOCK: dict[str, Any] = dict(architecture="torch_nn")
 
 
@@ -59,12 +60,7 @@ def document(preset: str) -> list[Case]:
 CASES = [
     case("lesson10", "lesson10", **ODD),
     case("lesson10 square", "lesson10", **SQUARE),
-    case(
-        "lesson10 uneven stacks",
-        "lesson10",
-        **(ODD | dict(encoder_layers=1, decoder_layers=3)),
-        **{"decoder.activation": "gelu"},
-    ),
+    case("lesson10 uneven stacks", "lesson10", **(ODD | UNEVEN)),
     case("lesson10_repaired", "lesson10_repaired", **ODD),
     *document("deep_dive"),
     *document("deep_dive_repaired"),

@@ -49,7 +49,7 @@ def test_the_prefix_is_the_one_before_most_names():
     # Before more than half of what is expected, and of what there is
     for names, prefix in (
         ("p.a p.b p.c x", "p."),
-        ("p.a p.b x y", ""),
+        ("p.a p.b p.x y", ""),
         ("p.a p.b p.c x y", "p."),
         ("p.a p.b p.c x y z", ""),
         ("a b p.a p.b", ""),
