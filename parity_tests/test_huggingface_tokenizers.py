@@ -53,6 +53,7 @@ LINES = {
     "long words": "x" * 700 + " " + "supercalifragilistic" * 30,
     "underlines": "▁under ▁ ▁▁",
     "full width": "２０２４，１０：３０。 “Ａ”（ｂ）～ ５０％ … 「か」 ＡＢＣ",
+    "apostrophes": "l'homme qu'il dit c'est ' a ' dogs' l’eau",
     "capitals and dashes": "STRASSE ÉCOLE – a—b ‐ it'S I'M O'Neil",
     "what is cleaned up": "do n't isn't . ? ! , it 's ' a '",
 }
@@ -155,6 +156,13 @@ CASES = {
         "Marian",
         (),
     ),
+    "marian, ids after a gap": (
+        lambda: models.marian(
+            added_tokens_decoder={"550": NEW}, additional_special_tokens=["<ctl>", "</s>"]
+        ),
+        "Marian",
+        (),
+    ),
     "marian, a control piece of the target's": (_marian_with_control, "Marian", ()),
     "m2m_100": (models.m2m_100, "M2M100", ("de", "fr")),
     "m2m_100, languages not special": (
@@ -183,6 +191,7 @@ CASES = {
         (None, "php"),
     ),
     "fsmt": (models.fsmt, "FSMT", ()),
+    "fsmt, Russian to French": (lambda: models.fsmt(langs=["ru", "fr"]), "FSMT", ()),
     "fsmt, lower case": (lambda: models.fsmt(do_lower_case=True), "FSMT", ()),
     "fsmt, two vocabularies": (models.fsmt_separate, "FSMT", ()),
     "nllb": (_nllb, "Nllb", ("deu_Latn", "fra_Latn")),
@@ -294,7 +303,9 @@ def test_a_tokenizer_saved_by_transformers_gives_the_same_ids(folder, tmp_path):
     again = huggingface_tokenizer.load_huggingface(tmp_path, **languages)
     assert _differing(_theirs(name, tmp_path, languages), again) == []
     # tokenizer_config.json has the languages
-    assert huggingface_tokenizer.load_huggingface(tmp_path).source.prefix == again.source.prefix
+    alone = huggingface_tokenizer.load_huggingface(tmp_path)
+    assert alone.source.prefix == again.source.prefix
+    assert (alone.source_lang, alone.target_lang) == (again.source_lang, again.target_lang)
 
 
 def test_the_comparison_detects_other_ids(tmp_path):
@@ -323,13 +334,13 @@ def test_languages_are_forced_as_in_transformers(tmp_path):
         assert ours.forced_bos_id() == ours.forced_bos_id(languages["target_lang"])
 
 
-def test_the_sizes_are_those_of_transformers(tmp_path):
+def test_the_sizes_and_the_spelling_are_those_of_transformers(tmp_path):
     for name in ("marian", "m2m_100", "mbart", "mbart50", "nllb", "t5", "pegasus", "bart"):
         files, of, languages = _case(name)
         path = models.write(tmp_path / name, files())
-        assert huggingface_tokenizer.load_huggingface(path).source.vocab_size == len(
-            _theirs(of, path, languages)
-        ), name
+        ours, theirs = huggingface_tokenizer.load_huggingface(path), _theirs(of, path, languages)
+        assert ours.source.vocab_size == len(theirs), name
+        assert ours.source.tokens() == {i: text for text, i in theirs.get_vocab().items()}, name
 
 
 def test_the_languages_are_those_of_transformers():

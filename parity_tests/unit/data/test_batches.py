@@ -22,12 +22,10 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
     """Return pairs of random lengths; the first source token identifies the pair."""
     random = np.random.default_rng(seed)
-    sources = [
-        random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)
-    ]
-    targets = [
-        random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)
-    ]
+    sources, targets = (
+        [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
+        for _ in range(2)
+    )
     for i, source in enumerate(sources):
         source[0] = 1000 + i
     return encoding.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
@@ -269,12 +267,7 @@ def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
 
 
 def test_fill_is_the_share_of_tokens():
-    stream_batches = [
-        batch
-        for _, batch in zip(
-            range(PLAN.batches_per_epoch), taken(PLAN.batches_per_epoch, ENCODED, PLAN), strict=True
-        )
-    ]
+    stream_batches = taken(PLAN.batches_per_epoch, ENCODED, PLAN)
     tokens = sum(
         (batch.source != IDS.source_pad).sum() + (batch.target_out != IDS.target_pad).sum()
         for batch in stream_batches
@@ -317,20 +310,13 @@ def test_a_batch_has_tokens_special_tokens_and_padding():
 # The stream
 
 
-def test_shapes_are_those_of_the_table():
-    shapes = set(zip(PLAN.rows, PLAN.widths, strict=True))
-    seen = {
-        array.shape for batch in taken(2 * PLAN.batches_per_epoch, ENCODED, PLAN) for array in batch
-    }
-    assert seen == shapes and len(shapes) == 4
-
-
-def test_the_stream_gives_the_plan():
-    stream = taken(2 * PLAN.batches_per_epoch, ENCODED, PLAN)
+def test_the_stream_gives_the_plan_in_its_shapes():
+    count, shapes = PLAN.batches_per_epoch, set(zip(PLAN.rows, PLAN.widths, strict=True))
+    stream = taken(2 * count, ENCODED, PLAN)
+    assert {array.shape for batch in stream for array in batch} == shapes and len(shapes) == 4
     for step, batch in enumerate(stream):
         assert pairs_in(batch) == PLAN.batch_indices(step)[1].tolist()
-    for epoch in (0, 1):
-        of_epoch = stream[epoch * PLAN.batches_per_epoch : (epoch + 1) * PLAN.batches_per_epoch]
+    for of_epoch in (stream[:count], stream[count:]):
         assert sorted(itertools.chain(*map(pairs_in, of_epoch))) == list(range(503))
 
 

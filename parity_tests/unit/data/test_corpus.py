@@ -23,7 +23,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, recipe
 from jax_transformer.training.optimizer import OptimizerOptions
-from jax_transformer.training.options import ModelOptions, TrainOptions
+from jax_transformer.training.options import MeshOptions, ModelOptions, TrainOptions
 from parity_tests.unit.helpers import tiny
 
 WORDS = dict(
@@ -199,16 +199,12 @@ def test_the_built_in_task_is_the_default():
 
 def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
     long = ("7" * 40, "y")  # each digit is a token
-    files = write_lines(
-        tmp_path, train=[*TRAIN, ("", "leer"), long], valid=[("empty", " "), *VALID, long, long]
+    valid = [("empty", " "), *VALID, long, long]
+    loaded = prepared(
+        tmp_path, **write_lines(tmp_path, train=[*TRAIN, ("", "leer"), long], valid=valid)
     )
-    loaded = prepared(tmp_path, **files)
-    assert [loaded.about[name] for name in ("dropped_empty", "dropped_long", "cut_long")] == [
-        2,
-        3,
-        0,
-    ]
-    assert loaded.valid_pairs == VALID
+    counts = {"dropped_empty": 2, "dropped_long": 3, "cut_long": 0}
+    assert counts.items() <= loaded.about.items() and loaded.valid_pairs == VALID
 
 
 # Refusals before anything is trained or compiled
@@ -289,6 +285,10 @@ def test_faults_in_the_text_are_reported_before_the_tokenizer_is_trained(
         path.write_bytes(content)
         with pytest.raises(InputError, match=message):
             prepared(tmp_path, **lines)
+    for name in ("train", "valid"):  # the shorter text is read first
+        Path(lines[f"{name}_target"][0]).write_bytes(b"\xff\n")
+    with pytest.raises(InputError, match=r"valid\.target: line 1 is not valid"):
+        prepared(tmp_path, **lines)
 
 
 def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monkeypatch):
@@ -332,23 +332,22 @@ def test_a_maximum_above_the_model_s_is_refused(tmp_path, lines, no_training, na
 # Long pairs
 
 
-@pytest.mark.parametrize("too_long", TooLong)
-def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_path, too_long):
-    lines = write_lines(
-        tmp_path,
-        train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)],
-        valid=[("7" * 50, "y"), *VALID, ("z", "7" * 30)],
-    )
+@pytest.mark.parametrize(
+    ("too_long", "counts", "lengths", "width"),
+    [(TooLong.CUT, (2, 2, 62), [40, 20], 40), (TooLong.DROP, (4, 0, 60), [14, 14], 16)],
+)
+def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(
+    tmp_path, too_long, counts, lengths, width
+):
+    train = [*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)]
+    valid = [("7" * 50, "y"), *VALID, ("z", "7" * 30)]
+    lines = write_lines(tmp_path, train=train, valid=valid)
     loaded = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
-    cut = too_long is TooLong.CUT
-    assert (
-        loaded.about["dropped_long"],
-        loaded.about["cut_long"],
-        loaded.about["train_pairs"],
-    ) == ((2, 2, 62) if cut else (4, 0, 60))
+    names = ("dropped_long", "cut_long", "train_pairs")
+    assert tuple(map(loaded.about.__getitem__, names)) == counts
     assert loaded.valid_pairs == VALID  # references are never cut
-    assert loaded.train.lengths.max(axis=0).tolist() == ([40, 20] if cut else [14, 14])
-    assert loaded.plan.widths[-1] == (40 if cut else 16)
+    assert loaded.train.lengths.max(axis=0).tolist() == lengths
+    assert loaded.plan.widths[-1] == width
 
 
 def test_rows_are_a_multiple_of_the_devices(tmp_path, lines):
@@ -403,37 +402,29 @@ def given_tokenizer(path: Path, pairs: list[tuple[str, str]], **ids: int) -> str
     return str(path)
 
 
+def ids_of(loaded: corpus.Corpus) -> list[int]:
+    names = ("source_pad_id", "target_pad_id", "bos_id", "eos_id")
+    return [getattr(loaded.config, name) for name in names]
+
+
 def test_a_given_tokenizer_is_used_unchanged(tmp_path, lines):
     path = given_tokenizer(tmp_path / "mine.json", TRAIN)
     loaded = prepared(tmp_path, **lines, tokenizer=path, vocab_size=999)
     config = loaded.config
     assert loaded.tokenizer.hash == Tokenizer.load(path).hash
     assert (config.source_vocab_size, config.target_vocab_size) == (290, 290)
-    assert config.source_pad_id == 5
-    assert config.target_pad_id == 5
-    assert config.bos_id == 7
-    assert config.eos_id == 3
-    assert loaded.train.ids == (5, 3, 5, 7, 3)
+    assert ids_of(loaded) == [5, 5, 7, 3] and loaded.train.ids == (5, 3, 5, 7, 3)
 
 
 def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
-    paths = (
-        given_tokenizer(tmp_path / "s.json", TRAIN),
-        given_tokenizer(tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2),
-    )
-    loaded = prepared(
-        tmp_path,
-        OUTPUT,
-        **lines,
-        vocabularies=Vocabularies.SEPARATE,
-        tokenizer=paths[0],
-        target_tokenizer=paths[1],
-    )
-    assert loaded.config.source_pad_id == 5
-    assert loaded.config.target_pad_id == 0
-    assert loaded.config.bos_id == 1
-    assert loaded.config.eos_id == 2
-    assert loaded.train.ids == (5, 3, 0, 1, 2)
+    given = {
+        "tokenizer": given_tokenizer(tmp_path / "s.json", TRAIN),
+        "target_tokenizer": given_tokenizer(
+            tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2
+        ),
+    }
+    loaded = prepared(tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, **given)
+    assert ids_of(loaded) == [5, 0, 1, 2] and loaded.train.ids == (5, 3, 0, 1, 2)
     assert loaded.config.source_vocab_size == 290
     assert loaded.config.target_vocab_size == loaded.tokenizer.target.vocab_size
 
@@ -456,6 +447,20 @@ def test_a_resumed_run_uses_its_own_tokenizer(tmp_path, lines, recorded, no_trai
     corpus.record(again, recorded)
     assert before == {path.name: path.read_bytes() for path in recorded.path.iterdir()}
     assert set(before) == {"config.json", "data.json", "tokenizer.json"}
+    recorded.data.unlink()  # it was written last: without it the tokenizer may be another text's
+    with pytest.raises(AssertionError, match="the tokenizer is being trained"):
+        prepared(tmp_path, **lines)
+
+
+def test_every_entry_of_the_record_is_compared(tmp_path, lines, recorded):
+    """Whether it differs or is missing."""
+    again, before = prepared(tmp_path, **lines), json.loads(recorded.data.read_text())
+    for name in again.about:
+        others = {key: value for key, value in before.items() if key != name}
+        for changed, shown in ((others | {name: -1}, "-1"), (others, "None")):
+            recorded.data.write_text(json.dumps(changed))
+            (reason,) = corpus.changes(again, recorded)
+            assert reason.startswith(f"{name} ({shown} -> ")
 
 
 def test_other_data_are_named_and_refused(tmp_path, lines, recorded):
@@ -491,17 +496,24 @@ def test_a_damaged_record_is_named(tmp_path, lines, recorded, content):
         prepared(tmp_path, **lines)
 
 
-def test_a_run_keeps_its_rows_if_they_divide_over_other_devices(tmp_path, lines):
+@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_a_run_keeps_its_rows_if_they_divide_over_other_devices(tmp_path, lines, fsdp, tensor):
+    def on(devices: int, folder: Path = tmp_path) -> corpus.Corpus:
+        chosen = dataclasses.replace(options(**lines), mesh=MeshOptions(fsdp, tensor))
+        return corpus.prepare(chosen, RunFolder(folder / "run"), lambda: devices // tensor)
+
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    six = prepared(tmp_path, **lines, rows_multiple=6)
+    six = on(6 * tensor)
     corpus.record(six, folder)
-    for devices in (1, 2, 3, 6):
-        again = prepared(tmp_path, **lines, rows_multiple=devices)
+    for devices in (n for n in (1, 2, 3, 6) if n % fsdp == 0):
+        again = on(devices * tensor)
         assert again.plan.rows == six.plan.rows and corpus.changes(again, folder) == []
-    assert prepared(tmp_path / "new", **lines).plan.rows != six.plan.rows
-    with pytest.raises(ConfigError, match=r"7 devices cannot share .* with --devices 6, or give"):
-        prepared(tmp_path, **lines, rows_multiple=7)
+    assert on(fsdp * tensor, tmp_path / "new").plan.rows != six.plan.rows
+    many = 10 * tensor
+    message = rf"run: {many} devices cannot share .* with --devices {6 * tensor}, or give"
+    with pytest.raises(ConfigError, match=message):
+        on(many)
 
 
 @pytest.mark.parametrize("rows", [[], [6], ["6", "6"], [6, 0], None, "66"])

@@ -1,8 +1,10 @@
 """Tokenizers of Hugging Face folders without transformers: lines, runs, batches, refusals."""
 
 import base64
+import itertools
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from jax_transformer import errors
 from jax_transformer.architectures import m2m_100 as m2m_100_family
 from jax_transformer.architectures import mbart as mbart_family
-from jax_transformer.data import batches, encoding, huggingface_tokenizer, tokenizer
+from jax_transformer.data import batches, encoding, huggingface_tokenizer, tokenizer, vocabulary
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.storage import huggingface_folder as folders
 from parity_tests import tokenizer_models
@@ -85,18 +87,10 @@ def test_a_marian_target_language_is_prepended_to_the_source(tmp_path):
 
 
 def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
-    loaded = load_huggingface(
-        folder(tmp_path, tokenizer_models.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn"
-    )
-    count = len(
-        {
-            "<s>",
-            "<pad>",
-            "</s>",
-            "<unk>",
-            *tokenizer_models.pieces(tokenizer_models.model(algorithm="bpe")),
-        }
-    )
+    files = tokenizer_models.fairseq("Nllb", "m2m_100")
+    loaded = load_huggingface(folder(tmp_path, files), source_lang="eng_Latn")
+    pieces = tokenizer_models.pieces(tokenizer_models.model(algorithm="bpe"))
+    count = len({"<s>", "<pad>", "</s>", "<unk>", *pieces})
     ids = [loaded.files.source.id_of(token) for token in (*m2m_100_family.LANGUAGES_NLLB, "<mask>")]
     assert ids == list(range(count, count + 203))
     assert loaded.languages == tuple(m2m_100_family.LANGUAGES_NLLB)
@@ -126,29 +120,45 @@ def test_ids_without_a_token_decode_to_nothing(tmp_path):
 
 
 def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
-    files = tokenizer_models.m2m_100()
-    loaded = load_huggingface(
-        tokenizer_models.write(tmp_path / "given", files), source_lang="de", target_lang="fr"
-    )
-    run = tmp_path / "run"
-    run.mkdir()
-    assert not encoding.has_tokenizer(run)
-    encoding.save_tokenizer(loaded, run)
-    files_of_run = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
-    assert files_of_run == {path.name: path.read_bytes() for path in (tmp_path / "given").iterdir()}
-    assert encoding.has_tokenizer(run)
-    again = encoding.load_tokenizer(run)
-    assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)
-    assert again.hash == loaded.hash
-    assert again.source.prefix == loaded.source.prefix
-    assert again.target.prefix == loaded.target.prefix
+    """Two, one or none."""
+    given = tokenizer_models.write(tmp_path / "given", tokenizer_models.m2m_100())
+    for i, languages in enumerate(itertools.product(("de", None), ("fr", None))):
+        loaded = load_huggingface(given, source_lang=languages[0], target_lang=languages[1])
+        run = tmp_path / f"run {i}"
+        run.mkdir()
+        assert not encoding.has_tokenizer(run)
+        encoding.save_tokenizer(loaded, run)
+        files = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
+        assert files == {path.name: path.read_bytes() for path in given.iterdir()}
+        assert encoding.has_tokenizer(run)
+        again = encoding.load_tokenizer(run)
+        assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)
+        assert (again.source_lang, again.target_lang) == (loaded.source_lang, languages[1])
+        assert again.forced_bos_id() == loaded.forced_bos_id()
+        if i == 0:
+            assert again.hash == loaded.hash
+            assert around(again.source) == around(loaded.source)
+            assert around(again.target) == around(loaded.target)
     (run / "languages.json").write_text('{"source": "de"}')
     message = r"languages\.json: .* is not an object of source_lang and"
     with pytest.raises(errors.InputError, match=message):
         encoding.load_tokenizer(run)
     (run / "tokenizer.json").write_text("{}")  # a run with its own tokenizer reads that
-    with pytest.raises(errors.InputError, match=r"run/tokenizer\.json"):
+    with pytest.raises(errors.InputError, match=r"run 3/tokenizer\.json"):
         encoding.load_tokenizer(run)
+
+
+def test_the_model_s_config_wins_over_its_generation_config_and_the_tokenizer_s_over_both(tmp_path):
+    files = tokenizer_models.bart() | {"generation_config.json": {"decoder_start_token_id": 0}}
+    for start, expected in ((2, 2), (None, 0)):
+        config = files["config.json"] | {"decoder_start_token_id": start}
+        config = {name: value for name, value in config.items() if value is not None}
+        assert load_huggingface(folder(tmp_path, files, config__json=config)).bos_id == expected
+    config = files["config.json"] | {"tokenizer_class": "T5Tokenizer"}
+    for own, expected in (("BartTokenizer", "BartTokenizer"), (None, "T5Tokenizer")):
+        named = {"config__json": config, "tokenizer_config__json": {"tokenizer_class": own}}
+        read = vocabulary.read_settings(folder(tmp_path, files, **named))
+        assert read.recipe.class_name == expected
 
 
 def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
@@ -164,44 +174,33 @@ def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):
         loaded.source.save(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize("family", ["mbart", "bart", "m2m_100"])
-def test_batches_have_the_special_tokens_of_a_line(family, tmp_path):
-    files = {
-        "mbart": lambda: tokenizer_models.fairseq("MBart", "mbart"),
-        "bart": tokenizer_models.bart,
-        "m2m_100": tokenizer_models.m2m_100,
-    }[family]()
-    languages = {"mbart": ("en_XX", "fr_XX"), "bart": (None, None), "m2m_100": ("en", "fr")}[family]
+@pytest.mark.parametrize(
+    ("family", "languages"),
+    [("mbart", ("en_XX", "fr_XX")), ("bart", (None, None)), ("m2m_100", ("en", "fr"))],
+)
+def test_batches_have_the_special_tokens_of_a_line(family, languages, tmp_path):
+    mbart = {"mbart": lambda: tokenizer_models.fairseq("MBart", "mbart")}
+    files = mbart.get(family) or getattr(tokenizer_models, family)
     loaded = load_huggingface(
-        folder(tmp_path, files), source_lang=languages[0], target_lang=languages[1]
+        folder(tmp_path, files()), source_lang=languages[0], target_lang=languages[1]
     )
     pairs = [(LINE, OTHER), ("the", "le </s> brun")]  # an end token within the text stays one
     encoded = encoding.encode_pairs(pairs, loaded.source, loaded.target, 40)
-    sides = (loaded.source, loaded.target)
-    expected = [
-        [
-            [*side.prefix, *side.encode(line), *side.suffix]
-            for side, line in zip(sides, pair, strict=True)
-        ]
-        for pair in pairs
+    sources, targets = (
+        [[*side.prefix, *side.encode(pair[i]), *side.suffix] for pair in pairs]
+        for i, side in enumerate((loaded.source, loaded.target))
+    )
+    assert encoded.lengths.tolist() == [
+        [len(source), len(target)] for source, target in zip(sources, targets, strict=True)
     ]
-    assert encoded.lengths.tolist() == [[len(source), len(target)] for source, target in expected]
     batch = batches.make_batch(encoded, np.array([0, 1]), 40, 3)
-    for row, (source, target) in enumerate(expected):
-        assert batch.source[row].tolist() == source + [loaded.pad_id] * (40 - len(source))
-        assert batch.target_out[row].tolist() == target + [loaded.pad_id] * (40 - len(target))
-        assert batch.target_in[row].tolist() == [loaded.bos_id, *target[:-1]] + [loaded.pad_id] * (
-            40 - len(target)
-        )
-    empty = [*loaded.source.prefix, *loaded.source.suffix]
-    assert batch.source[2].tolist() == empty + [loaded.pad_id] * (40 - len(empty))
-    assert batch.target_in[2].tolist() == [loaded.bos_id] + [loaded.pad_id] * 39
-    assert batch.target_out[2].tolist() == [loaded.pad_id] * 40
+    sources.append([*loaded.source.prefix, *loaded.source.suffix])
+    begun = [[loaded.bos_id, *target[:-1]] for target in targets] + [[loaded.bos_id]]
+    for ids, expected in zip(batch, (sources, begun, [*targets, []]), strict=True):
+        assert ids.tolist() == [row + [loaded.pad_id] * (40 - len(row)) for row in expected]
     rows = batches.pad_rows(
         encoding.encode_sources([LINE, "the"], loaded, 40),
-        40,
-        2,
-        loaded.pad_id,
+        *(40, 2, loaded.pad_id),
         encoding.special_tokens(loaded),
     )
     assert rows.tolist() == batch.source[:2].tolist()
@@ -258,24 +257,19 @@ def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
         load_huggingface(path).with_languages(**{side: "fr"})
 
 
-def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    for name, files in (
-        ("t5", tokenizer_models.t5()),
-        ("marian", tokenizer_models.marian()),
-        ("m2m_100", tokenizer_models.m2m_100()),
-    ):
-        message = r"needs SentencePiece: pip install 'jax-seq2seq\[sentencepiece\]'"
-        with pytest.raises(errors.ConfigError, match=message):
-            load_huggingface(tokenizer_models.write(tmp_path / name, files))
-    load_huggingface(tokenizer_models.write(tmp_path / "bart", tokenizer_models.bart()))
-
-
-def test_without_sacremoses_a_folder_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    path = tokenizer_models.write(tmp_path / "fsmt", tokenizer_models.fsmt_files())
-    expected = r"merges\.txt: needs sacremoses: pip install 'jax-seq2seq\[sacremoses\]'"
-    with pytest.raises(errors.ConfigError, match=expected):
+@pytest.mark.parametrize(
+    ("family", "library", "named"),
+    [(name, "sentencepiece", "SentencePiece") for name in ("t5", "marian", "m2m_100")]
+    + [("fsmt_files", "sacremoses", r"merges\.txt: needs sacremoses"), ("bart", "", "")],
+)
+def test_without_its_library_a_folder_says_what_to_install(
+    family, library, named, tmp_path, monkeypatch
+):
+    for module in ("sentencepiece", "sacremoses"):
+        monkeypatch.setitem(sys.modules, module, None)
+    path = tokenizer_models.write(tmp_path / family, getattr(tokenizer_models, family)())
+    message = rf"{named}: pip install 'jax-seq2seq\[{library}\]'"
+    with pytest.raises(errors.ConfigError, match=message) if library else nullcontext():
         load_huggingface(path)
 
 
@@ -284,8 +278,13 @@ def test_plbart_s_languages_are_given_by_code_or_token(tmp_path):
     loaded = load_huggingface(path, source_lang="java", target_lang="en_XX")
     assert loaded.languages == ("java", "python", "en_XX")
     assert loaded.bos_id == loaded.target.suffix[-1] == loaded.source.suffix[-1] + 2
-    with pytest.raises(errors.ConfigError, match="give source_lang, one of java, python, en_XX"):
-        load_huggingface(path).source.suffix  # noqa: B018
+    for ends in ("prefix", "suffix"):
+        with pytest.raises(errors.ConfigError, match="give source_lang, one of java, python, en"):
+            getattr(load_huggingface(path).source, ends)
+    # transformers gives it the id of a language
+    more = tokenizer_models.plbart(additional_special_tokens=["<new>"])
+    more_loaded = load_huggingface(tokenizer_models.write(tmp_path / "more", more)).source
+    assert more_loaded.encode("<new>") == [loaded.vocab_size] == [more_loaded.vocab_size - 1]
     with pytest.raises(errors.ConfigError, match="has no language 'go'; it has java, python"):
         load_huggingface(path, source_lang="go")
 

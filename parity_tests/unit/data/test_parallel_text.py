@@ -44,30 +44,19 @@ def test_written_lines_are_read_back(lines, crlf):
     assert parallel_text.split_lines(content, "name") == expected
 
 
-@pytest.mark.parametrize(
-    "content", ["one\r\ntwo\r\n", "one\r\ntwo", "\ufeffone\ntwo\n", "\ufeffone\r\ntwo"]
-)
-def test_carriage_returns_and_byte_order_mark_are_removed(tmp_path, content):
-    assert parallel_text.read_lines(written(tmp_path / "text", content)) == ["one", "two"]
-
-
-def test_a_byte_order_mark_elsewhere_stays(tmp_path):
-    assert parallel_text.read_lines(written(tmp_path / "text", "one\n\ufefftwo\n")) == [
-        "one",
-        "\ufefftwo",
-    ]
-
-
 @pytest.mark.parametrize("name", ["text.gz", "text.de"])
-def test_gzip_is_detected_by_content(tmp_path, name):
-    assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\ntwo\n"))) == [
-        "one",
-        "two",
-    ]
-    assert parallel_text.read_lines(
-        written(tmp_path / name, gzip.compress(b"one\n") + gzip.compress(b"two\n"))
-    ) == ["one", "two"]
-    assert parallel_text.read_lines(written(tmp_path / name, b"one\ntwo\n")) == ["one", "two"]
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("one\r\ntwo\r\n", "one\r\ntwo", "\ufeffone\ntwo\n", "\ufeffone\r\ntwo"),
+        gzip.compress(b"one\ntwo\n"),
+        gzip.compress(b"one\n") + gzip.compress(b"two\n"),
+        "one\n\ufefftwo\n",  # a byte order mark elsewhere stays
+    ],
+)
+def test_gzip_is_detected_by_content_and_carriage_returns_are_removed(tmp_path, content, name):
+    second = "\ufefftwo" if "\n\ufeff" in str(content) else "two"
+    assert parallel_text.read_lines(written(tmp_path / name, content)) == ["one", second]
 
 
 def test_damaged_gzip_is_refused(tmp_path):

@@ -16,36 +16,17 @@ from parity_tests.unit import runs
 
 def entries(steps: int = 1000, averaged: bool = True) -> list[dict]:
     """Return lines every 50 steps, validations every 200; loss is best at 600, scores last."""
-    lines = []
+    lines: list[dict] = []
     for step in range(50, steps + 1, 50):
-        lines.append(
-            {
-                "step": step,
-                "loss": 2 + 500 / step,
-                "gradient_norm": 1 / step,
-                "learning_rate": step * 1e-6,
-                "tokens_per_second": 4e3,
-            }
-        )
+        rates = {"gradient_norm": 1 / step, "learning_rate": step * 1e-6}
+        lines.append({"step": step, "loss": 2 + 500 / step, **rates, "tokens_per_second": 4e3})
         if step % 200 == 0:
-            scores = {
-                "bleu": step / 40,
-                "chrf": step / 20,
-                "exact_match": step / 100,
-                "signatures": {"bleu": "…"},
-            }
-            lines.append({"step": step, "valid_loss": 2 + abs(step - 600) / 1000, **scores})
+            scores = {"bleu": step / 40, "chrf": step / 20, "exact_match": step / 100}
+            valid = {"step": step, "valid_loss": 2 + abs(step - 600) / 1000}
+            lines.append(valid | scores | {"signatures": {"bleu": "…"}})
     if averaged:
-        lines.append(
-            {
-                "step": steps,
-                "weights": "averaged",
-                "valid_loss": 1.5,
-                "bleu": 27.0,
-                "chrf": 51.0,
-                "exact_match": 11.0,
-            }
-        )
+        scores = {"bleu": 27.0, "chrf": 51.0, "exact_match": 11.0}
+        lines.append({"step": steps, "weights": "averaged", "valid_loss": 1.5, **scores})
     return lines
 
 
@@ -103,20 +84,15 @@ def test_every_metric_is_in_its_panel_and_the_best_is_named():
         "Learning rate": ["learning rate"],
         "Global norm of the gradient, before clipping": ["gradient norm"],
     }
-    assert drawn["Loss"]["training"] == (
-        [*range(50, 1001, 50)],
-        [2 + 500 / step for step in range(50, 1001, 50)],
-    )
+    steps = [*range(50, 1001, 50)]
+    assert drawn["Loss"]["training"] == (steps, [2 + 500 / step for step in steps])
     for panel, i, name in (
         ("Loss", 1, "valid_loss"),
         *(("Scores on validation examples", i, curves.SCORES[i][0]) for i in range(3)),
     ):
         expected = ([200, 400, 600, 800, 1000], [line[name] for line in validations])
         assert list(drawn[panel].values())[i] == expected
-    assert drawn["Learning rate"]["learning rate"] == (
-        [*range(50, 1001, 50)],
-        [step * 1e-6 for step in range(50, 1001, 50)],
-    )
+    assert drawn["Learning rate"]["learning rate"] == (steps, [step * 1e-6 for step in steps])
 
 
 def test_the_training_loss_is_drawn_with_and_without_label_smoothing():
@@ -130,18 +106,13 @@ def test_the_training_loss_is_drawn_with_and_without_label_smoothing():
 
 
 def test_the_best_and_the_averaged_are_marked():
-    loss = curves.figure(entries(), "run").axes[0]
-    marks = {
-        line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0])
-        for line in loss.lines
-        if len(line.get_xdata()) == 1
-    }
-    assert marks == {"o": (600, 2.0), "D": (1000, 1.5)}
-    assert [
-        line
-        for line in curves.figure(entries(averaged=False), "run").axes[0].lines
-        if line.get_marker() == "D"
-    ] == []
+    for averaged, marks in (
+        (True, {("o", 600, 2.0), ("D", 1000, 1.5)}),
+        (False, {("o", 600, 2.0)}),
+    ):
+        lines = curves.figure(entries(averaged=averaged), "run").axes[0].lines
+        drawn = [(line.get_marker(), *line.get_xdata(), *line.get_ydata()) for line in lines]
+        assert {mark for mark in drawn if len(mark) == 3} == marks
 
 
 def test_a_run_is_drawn_and_drawn_again(draw):
@@ -161,14 +132,9 @@ FEW = {
     ),
     "a torn line": text(entries(400)) + '{"step": 450, "loss": 2',
     "not numbers": text(
-        [
-            line | dict.fromkeys(line.keys() - {"step", "signatures", "weights"}, math.nan)
-            for line in entries(400)
-        ]
+        [{k: math.nan if type(v) is float else v for k, v in line.items()} for line in entries(400)]
     ),
-    "infinite": text(
-        [{"step": 50, "loss": math.inf, "gradient_norm": math.inf, "learning_rate": 0.0}]
-    ),
+    "infinite": text([{"step": 50, **dict.fromkeys(("loss", "gradient_norm"), math.inf)}]),
     "long": text(entries(40_000)),
 }
 

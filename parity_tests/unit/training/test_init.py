@@ -232,11 +232,16 @@ def test_an_init_file_must_be_converted_first(trained, tmp_path):
 
 @pytest.mark.parametrize("name", RATES)
 def test_each_rate_of_dropout_is_the_option_s_if_it_is_given(name):
+    """0 is a rate, of a new model too."""
     config = helpers.tiny(**dict.fromkeys(RATES, 0.25))
     for value in (None, 0.0, 0.5):
-        changed = init_source._with_options(config, ModelOptions(**{name: value}))
-        expected = dict.fromkeys(RATES, 0.25) | ({} if value is None else {name: value})
+        options, own = ModelOptions(**{name: value}), {} if value is None else {name: value}
+        changed = init_source._with_options(config, options)
+        expected = dict.fromkeys(RATES, 0.25) | own
         assert {rate: getattr(changed, rate) for rate in RATES} == expected
+        usual = {rate: getattr(ModelOptions().config(9, 9), rate) for rate in RATES}
+        new = {rate: getattr(options.config(9, 9), rate) for rate in RATES}
+        assert new == usual | own
 
 
 def test_two_tokenizers_fit_a_model_with_two_pad_ids():

@@ -1,6 +1,8 @@
 """The training loop with stand-ins for the step, the batches and the validation."""
 
 import contextlib
+import itertools
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.evaluation import ValidationReport
 from jax_transformer.training.optimizer import OptimizerOptions
-from jax_transformer.training.options import Criterion, TrainOptions
+from jax_transformer.training.options import AverageOf, Criterion, TrainOptions
 from jax_transformer.training.step import TrainState
 from parity_tests.unit import runs
 
@@ -40,6 +42,7 @@ class Loop:
         for name in ("config", "train", "plan", "dropped"):
             object.__setattr__(self.corpus, name, None)
         self.stop_at: int | None = None
+        self.spoiled: int | None = None
         self.while_validating: Callable[[], None] = lambda: None
         self.valid_loss = lambda weight: weight
         patch.setattr(training_run, "make_step", lambda *_: self.step)
@@ -47,9 +50,9 @@ class Loop:
         patch.setattr(training_run.batches, "train_stream", numbered_batches)
         patch.setattr(training_run.curves, "draw", lambda *_, **__: None)
 
-    def train(self, **options) -> None:
+    def train(self, stop: Stop | None = None, **options) -> None:
         """Train from the newest checkpoint on."""
-        self.stop = Stop()
+        self.stop = stop or Stop()
         began = self.folder.last_step() or 0
         state = TrainState(jnp.int32(0), {"weight": jnp.zeros(1, jnp.float32)}, {}, (), {})
         if began:
@@ -65,10 +68,11 @@ class Loop:
         self.steps = step = int(state.step) + 1
         if step == self.stop_at:
             self.stop.request()
-        state = state._replace(
-            step=jnp.int32(step), params={"weight": state.params["weight"] + jnp.float32(1)}
-        )
-        measured = {"loss": sum(numbers) / len(numbers), "nll_loss": 0.0, "gradient_norm": step}
+        weight = state.params["weight"]
+        loss = sum(numbers) / len(numbers) + 0 * float(weight[0])
+        weight = weight + jnp.float32("nan" if step == self.spoiled else 1)
+        state = state._replace(step=jnp.int32(step), params={"weight": weight})
+        measured = {"loss": loss, "nll_loss": 0.0, "gradient_norm": step}
         return state, {name: jnp.float32(value) for name, value in measured.items()} | {
             "tokens": jnp.int32(1)
         }
@@ -210,21 +214,81 @@ def test_the_average_of_steps_that_are_made_again_is_made_again(run):
     assert run.validations() == [(2, 2.0, False)]
 
 
-def test_patience_ends_a_run_at_the_same_step_however_often_it_is_continued(run):
-    options = dict(steps=9, eval_every=1, keep_best=1, patience=2, best_by=Criterion.LOSS)
-    run.valid_loss = lambda weight: abs(weight - 2)
+def test_patience_averaging_and_the_best_checkpoint_work_together(run, monkeypatch):
+    """Two without a new best end it, however often it is continued; the best two are averaged."""
+    options = dict(steps=9, eval_every=1, keep=1, patience=2, best_by=Criterion.LOSS)
+    options |= dict(average=2, average_of=AverageOf.BEST)
+    run.valid_loss = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 2.5: 1.5}.get
     run.train(**options)
-    assert [step for step, _, _ in run.validations()] == [1, 2, 3, 4]
-    before = run.folder.metrics.read_bytes()
+    assert run.validations() == [
+        *((1, 3.0, False), (2, 1.0, False), (3, 2.0, False), (4, 2.5, False)),
+        (4, 1.5, True),
+    ]
+    assert checkpoint.steps(run.folder.checkpoints) == [2, 3, 4]
+    assert checkpoint.read_manifest(run.folder.averaged, 4)["of"] == [2, 3]
+    before, drawn = run.folder.metrics.read_bytes(), []
+    monkeypatch.setattr(training_run.curves, "draw", drawn.append)  # as if no write had succeeded
+    for left in (".writing-3", "3"):  # by a process that ended before it removed them
+        shutil.copytree(run.folder.averaged / "4", run.folder.averaged / left)
     run.train(**options)
-    assert run.folder.metrics.read_bytes() == before
+    assert run.folder.metrics.read_bytes() == before and drawn == [run.folder]
+    assert [path.name for path in run.folder.averaged.iterdir()] == ["4"]
 
 
-def test_a_validation_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run):
-    run.valid_loss = lambda weight: float("nan")
-    with pytest.raises(NonFiniteLossError, match=r"^the validation loss of step 2 is nan; "):
-        run.train(steps=4, eval_every=2)
-    assert checkpoint.steps(run.folder.checkpoints) == []
+@pytest.mark.parametrize(
+    ("log_every", "spoiled", "message", "saved"),
+    [
+        (3, 9, "loss of step 10", []),
+        (1, 19, "loss of step 20", [10]),
+        (1, 10, "validation loss of step 10", []),
+    ],
+)
+def test_a_state_that_is_not_finite_is_never_saved(run, log_every, spoiled, message, saved):
+    """A step spoils the weights, which the next loss or a validation shows."""
+    run.spoiled = spoiled
+    with pytest.raises(NonFiniteLossError, match=rf"^the {message} is nan; "):
+        run.train(steps=20, eval_every=10, log_every=log_every, keep=1, keep_best=0)
+    assert checkpoint.steps(run.folder.checkpoints) == saved
+    assert b"NaN" not in run.folder.metrics.read_bytes()
+
+
+def test_a_stop_at_any_question_changes_nothing_of_the_end(run, tmp_path, monkeypatch):
+    """Within steps, validations and saves: metrics, checkpoints and weights are those of one go."""
+    options = dict(steps=4, log_every=3, eval_every=2, keep=1)
+    (tmp_path / "whole").mkdir()
+    whole = Loop(RunFolder(tmp_path / "whole"), monkeypatch)
+    whole.train(**options)
+    stops = set()
+    for when in itertools.count(1):
+        folder = tmp_path / f"stopped {when}"
+        folder.mkdir()
+        stopped = Loop(RunFolder(folder), monkeypatch)
+        try:
+            stopped.train(Scripted(when), **options)
+            break
+        except Preempted as preempted:
+            (step,) = checkpoint.steps(stopped.folder.checkpoints)[-1:]
+            assert str(preempted).startswith(f"stopped at step {step}, saved in ")
+            manifest = checkpoint.read_manifest(stopped.folder.checkpoints, step)
+            stops.add((step, "figures" in manifest))
+        stopped.train(**options)
+        assert runs.metrics(folder) == runs.metrics(whole.folder.path)
+        assert checkpoint.steps(stopped.folder.checkpoints) == [2, 4]
+        assert not runs.differing(runs.arrays(folder, 4), runs.arrays(whole.folder.path, 4))
+    assert stops == {(1, False), (2, False), (2, True), (3, False), (4, False)}
+
+
+def test_patience_ends_where_the_first_process_sees_it(run, monkeypatch):
+    """The others may read its metrics before or after it has written them."""
+    asked = []
+
+    def of_first(name: str, value):
+        asked.append(name)
+        return asked.count(name) > 2 if name == "patience" else value
+
+    monkeypatch.setattr(training_run.distributed, "from_first", of_first)
+    run.train(steps=9, eval_every=1)
+    assert run.validations() == [(1, 1.0, False)]
 
 
 def test_no_process_validates_after_another_one_was_asked_to_stop(monkeypatch):
@@ -236,6 +300,23 @@ def test_no_process_validates_after_another_one_was_asked_to_stop(monkeypatch):
     training.validation = None
     with pytest.raises(Preempted, match=r"^stopped after step 3; the same command continues"):
         training._validate({}, "step 3", {"step": 3})
+
+
+class Scripted(Stop):
+    """Request a stop at the ``when``-th check for one."""
+
+    def __init__(self, when: int):
+        self.left = when
+        super().__init__()
+
+    @property
+    def asked(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        pass
 
 
 class StopVotesOf:

@@ -339,6 +339,8 @@ def test_rows_are_divided_by_two_axes_and_constraints_act_on_each(mesh, rows, sp
         assert entered == [several.mesh] * (mesh != (1, 1, 1))
     with jax.sharding.use_abstract_mesh(several.mesh):
         assert sharding.row_shards() == rows
+        (divided,) = jax.make_jaxpr(sharding.divide_rows)(np.zeros((60, 3))).eqns
+        assert tuple(divided.params["sharding"].spec) == spec
     assert sharding.row_shards() == 1
 
 

@@ -28,52 +28,30 @@ def rates(steps: int, **options) -> list[float]:
         return [float(schedule(jnp.asarray(step, jnp.int32))) for step in range(steps + 1)]
 
 
+def share(kind: Schedule, step: int, steps: int, warmup: int) -> float:
+    """Return the rate of a step as a share of the peak."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    left, first = max(0.0, (steps - step) / max(1, steps - warmup)), max(1, warmup)
+    return {
+        Schedule.CONSTANT: 1.0,
+        Schedule.LINEAR: left,  # transformers' get_linear_schedule_with_warmup, but from 1 on
+        Schedule.COSINE: (1 - math.cos(math.pi * left)) / 2,
+        Schedule.INVERSE_SQRT: math.sqrt(first / (first + step - warmup)),
+    }[kind]
+
+
 @pytest.mark.parametrize("kind", list(Schedule))
-def test_warm_up_is_linear_from_a_first_small_step_to_the_peak(kind):
-    actual = rates(20, learning_rate=0.5, schedule=kind, warmup_steps=4)
-    np.testing.assert_allclose(actual[:5], [0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
-    assert max(actual) == pytest.approx(0.5, rel=1e-6)
-
-
-def test_cosine_is_half_way_in_the_middle_and_zero_at_the_end():
-    actual = rates(24, learning_rate=0.5, schedule=Schedule.COSINE, warmup_steps=4)
-    after = np.arange(21) / 20
-    np.testing.assert_allclose(
-        actual[4:], 0.5 * (1 + np.cos(np.pi * after)) / 2, rtol=1e-6, atol=1e-9
-    )
-    assert actual[14] == pytest.approx(0.25, rel=1e-6)
-    assert actual[24] == pytest.approx(0, abs=1e-9) and actual[23] > 1e-4
-
-
-def test_inverse_square_root_continues_warm_up_without_a_jump():
-    actual = rates(400, learning_rate=0.5, schedule=Schedule.INVERSE_SQRT, warmup_steps=100)
-    np.testing.assert_allclose(
-        actual[100:], [0.5 * np.sqrt(100 / step) for step in range(100, 401)], rtol=1e-6
-    )
-    assert actual[400] == pytest.approx(0.25, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (Schedule.CONSTANT, [1, 1, 1, 1, 1]),
-        (Schedule.INVERSE_SQRT, [1, 1 / np.sqrt(2), 1 / np.sqrt(3), 1 / 2, 1 / np.sqrt(5)]),
-        (Schedule.COSINE, [1, (1 + np.sqrt(0.5)) / 2, 0.5, (1 - np.sqrt(0.5)) / 2, 0]),
-    ],
-)
-def test_without_warm_up_the_first_step_has_the_peak(kind, expected):
-    np.testing.assert_allclose(
-        rates(4, learning_rate=0.25, schedule=kind, warmup_steps=0),
-        0.25 * np.array(expected),
-        rtol=1e-6,
-        atol=1e-9,
-    )
-
-
-def test_a_warm_up_as_long_as_the_run_ends_below_the_peak():
-    assert rates(4, learning_rate=0.5, warmup_steps=9)[:4] == pytest.approx(
-        [0.05, 0.1, 0.15, 0.2], rel=1e-6
-    )
+@pytest.mark.parametrize(("steps", "warmup"), [(24, 4), (20, 0), (4, 9)])
+def test_every_schedule_is_its_formula_after_a_linear_warm_up(kind, steps, warmup):
+    """From a first small step on; a warm-up longer than the run ends below the peak."""
+    actual = rates(steps, learning_rate=0.5, schedule=kind, warmup_steps=warmup)
+    expected = [0.5 * share(kind, step, steps, warmup) for step in range(steps + 1)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)
+    if warmup == 4:
+        assert actual[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], rel=1e-6)
+        middle = {Schedule.CONSTANT: 0.5, Schedule.INVERSE_SQRT: 0.5 * math.sqrt(4 / 14)}
+        assert actual[14] == pytest.approx(middle.get(kind, 0.25), rel=1e-6)
 
 
 # Clipping
@@ -90,29 +68,17 @@ def clipped(gradients: dict, max_norm: float) -> dict:
 GRADIENTS = {"a": jnp.array([3.0, 0.0], jnp.float64), "b": jnp.array([[4.0]], jnp.float64)}
 
 
-def test_gradients_over_the_norm_are_scaled_as_torch_does():
-    actual = clipped(GRADIENTS, 2.0)
+@pytest.mark.parametrize("max_norm", [2.0, 5.0, 5.1, 1e9])
+def test_only_gradients_over_the_norm_are_scaled_and_as_torch_does(max_norm):
+    actual, factor = clipped(GRADIENTS, max_norm), min(1.0, max_norm / (5.0 + 1e-6))  # not Optax's
     for name, gradient in GRADIENTS.items():
-        np.testing.assert_allclose(
-            actual[name], np.asarray(gradient) * (2.0 / (5.0 + 1e-6)), rtol=1e-15
-        )
-    assert not np.allclose(actual["b"], 4 * 2 / 5, rtol=1e-9)  # Optax's form
-
-
-@pytest.mark.parametrize("max_norm", [5.1, 1e9])
-def test_gradients_below_the_norm_are_unchanged(max_norm):
-    actual = clipped(GRADIENTS, max_norm)
-    assert all(actual[name].tobytes() == gradient.tobytes() for name, gradient in GRADIENTS.items())
+        np.testing.assert_allclose(actual[name], np.asarray(gradient) * factor, rtol=1e-15)
+        assert (actual[name].tobytes() == gradient.tobytes()) == (max_norm > 5)
 
 
 def test_clipping_keeps_dtypes():
-    actual = clipped(
-        {"half": jnp.full(4, 100, jnp.bfloat16), "single": jnp.full(4, 100, jnp.float32)}, 1.0
-    )
-    assert {name: str(array.dtype) for name, array in actual.items()} == {
-        "half": "bfloat16",
-        "single": "float32",
-    }
+    actual = clipped({name: jnp.full(4, 100, name) for name in ("bfloat16", "float32")}, 1.0)
+    assert {name: str(array.dtype) for name, array in actual.items()} == {n: n for n in actual}
 
 
 # The loss
@@ -150,34 +116,21 @@ def test_the_loss_is_smoothed_cross_entropy_over_tokens(smoothing):
     assert int(tokens) == count < targets.size
 
 
-def test_a_batch_of_padding_has_zero_loss_and_gradient():
+def test_padding_has_neither_loss_nor_gradient():
+    """Nor a logit that overflows there, nor a batch of nothing else."""
     logits, targets = example()
-    targets = np.full_like(targets, PAD)
 
-    def total(logits):
+    def total(logits, targets):
         return loss.cross_entropy(logits, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)
 
-    (value, tokens), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(logits))
-    assert (float(value), int(tokens)) == (0.0, 0)
-    assert not np.any(gradient)
-
-
-def test_only_tokens_have_a_gradient():
-    logits, targets = example()
-    gradient = jax.grad(
-        lambda x: loss.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
-    )(jnp.asarray(logits))
-    assert not np.any(np.asarray(gradient)[targets == PAD])
-    assert np.all(np.abs(np.asarray(gradient)[targets != PAD]).max(axis=-1) > 0)
-
-
-def test_an_overflowing_logit_at_padding_has_no_effect():
-    logits, targets = example()
-    logits[1, 3] = np.inf
-    total, _ = loss.cross_entropy(
-        jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1
-    )
-    np.testing.assert_allclose(total, expected_loss(logits, targets, 0.1)[0], rtol=1e-14)
+    both = jax.value_and_grad(total, has_aux=True)
+    gradient = np.asarray(both(jnp.asarray(logits), targets)[1])
+    assert not np.any(gradient[targets == PAD])
+    assert np.all(np.abs(gradient[targets != PAD]).max(axis=-1) > 0)
+    (value, tokens), gradient = both(jnp.asarray(logits), np.full_like(targets, PAD))
+    assert (float(value), int(tokens)) == (0.0, 0) and not np.any(gradient)
+    expected, logits[1, 3] = expected_loss(logits, targets, 0.1)[0], np.inf
+    np.testing.assert_allclose(total(jnp.asarray(logits), targets)[0], expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer
 from jax_transformer.training.optimizer import USED_BY, OptimizerName, OptimizerOptions, Schedule
-from parity_tests.unit.training.test_optimizer_loss import rates
 
 RATE, DECAY, B1, B2, EPS = 0.1, 0.3, 0.8, 0.95, 1e-3
 Arrays = dict[str, np.ndarray]
@@ -200,19 +199,6 @@ def test_every_optimizer_clips_and_follows_the_schedule(name):
             updates, state = tx.update(jax.tree.map(jnp.asarray, gradient), state, ours)
             moved.append(max(float(jnp.abs(update).max()) for update in updates.values()))
     assert moved[0] > 0 and moved[1] > 0 and moved[2] == 0
-
-
-@pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 4), (4, 9)])
-def test_linear_falls_to_zero_at_the_last_step(steps, warmup):
-    """Equal get_linear_schedule_with_warmup after the warm-up, which starts at 1."""
-    actual = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
-    expected = [
-        (step + 1) / (warmup + 1)
-        if step < warmup
-        else max(0.0, (steps - step) / max(1, steps - warmup))
-        for step in range(steps + 1)
-    ]
-    np.testing.assert_allclose(actual, 0.5 * np.array(expected), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", list(OptimizerName))

@@ -12,18 +12,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
 from jax_transformer.runtime import process
-from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.storage import checkpoint, run_folder, saving
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import resume
-from jax_transformer.training.optimizer import OptimizerName
+from jax_transformer.training import optimizer, resume, step
+from jax_transformer.training.devices import Devices
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
+from parity_tests.unit.training.test_loop import Scripted
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -104,49 +110,10 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(finished, text, tmp_path)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
 
 
-class Scripted(process.Stop):
-    """Request a stop at the ``when``-th check for one."""
-
-    def __init__(self, when: int):
-        self.left = when
-        super().__init__()
-
-    @property
-    def asked(self) -> bool:
-        self.left -= 1
-        return self.left <= 0
-
-    @asked.setter
-    def asked(self, value: bool) -> None:
-        pass
-
-
 def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.CommandResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
         return train(*(["--run", run] if run else []), *text)
-
-
-@pytest.mark.parametrize(
-    ("when", "step", "validated"),
-    [
-        pytest.param(44, 40, False, marks=pytest.mark.slow),
-        # At a step before a validation, which the resumed run makes
-        pytest.param(104, 100, False, marks=pytest.mark.slow),
-        (107, 100, True),  # during validation and saving
-        pytest.param(108, 101, False, marks=pytest.mark.slow),
-    ],
-)
-def test_sigterm_saves_the_reported_step(finished, text, tmp_path, when, step, validated):
-    run = tmp_path / "run"
-    result = stopped_at_question(when, run, text)
-    assert result.code == 75, result.err
-    assert checkpoint.steps(run / "checkpoints")[-1] == step
-    assert f"stopped at step {step}, saved in" in result.err
-    assert ("figures" in checkpoint.read_manifest(run / "checkpoints", step)) == validated
-    result = train("--run", run, *text)
-    assert result.code == 0, result.err
-    assert_same_end(run, finished)
 
 
 @pytest.mark.parametrize(
@@ -161,35 +128,29 @@ def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, wh
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Adafactor's state has the most kinds of arrays; the others take 7 s each
-        pytest.param(name, marks=() if name is OptimizerName.ADAFACTOR else pytest.mark.slow)
-        for name in OptimizerName
-        if name is not OptimizerName.ADAMW
-    ],
-)
-def test_every_optimizer_is_resumed_bit_for_bit(text, tmp_path, name):
-    """Every other test here uses AdamW."""
-    short = runs.with_option(runs.with_option(text, "--steps", 12), "--eval-every", 12)
-    short = [*runs.with_option(short, "--log-every", 5), "--optimizer.name", name.value]
-    if name is OptimizerName.ADAFACTOR:  # wide enough for factored moments
-        short = runs.with_option(short, "--model.d-model", 128)
-    uninterrupted, run = tmp_path / "uninterrupted", tmp_path / "run"
-    assert train("--run", uninterrupted, *short).code == 0
-    result = stopped_at_question(11, run, short)
-    (stopped,) = checkpoint.steps(run / "checkpoints")
-    assert result.code == 75 and 0 < stopped < 12
-    assert train("--run", run, *short).code == 0
-    ours, theirs = runs.arrays(run, 12), runs.arrays(uninterrupted, 12)
-    assert runs.differing(ours, theirs) == []
-    assert runs.metrics(run) == runs.metrics(uninterrupted)
-    state = {path for path in ours if path.startswith("opt_state/")}
-    expected = {"adam": "nu", "sgd": "trace", "adafactor": "v_row", "lion": "mu"}[name.value]
-    assert any(f"/{expected}/" in path for path in state), state
-    refused = train("--run", run, *runs.with_option(short, "--optimizer.name", "adamw"))
-    assert refused.code == 2 and f"optimizer.name ('{name.value}' -> 'adamw')" in refused.err
+@pytest.mark.parametrize("name", list(OptimizerName))
+def test_every_optimizer_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, name):
+    """Also with moments that Adafactor factors."""
+    tx, random = optimizer.make(OptimizerOptions(name), 10), np.random.default_rng(0)
+    shapes = {"kernel": (130, 129), "bias": (129,)}
+
+    def drawn() -> dict[str, jax.Array]:
+        return {n: jnp.asarray(random.normal(size=s), jnp.float32) for n, s in shapes.items()}
+
+    def update(state: step.TrainState, gradients: dict[str, jax.Array]) -> step.TrainState:
+        updates, moments = tx.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return state._replace(params=params, opt_state=moments, step=state.step + 1)
+
+    state = update(update(step.state_of(drawn(), {}, tx, ema=True), drawn()), drawn())
+    saving.save(tmp_path, 2, state, about={})
+    loaded = checkpoint.open(tmp_path, 2).load(Devices.take(1).abstract(state))
+    gradients = drawn()
+    after = jax.tree.leaves_with_path(update(state, gradients))
+    again = jax.tree.leaves_with_path(update(loaded, gradients))
+    assert len(after) >= 2 * len(shapes) + 3
+    for (path, x), (same, y) in zip(after, again, strict=True):
+        assert path == same and runs.bits(np.asarray(x)) == runs.bits(np.asarray(y)), path
 
 
 # Damage

@@ -12,7 +12,7 @@ from jax_transformer.errors import CheckpointError
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training import resume
-from jax_transformer.training.optimizer import OptimizerOptions
+from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
@@ -53,33 +53,32 @@ def test_patience_counts_validations_since_the_best(criterion, count):
         assert resume.stops_early(options, FIGURES) == (0 < patience <= count)
 
 
-def test_the_best_checkpoints_are_averaged():
-    assert resume.to_average(TrainOptions(), FIGURES) == []
-    assert resume.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
-    assert resume.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
-        200,
-        300,
-        400,
-    ]
-    assert resume.to_average(
-        TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES
-    ) == [200, 300]
-    assert resume.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, []),
+        (dict(average=2), [300, 400]),
+        (dict(average=3, average_of=AverageOf.BEST), [200, 300, 400]),
+        (dict(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), [200, 300]),
+        (dict(average=9), [100, 200, 300, 400]),
+    ],
+)
+def test_the_best_checkpoints_are_averaged(options, steps):
+    assert resume.to_average(TrainOptions(**options), FIGURES) == steps
 
 
-def test_the_best_and_newest_checkpoints_are_kept():
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (dict(keep=1, keep_best=0), {400}),
+        (dict(keep=1, keep_best=1), {200, 400}),
+        (dict(keep=2, keep_best=1, best_by=Criterion.LOSS), {300, 400}),
+        (dict(keep=1, keep_best=0, average=3), {200, 300, 400}),
+    ],
+)
+def test_the_best_and_newest_checkpoints_are_kept(options, kept):
     steps = [100, 200, 300, 400, 450]
-    assert resume.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
-    assert resume.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
-    assert resume.to_keep(
-        TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps
-    ) == {300, 400, 450}
-    assert resume.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
-        200,
-        300,
-        400,
-        450,
-    }
+    assert resume.to_keep(TrainOptions(**options), FIGURES, steps) == {*kept, 450}
     assert resume.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
@@ -160,6 +159,7 @@ def test_changed_options_are_named():
         (dict(data=DataOptions(vocab_size=7)), "data.vocab_size (1000 -> 7)"),
         (dict(optimizer=OptimizerOptions(ema=0.5)), "optimizer.ema (0.0 -> 0.5)"),
         (dict(optimizer=OptimizerOptions(accumulate=2)), "optimizer.accumulate (1 -> 2)"),
+        (dict(optimizer=OptimizerOptions(OptimizerName.SGD)), "optimizer.name ('adamw' -> 'sgd')"),
     ],
 )
 def test_changes_that_break_a_resumed_run_are_refused(changed, message):

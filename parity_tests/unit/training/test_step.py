@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
@@ -80,12 +81,16 @@ def test_accumulated_batches_equal_one_batch():
 
 
 def test_an_update_without_target_tokens_changes_nothing():
-    config, rule, state = prepared()
+    """And the model keeps its own arrays: a step takes over the memory of copies."""
+    config, rule, _ = prepared()
+    model = helpers.random_model(config)
+    state = strict_off(step.initial_state)(model, rule)
     before = jax.tree.map(np.array, state.params)
     batch = batch_of(config, 2)
     empty = batch._replace(target_out=np.full_like(batch.target_out, config.target_pad_id))
     state, measured = strict_off(step.make_step(config, rule, 0.1))(state, [empty], KEY)
     assert furthest(before, state.params) == 0 and float(measured["loss"]) == 0
+    assert furthest(before, transformer.flatten(model, nnx.Param)) == 0
 
 
 def test_each_accumulated_batch_has_its_own_dropout():

@@ -15,6 +15,7 @@ from flax import nnx
 from jax_transformer import transformer
 from jax_transformer.errors import ConfigError
 from jax_transformer.formats import registry
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, trainable
 from jax_transformer.training.options import LoraOptions, TrainOptions
@@ -136,7 +137,7 @@ def _as_a_user():
 def adapted(tmp_path_factory):
     """A run, another that trained adapters on its weights, and the flags of the second."""
     temporary = tmp_path_factory.mktemp("lora")
-    flags = [*runs.OPTIONS, *runs.write_text(temporary)]
+    flags = [*runs.OPTIONS, *runs.write_text(temporary), "--model.preset", "lesson10"]
     for name, value in (("--steps", 4), ("--eval-every", 2), ("--optimizer.warmup-steps", 1)):
         flags = runs.with_option(flags, name, value)
     base, path = temporary / "base", temporary / "adapted"
@@ -181,6 +182,18 @@ def _refused(path, tmp_path, capsys) -> list[str]:
     capsys.readouterr()
     assert runs.main("convert", path, tmp_path / "state.pt", "--training") == 2
     return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.usefixtures("_as_a_user")
+def test_stored_positions_are_frozen_in_a_run_and_in_that_of_its_adapters(adapted):
+    base, path, _ = adapted
+    model = transformer.Transformer(registry.open(base).config, rngs=nnx.Rngs(0))
+    fresh = jax.device_get(transformer.flatten(model, Frozen))
+    assert set(fresh) == {"encoder.positions.table", "decoder.positions.table"}
+    for run in (base, path):
+        arrays = runs.arrays(run, 4)
+        tables = {name: array for name, array in arrays.items() if "positions.table" in name}
+        assert not runs.differing(tables, {f"frozen/{n}": array for n, array in fresh.items()})
 
 
 @pytest.mark.usefixtures("_as_a_user")
