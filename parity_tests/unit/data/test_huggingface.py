@@ -121,15 +121,15 @@ def test_ids_without_a_token_decode_to_nothing(tmp_path):
 
 def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     """Two, one or none."""
-    given = tokenizer_models.write(tmp_path / "given", tokenizer_models.m2m_100())
+    original = tokenizer_models.write(tmp_path / "original", tokenizer_models.m2m_100())
     for i, languages in enumerate(itertools.product(("de", None), ("fr", None))):
-        loaded = load_huggingface(given, source_lang=languages[0], target_lang=languages[1])
+        loaded = load_huggingface(original, source_lang=languages[0], target_lang=languages[1])
         run = tmp_path / f"run {i}"
         run.mkdir()
         assert not encoding.has_tokenizer(run)
         encoding.save_tokenizer(loaded, run)
         files = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
-        assert files == {path.name: path.read_bytes() for path in given.iterdir()}
+        assert files == {path.name: path.read_bytes() for path in original.iterdir()}
         assert encoding.has_tokenizer(run)
         again = encoding.load_tokenizer(run)
         assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)

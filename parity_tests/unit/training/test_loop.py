@@ -255,9 +255,9 @@ def test_a_state_that_is_not_finite_is_never_saved(run, log_every, spoiled, mess
 def test_a_stop_at_any_question_changes_nothing_of_the_end(run, tmp_path, monkeypatch):
     """Within steps, validations and saves: metrics, checkpoints and weights are those of one go."""
     options = dict(steps=4, log_every=3, eval_every=2, keep=1)
-    (tmp_path / "whole").mkdir()
-    whole = Loop(RunFolder(tmp_path / "whole"), monkeypatch)
-    whole.train(**options)
+    (tmp_path / "uninterrupted").mkdir()
+    uninterrupted = Loop(RunFolder(tmp_path / "uninterrupted"), monkeypatch)
+    uninterrupted.train(**options)
     stops = set()
     for when in itertools.count(1):
         folder = tmp_path / f"stopped {when}"
@@ -272,9 +272,9 @@ def test_a_stop_at_any_question_changes_nothing_of_the_end(run, tmp_path, monkey
             manifest = checkpoint.read_manifest(stopped.folder.checkpoints, step)
             stops.add((step, "figures" in manifest))
         stopped.train(**options)
-        assert runs.metrics(folder) == runs.metrics(whole.folder.path)
+        assert runs.metrics(folder) == runs.metrics(uninterrupted.folder.path)
         assert checkpoint.steps(stopped.folder.checkpoints) == [2, 4]
-        assert not runs.differing(runs.arrays(folder, 4), runs.arrays(whole.folder.path, 4))
+        assert not runs.differing(runs.arrays(folder, 4), runs.arrays(uninterrupted.folder.path, 4))
     assert stops == {(1, False), (2, False), (2, True), (3, False), (4, False)}
 
 

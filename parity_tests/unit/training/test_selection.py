@@ -68,7 +68,7 @@ def test_the_best_checkpoints_are_averaged(options, steps):
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "expected"),
     [
         (dict(keep=1, keep_best=0), {400}),
         (dict(keep=1, keep_best=1), {200, 400}),
@@ -76,9 +76,9 @@ def test_the_best_checkpoints_are_averaged(options, steps):
         (dict(keep=1, keep_best=0, average=3), {200, 300, 400}),
     ],
 )
-def test_the_best_and_newest_checkpoints_are_kept(options, kept):
+def test_the_best_and_newest_checkpoints_are_kept(options, expected):
     steps = [100, 200, 300, 400, 450]
-    assert resume.to_keep(TrainOptions(**options), FIGURES, steps) == {*kept, 450}
+    assert resume.to_keep(TrainOptions(**options), FIGURES, steps) == {*expected, 450}
     assert resume.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
