@@ -132,15 +132,15 @@ def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:
     and those after one more update, of the state that was not saved and of the one loaded.
     """
     config, devices = helpers.tiny("small", **SIZES), devices_of(mesh)
-    tx = optimizer.make(OPTIONS.optimizer, OPTIONS.steps)
-    train, key = step.make_step(config, tx, 0.1, OPTIONS.optimizer.ema), devices.key(0)
+    state, key = run.start(OPTIONS, corpus_of(config), devices, None), devices.key(0)
+    train = run.make_step(OPTIONS, config, state)
 
     def update(state: step.TrainState, seed: int) -> step.TrainState:
         with devices.context():
             return train(state, [devices.divide(batch_of(config, 8, seed=seed))], key)[0]
 
     with tempfile.TemporaryDirectory() as folder:
-        state = update(run.start(OPTIONS, corpus_of(config), devices, None), 0)
+        state = update(state, 0)
         saving.save(Path(folder), 1, state, about={})
         saved = checkpoint.open(Path(folder), 1)
         loaded = {
