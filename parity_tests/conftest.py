@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 from parity_tests.compiling import FLAGS
 
@@ -26,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
+import jaxtyping
 import pytest
 
 jax.config.update("jax_enable_x64", True)
@@ -33,6 +35,23 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
 
+
+# A sync takes longer than most tests here, and no test cuts the power; campaigns/crashes does
+os.fsync = os.fstat  # which still refuses a closed descriptor
+
+
+def _modules_with_shapes() -> list[str]:
+    root = Path(__file__).parents[1]
+    names = []
+    for file in (root / "jax_transformer").rglob("*.py"):
+        if "from jaxtyping import" in file.read_text(encoding="utf-8"):
+            names.append(".".join(file.relative_to(root).with_suffix("").parts))
+    return names
+
+
+# Every annotated shape is checked on every call. To check the plain types of all other modules,
+# too, which mypy does, takes a tenth of the suite's time
+jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 
 gc.disable()  # until the tests are collected: their modules and libraries stay
 
