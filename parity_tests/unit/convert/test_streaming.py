@@ -185,7 +185,7 @@ def test_small_arrays_of_a_checkpoint_are_read_together(alone, together, tmp_pat
     )
     names = [f"params/t{i}" for i in range(COUNT)]
     once = [names[i : i + together] for i in range(0, COUNT, together)]
-    assert opened_with == 2 * once  # to compare, to check
+    assert opened_with == once
     assert all(array[0, 0] == int(name[1:]) for name, array in read.items())
 
 
