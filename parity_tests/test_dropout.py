@@ -58,10 +58,9 @@ def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) ->
     }
     sites = both.calls.dropout_sites(both.config)
     assert modules.keys() == sites.keys()
-    for name, group in sites.items():
-        assert {modules[name]} >= {rates[site] for site in group}, name
     assert sorted(masks) == sorted(site for group in sites.values() for site in group)
     for name, group in sites.items():
+        assert {modules[name]} >= {rates[site] for site in group}, name
         swap = both.calls.sequence_first(name)
         tensors = [
             torch.from_numpy(masks[site].swapaxes(0, 1) if swap else masks[site]) for site in group
