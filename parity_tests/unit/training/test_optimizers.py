@@ -98,13 +98,6 @@ def test_five_steps_are_adamw_written_by_hand(decay, clip_norm):
         assert_close(actual, by_hand(adamw, params, gradients[:count], memories=2))
 
 
-def test_weight_decay_is_decoupled_from_the_gradient():
-    """Without a gradient a parameter only shrinks; Adam would make L2 a step of size 1."""
-    params = {"w": np.array([2.0, -4.0])}
-    after = steps(chain(OptimizerName.ADAMW, weight_decay=0.5), params, [{"w": np.zeros(2)}])
-    np.testing.assert_allclose(after["w"], params["w"] * (1 - RATE * 0.5), rtol=1e-7)
-
-
 def test_the_moments_have_the_dtype_of_the_parameters():
     params = {"w": jnp.zeros(3, jnp.float32)}
     rule = optimizer.make(OptimizerOptions(), 5)

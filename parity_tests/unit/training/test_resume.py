@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import gzip
 import json
 import os
 import shutil
@@ -213,17 +212,6 @@ def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
     result = train("--run", run, *text)
     assert result.code == 0 and f"jax {now['versions']['jax']} -> 99" in result.err
     assert "finished at step 200" in result.err and "continuing" not in result.err
-
-
-@pytest.mark.slow
-def test_gzipped_text_trains_the_same_model(finished, text, tmp_path):
-    zipped = text
-    for flag in ("--data.train-source", "--data.train-target", "--data.valid-source"):
-        path = Path(text[text.index(flag) + 1])
-        (tmp_path / path.name).write_bytes(gzip.compress(path.read_bytes()))
-        zipped = runs.with_option(zipped, flag, tmp_path / path.name)
-    assert train("--run", tmp_path / "run", *zipped).code == 0
-    assert_same_end(tmp_path / "run", finished)
 
 
 # Choice of the folder
