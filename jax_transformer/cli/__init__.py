@@ -7,25 +7,41 @@ An installed package adds a command by an entry point of the group ``jax_transfo
 whose value is a :class:`Command`; so do this package's own extras.
 """
 
+import gc
 import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
 from jax_transformer import errors
 from jax_transformer.cli.arguments import Command, flags, parse
 from jax_transformer.runtime import supervisor
-from jax_transformer.runtime.process import entry_points, load_entry_point
+from jax_transformer.runtime.process import entry_points, load_entry_point, start, started
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 
 
 ENTRY_POINTS = "jax_transformer.commands"
-_CORE = ("train", "translate", "evaluate", "convert", "inspect", "parity", "golden", "completion")
+_CORE = {
+    "train": "Train an encoder-decoder on parallel text.",
+    "translate": "Translate lines from standard input to standard output, one line out for each "
+    "line in.",
+    "evaluate": "Score a model on a test set: BLEU, chrF, TER, exact match, and loss.",
+    "convert": "Convert weights between PyTorch, safetensors, Hugging Face folders, runs and "
+    "checkpoints.",
+    "inspect": "List a file or folder of weights: names, shapes, dtypes, ties, hashes. Loads no "
+    "weights.",
+    "parity": "Compare a model with PyTorch module by module, and name the first module that "
+    "differs.",
+    "golden": "Record the outputs of a PyTorch model, to compare with where torch is not "
+    "installed.",
+    "completion": "Print the script that completes commands, options and paths in a shell.",
+}
+"""The summary of each command, which the help needs without importing it."""
 
 
 class _Commands(Mapping[str, Command]):
@@ -44,9 +60,9 @@ class _Commands(Mapping[str, Command]):
     def __iter__(self) -> Iterator[str]:
         return iter((*_CORE, *entry_points(ENTRY_POINTS)))
 
-    def loadable(self) -> Iterator[tuple[str, Command]]:
-        """Yield every command by name; one that cannot be imported is a line on standard error."""
-        for name in self:
+    def loadable(self, without: Collection[str] = ()) -> Iterator[tuple[str, Command]]:
+        """Yield the commands by name; one that cannot be imported is a line on standard error."""
+        for name in filter(lambda name: name not in without, self):
             try:
                 yield name, self[name]
             except errors.ConfigError as error:
@@ -114,12 +130,14 @@ def process(*before: str) -> NoReturn:
     After an error the process ends at once: a failed save can leave threads of Orbax waiting, and
     Python would wait for them for ever.
     """
+    start()
     code = main([*before, *sys.argv[1:]])
     supervisor.end(code)
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    gc.freeze()  # at its end Python would look for garbage in all modules, several times
     sys.exit(0)
 
 
@@ -158,13 +176,17 @@ def _run(arguments: list[str]) -> int:
         code = supervisor.supervise()
         if code is not None:
             return code
+    if not command.calls_started:
+        started()
     return command.run(options)
 
 
 def _usage() -> str:
     lines = ["usage: jax-transformer COMMAND [options]", ""]
-    for name, command in COMMANDS.loadable():
-        lines.append(f"  {name:10} {(command.kind.__doc__ or '').splitlines()[0]}")
+    summaries = dict(_CORE)
+    for name, command in COMMANDS.loadable(without=_CORE):
+        summaries[name] = (command.kind.__doc__ or "").splitlines()[0]
+    lines += [f"  {name:10} {summary}" for name, summary in summaries.items()]
     lines += [
         "",
         "jax-transformer help COMMAND, or COMMAND --help, lists the options of a command.",

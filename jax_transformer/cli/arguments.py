@@ -41,6 +41,8 @@ class Command:
     """Arguments of example calls."""
     synonyms: str = ""
     """Names in other projects, for which this command is suggested."""
+    calls_started: bool = False
+    """``run`` calls :func:`.process.started`; otherwise the start ends before ``run``."""
 
 
 @runtime_checkable

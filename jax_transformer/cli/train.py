@@ -50,4 +50,5 @@ COMMAND = Command(
     run,
     examples=("train --steps 400", "train --config run.yaml --optimizer.learning-rate 1e-3"),
     synonyms="fit finetune run",
+    calls_started=True,
 )

@@ -215,6 +215,8 @@ def _translated(
         with output(options.output) as file, interruptible() as asked:
             windows = windows_of(path, options.buffer)
             for lines in translator.stream(windows, options.buffer, too_long=options.too_long):
+                if lines and count:
+                    process.started()
                 texts: list[str] = []
                 for line in lines:
                     texts += n_best_lines(line) if as_list else [line.hypotheses[0].text]
@@ -352,4 +354,5 @@ COMMAND = Command(
         "translate --run opus-mt-en-de --input lines.txt --output translations.txt --beam 4",
     ),
     synonyms="generate predict infer decode",
+    calls_started=True,
 )

@@ -161,13 +161,14 @@ class Pretrained:
         architecture: "Architecture | str | None" = None,
     ) -> "Transformer":
         """Return the model in its files' dtypes or in ``dtype``. Raises as :meth:`arrays`."""
-        import jax.numpy as jnp
+        import jax
 
         from jax_transformer import transformer
 
         arrays: dict[str, Any] = dict(self.arrays(config, dtype=dtype, architecture=architecture))
         for name, array in arrays.items():
-            arrays[name] = jnp.array(array, copy=True)
+            # A copy, whose memory JAX may use as it is; jnp.array compiles a program for each shape
+            arrays[name] = jax.device_put(np.array(array))
         return transformer.unflatten(self.config or config, arrays)  # type: ignore[arg-type]
 
     def arrays(

@@ -7,6 +7,7 @@ Nothing here imports JAX before it is needed: a request may come while JAX is be
 import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -60,6 +61,26 @@ def keep_freed_memory(keep: bool = True) -> bool:
     for setting, value in (_KEEP if keep else _GIVE_BACK).items():
         done = done and bool(libc.mallopt(setting, value))
     return done
+
+
+def start() -> None:
+    """Collect no cyclic garbage until :func:`started`.
+
+    Imports and traced programs stay, and looking through them took a seventh of the time until a
+    first translation. Most garbage is freed without the collector.
+    """
+    gc.disable()
+    _starting.append(True)
+
+
+def started() -> None:
+    """Collect garbage again, after :func:`start`; otherwise do nothing."""
+    if _starting:
+        _starting.clear()
+        gc.enable()
+
+
+_starting: list[bool] = []
 
 
 def use_program_cache(folder: str | None = None) -> None:

@@ -16,7 +16,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches
 from jax_transformer.errors import CheckpointError, Preempted, counted
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.runtime import distributed
+from jax_transformer.runtime import distributed, process
 from jax_transformer.runtime.process import Stop
 from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.checkpoint import Checkpoint
@@ -154,6 +154,7 @@ class Run:
         with contextlib.closing(stream):  # type: ignore[type-var]
             while group := list(itertools.islice(placed, each)):
                 state, metrics = train_step(state, group, key)
+                process.started()  # the first step has been traced
                 self.progress.step = now = self.progress.step + 1
                 if self.progress.bar is not None:
                     self.progress.bar.update()

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import fnmatch
+import gc
 import inspect
 import io
 import itertools
@@ -111,6 +112,34 @@ def test_no_command_lists_the_commands(console):
         exit_code, out, err = console.say(*arguments)
         assert exit_code == code
         assert not [name for name in FLAGS if f"  {name} " not in out + err]
+
+
+def test_the_help_says_of_each_command_what_the_command_says(console):
+    lines = console.say("--help")[1].splitlines()
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name:10} {(command.kind.__doc__ or '').splitlines()[0]}" in lines
+
+
+@pytest.mark.parametrize("name", ["inspect", "translate"])
+def test_garbage_is_collected_after_the_start(monkeypatch, name):
+    """At once, unless the command says when: ``translate`` does after its first batch."""
+    seen = []
+
+    def run(options):
+        seen.append(gc.isenabled())
+        process.started()
+        seen.append(gc.isenabled())
+        return 0
+
+    command = dataclasses.replace(cli.COMMANDS[name], run=run)
+    monkeypatch.setattr(f"jax_transformer.cli.{name}.COMMAND", command)
+    process.start()
+    try:
+        words = {"inspect": ["a"], "translate": ["--run", "a"]}[name]
+        assert cli.main([name, *words]) == 0
+        assert seen == [name == "inspect", True]
+    finally:
+        gc.enable()
 
 
 def test_a_command_that_cannot_be_loaded_is_a_line_on_stderr(console, monkeypatch, tmp_path):
