@@ -38,7 +38,7 @@ SIZES: dict[str, dict[str, int]] = {
     # Only to try the command
     "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),
 }
-OURS, AGAIN = "JAX", "JAX again"
+OURS, AGAIN, MEDIUM = "JAX", "JAX again", "JAX, medium"
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 # Precision -> name -> (torch.set_float32_matmul_precision, torch.compile)
 TWINS = {
@@ -85,10 +85,13 @@ def config(work: Work, rate: float = 0.1) -> Any:
     )
 
 
-def timed_config(work: Work) -> Any:
+def timed_config(work: Work, name: str) -> Any:
     """The same in the precision that is timed."""
     half = work.precision == BFLOAT16
-    return config(work).with_sizes(compute_dtype=BFLOAT16) if half else config(work)
+    return config(work).with_sizes(
+        compute_dtype=BFLOAT16 if half else None,
+        matmul_precision="medium" if name == MEDIUM else "highest",
+    )
 
 
 def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -146,8 +149,9 @@ class Jax:
         with np.load(work.weights) as weights:
             self.state = step.initial_state(jt.convert.from_torch(dict(weights), config(work)), tx)
         self.jax, self.loss_sum, self.work = jax, step.loss_sum, work
+        self.timed = timed_config(work, name)
         self.batch, self.key = jax.device_put(Batch(*arrays(work))), jax.random.key(0)
-        self.make_step = step.make_step(timed_config(work), tx, SMOOTHING)
+        self.make_step = step.make_step(self.timed, tx, SMOOTHING)
         self.parameters = sum(array.size for array in self.state.params.values())
         self.factors = [
             jax.random.normal(self.key, shape, work.precision)
@@ -157,7 +161,7 @@ class Jax:
 
     def loss(self, precision: str | None) -> float:
         """Loss without dropout, at the timed precision or at the highest."""
-        computed = config(self.work) if precision else timed_config(self.work)
+        computed = config(self.work) if precision else self.timed
         with self.jax.default_matmul_precision(precision):
             loss = self.jax.jit(self.loss_sum, static_argnums=(3, 4))
             total, tokens = loss(
@@ -284,7 +288,7 @@ def serve(pipe: Any, name: str, work: Work) -> None:
 
     try:
         process.keep_freed_memory()  # as the command does; for the twins too
-        contender: Any = (Jax if name in (OURS, AGAIN) else Torch)(work, name)
+        contender: Any = (Jax if name in (OURS, AGAIN, MEDIUM) else Torch)(work, name)
         losses = {
             "parameters": contender.parameters,
             "loss": contender.loss("highest"),
@@ -329,7 +333,12 @@ def contenders(args: argparse.Namespace) -> list[str]:
     if args.against_self:
         return [OURS, AGAIN]
     twins = TWINS[args.precision].items()
-    return [OURS, *(name for name, (_, compiled) in twins if not (compiled and args.eager))]
+    medium = [MEDIUM] if args.precision == FLOAT32 else []
+    return [
+        OURS,
+        *medium,
+        *(name for name, (_, compiled) in twins if not (compiled and args.eager)),
+    ]
 
 
 def compare(
@@ -383,7 +392,7 @@ def table(compared: dict[str, Any]) -> str:
         if "failed" not in result
     }
     peaks = {name: statistics.median(r["flops"] for r in results[name]["rounds"]) for name in times}
-    twins = [name for name in times if name != OURS]
+    twins = [name for name in times if name not in (OURS, MEDIUM)]
     best = min(twins, key=lambda name: statistics.median(times[name]), default=OURS)
     peak = max(peaks, key=lambda name: peaks[name])
     lines = [

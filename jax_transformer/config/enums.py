@@ -233,6 +233,13 @@ class AttentionBackend(enum.StrEnum):
     CUDNN = "cudnn"  # the same by cuDNN's flash attention, in 16 bits on an NVIDIA GPU
 
 
+class MatmulPrecision(enum.StrEnum):
+    """The precision of products of float32 matrices, as ``torch.set_float32_matmul_precision``."""
+
+    HIGHEST = "highest"  # float32
+    MEDIUM = "medium"  # factors rounded to bfloat16, sums in float32
+
+
 class Remat(enum.StrEnum):
     """The values inside a block that the backward pass computes again, to save memory.
 

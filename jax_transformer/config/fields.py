@@ -166,6 +166,7 @@ class TransformerFields:
     """The architecture that names this model's PyTorch weights and twin."""
     compute_dtype: str | None = None
     """Dtype of the arithmetic: bfloat16, float16, float32, float64; the parameters' own if None."""
+    matmul_precision: enums.MatmulPrecision = enums.MatmulPrecision.HIGHEST
     attention_backend: enums.AttentionBackend = enums.AttentionBackend.XLA
     remat: enums.Remat = enums.Remat.NONE
     scan_layers: bool = False

@@ -15,7 +15,7 @@ from jax_transformer.config import codec, enums
 from jax_transformer.config.fields import StackConfig, TransformerFields
 from jax_transformer.errors import ConfigError, nearest
 
-EXECUTION = ("attention_backend", "remat", "scan_layers")
+EXECUTION = ("matmul_precision", "attention_backend", "remat", "scan_layers")
 """The fields of TransformerConfig that say how the same numbers are computed.
 
 No weight depends on them, and a run may be resumed with others."""

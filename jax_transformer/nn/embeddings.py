@@ -20,6 +20,7 @@ from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.nn.layers import normal
+from jax_transformer.nn.products import product
 from jax_transformer.nn.sharding import FSDP, TENSOR
 from jax_transformer.runtime import process
 from jax_transformer.shapes import Source
@@ -72,7 +73,7 @@ class Embedding(nnx.Module):
         self.padding_trained = config.padding_trained
         self.frozen_id = pad_id if config.padding_frozen else None
         deviation = config.d_model**-0.5 if (init or config.init) is enums.Init.XAVIER else 1.0
-        self.dtype = config.compute_dtype
+        self.dtype, self.matmul_precision = config.compute_dtype, config.matmul_precision
         table = normal(deviation, rngs.params(), (size, config.d_model), TENSOR, FSDP)
         self.embedding = nnx.Param(table if self.padding_trained else table.at[pad_id].set(0))
 
@@ -87,7 +88,10 @@ class Embedding(nnx.Module):
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
         """Return the logits: the product of ``x`` with every row."""
-        logits = (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
+        flat = product(
+            x.reshape(-1, x.shape[-1]), self._table(), self.matmul_precision, transposed=True
+        )
+        logits = flat.reshape(*x.shape[:-1], -1)
         if self.frozen_id is None:
             return logits
         frozen = jnp.arange(logits.shape[-1]) == self.frozen_id

@@ -16,8 +16,9 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jax_transformer.config import Init, Norm, TransformerConfig
+from jax_transformer.config import Init, MatmulPrecision, Norm, TransformerConfig
 from jax_transformer.nn import sharding
+from jax_transformer.nn.products import product
 from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
 
 
@@ -52,9 +53,9 @@ def _draw(
 
 
 def flat_dot_general(
-    x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_
+    x, kernel, dimension_numbers, precision=None, *, matmul_precision=MatmulPrecision.HIGHEST, **_
 ):
-    """Return ``jax.lax.dot_general`` of (..., i) and (i, o), all leading axes flattened into one.
+    """Return the product of (..., i) and (i, o), all leading axes flattened into one.
 
     XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
     the gradient of a kernel under two leading axes contracts both, and took twice as long.
@@ -62,11 +63,8 @@ def flat_dot_general(
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), (
         "a product of the last axis with the first"
     )
-    flat = x.reshape(-1, x.shape[-1])
-    product = jax.lax.dot_general(
-        flat, kernel, (((1,), (0,)), ((), ())), precision, preferred_element_type
-    )
-    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+    flat = product(x.reshape(-1, x.shape[-1]), kernel, matmul_precision)
+    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 def linear(
@@ -96,7 +94,7 @@ def linear(
         dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
         kernel_init=partial(uniform, torch_bound if init is Init.TORCH else xavier_bound),
         bias_init=partial(uniform, 0.0 if zero_bias else torch_bound),
-        dot_general=flat_dot_general,
+        dot_general=partial(flat_dot_general, matmul_precision=config.matmul_precision),
         rngs=rngs,
     )
 

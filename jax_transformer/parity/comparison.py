@@ -11,6 +11,7 @@ from flax import linen, nnx
 from jax_transformer import transformer
 from jax_transformer.architectures import registry
 from jax_transformer.architectures.base import Architecture
+from jax_transformer.config import MatmulPrecision
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.parity import difference, functions, pairs, recording
@@ -163,10 +164,13 @@ def arguments(batch: Any) -> list[np.ndarray]:
 
 
 def _function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
-    if isinstance(model, Transformer | Encoder) and model.config.compute_dtype is not None:
+    if isinstance(model, Transformer | Encoder):
         # With a compute_dtype every run would be in that dtype
-        config = dataclasses.replace(model.config, compute_dtype=None)
-        model = transformer.unflatten_part(config, transformer.flatten(model), type(model))
+        config = dataclasses.replace(
+            model.config, compute_dtype=None, matmul_precision=MatmulPrecision.HIGHEST
+        )
+        if config != model.config:
+            model = transformer.unflatten_part(config, transformer.flatten(model), type(model))
     if isinstance(model, nnx.Module):
         return functions.from_nnx(model, call)
     if isinstance(model, tuple) and len(model) == 2:

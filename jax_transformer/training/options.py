@@ -103,6 +103,12 @@ class ModelOptions:
         Precision.FLOAT32
     )
     """Dtype of computation; parameters are float32."""
+    matmul_precision: Annotated[
+        option.Rare[enums.MatmulPrecision],
+        Option(synonyms="float32_matmul_precision set_float32_matmul_precision tf32"),
+    ] = enums.MatmulPrecision.HIGHEST
+    """Products of float32 matrices: exact (highest), or of factors rounded to bfloat16 (medium),
+    which processors with such instructions compute faster; others take longer."""
     attention_backend: Annotated[
         option.Rare[enums.AttentionBackend],
         Option(group=MEMORY, synonyms="attn_implementation attn_backend attention flash_attention"),

@@ -47,8 +47,8 @@ FREE = frozenset(
 # The run continues with a warning: it may not end where the uninterrupted one would
 WARNED = frozenset(
     "steps eval_every eval_pairs keep_best best_by patience average average_of devices "
-    "mesh.fsdp mesh.tensor loss_chunks model.attention_backend model.remat "
-    "model.scan_layers".split()
+    "mesh.fsdp mesh.tensor loss_chunks model.matmul_precision model.attention_backend "
+    "model.remat model.scan_layers".split()
 )
 
 
