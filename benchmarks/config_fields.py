@@ -49,6 +49,7 @@ OURS = {
     "dropout_masks": "`threefry`: the masks of `jax.random.bernoulli`",
     "compute_dtype": "`bfloat16`: `train --model.precision bfloat16`",
     "padding_frozen": "`true`: the preset `marian`",
+    "matmul_precision": "`medium`: `train --model.matmul-precision medium`",
     "attention_backend": "`sdpa`, `cudnn`: `train --model.attention-backend sdpa`",
     "remat": "`minimal`, `full`: `train --model.remat full`",
     "scan_layers": "`true`: `train --model.scan-layers`",

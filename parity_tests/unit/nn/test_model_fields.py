@@ -280,6 +280,13 @@ def computes_float32_by_another_program(old: TransformerConfig, new: Transformer
     assert furthest(plain, other) < 1e-5
 
 
+def rounds_factors_of_float32_only(old: TransformerConfig, new: TransformerConfig):
+    """test_products compares products and their gradients; float64 is never rounded."""
+    assert program(old, "float64") == program(new, "float64")
+    plain, other = (random_model(each, dtype="float32")(SOURCE, TARGET) for each in (old, new))
+    assert 1e-4 < furthest(plain, other) / float(np.abs(plain).max()) < 2e-2
+
+
 def others(name: str, owner=BASE) -> list[dict]:
     """Return flips of the field to every other member of its enum."""
     current = getattr(owner, name)
@@ -310,6 +317,7 @@ FLIPS = {
     "source_vocab_size": (changes_what_is_refused, [dict(source_vocab_size=9)]),
     "target_vocab_size": (changes_what_is_refused, [dict(target_vocab_size=9)]),
     "d_model": (changes_weights, [dict(d_model=24)]),
+    "matmul_precision": (rounds_factors_of_float32_only, others("matmul_precision")),
     "attention_backend": (
         computes_float32_by_another_program,
         # cudnn needs a GPU: test_attention_backends
