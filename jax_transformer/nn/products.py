@@ -42,8 +42,8 @@ def _forward(x, kernel, transposed):
     return _dot(x, kernel, 1 if transposed else 0), (x, kernel)
 
 
-def _backward(transposed, kept, gradient):
-    (x, kernel), gradient = kept, _round(gradient)
+def _backward(transposed, residuals, gradient):
+    (x, kernel), gradient = residuals, _round(gradient)
     left, right = (gradient, x) if transposed else (x, gradient)
     return _dot(gradient, kernel, 0 if transposed else 1), _dot(left.T, right, 0)
 

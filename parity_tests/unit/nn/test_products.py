@@ -63,7 +63,7 @@ def test_other_products_are_not_rounded(dtype, precision, transposed):
 @pytest.mark.parametrize("changes", [{}, {"scan_layers": True}, {"remat": "full"}], ids=str)
 @pytest.mark.parametrize("name", ["lesson10_repaired", "t5"])
 def test_every_product_with_a_weight_is_rounded_also_backward(name, changes):
-    """Of the loss and its gradient; what remains in float32 are the products of attention."""
+    """In the loss and its gradient; the products of attention remain in float32."""
     config = tiny(name, **changes)
     source, target = map(jnp.asarray, batch(config))
 
