@@ -67,6 +67,13 @@ def flat_dot_general(
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+_PRODUCTS = {
+    precision: partial(flat_dot_general, matmul_precision=precision)
+    for precision in MatmulPrecision
+}
+"""One function each: equal models have the same."""
+
+
 def linear(
     config: TransformerConfig,
     init: Init,
@@ -94,7 +101,7 @@ def linear(
         dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
         kernel_init=partial(uniform, torch_bound if init is Init.TORCH else xavier_bound),
         bias_init=partial(uniform, 0.0 if zero_bias else torch_bound),
-        dot_general=partial(flat_dot_general, matmul_precision=config.matmul_precision),
+        dot_general=_PRODUCTS[config.matmul_precision],
         rngs=rngs,
     )
 
