@@ -52,7 +52,15 @@ _rounded.defvjp(_forward, _backward)
 
 
 def _round(x: Float[Array, "_ _"]) -> Float[Array, "_ _"]:
+    """Return ``x`` rounded to bfloat16; on several CPU devices, still in float32."""
+    if jax.default_backend() == "cpu" and not _on_one_cpu():
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     return x.astype(jnp.bfloat16)
+
+
+def _on_one_cpu() -> bool:
+    """Return True where a layout can be demanded: not of parts on several devices."""
+    return jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
 
 
 def _dot(a: Float[Array, "_ _"], b: Float[Array, "_ _"], summed: int) -> Float[Array, "_ _"]:
@@ -61,16 +69,11 @@ def _dot(a: Float[Array, "_ _"], b: Float[Array, "_ _"], summed: int) -> Float[A
     On CPU a transposed factor becomes an array of its own: XLA would join the transpose to the
     product, which would be computed in float32, at a fraction of the speed.
     """
-    if jax.default_backend() != "cpu":
-        stored = a, b
-    elif jax.sharding.get_abstract_mesh().empty:
-        stored = _by_rows(a), _by_rows(b)
-    else:  # a layout cannot be demanded of parts on several devices
-        stored = a.astype(jnp.float32), b.astype(jnp.float32)
-    result = jax.lax.dot_general(
-        *stored, (((1,), (summed,)), ((), ())), preferred_element_type=jnp.float32
+    stored = _by_rows if _on_one_cpu() else (lambda x: x)
+    axes = (((1,), (summed,)), ((), ()))
+    return stored(
+        jax.lax.dot_general(stored(a), stored(b), axes, preferred_element_type=jnp.float32)
     )
-    return _by_rows(result) if stored[0].dtype == jnp.bfloat16 and stored[0] is not a else result
 
 
 def _by_rows(x: Float[Array, "_ _"]) -> Float[Array, "_ _"]:
