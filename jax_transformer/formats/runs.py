@@ -288,7 +288,7 @@ def _fill(
     check: Callable[[LazyState], Any],
     about: dict[str, Any],
 ) -> None:
-    """Write the checkpoint of a new run folder, whose arrays are read back and compared."""
+    """Write the checkpoint of a new run folder, read it back and compare."""
     groups: dict[str, dict[str, LazyTensor]] = {"params": {}, "frozen": {}}
     for name, tensor in new.state.items():
         groups["frozen" if name in to.frozen else "params"][name] = tensor
@@ -300,6 +300,7 @@ def _fill(
     arrays = {}
     for name, tensor in scanned.items():
         arrays[name.partition("/")[2]] = tensor
+    new.compare(arrays)
     check(arrays)
 
 

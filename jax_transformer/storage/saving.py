@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.errors import CheckpointError, InputError, Refusal
+from jax_transformer.errors import CheckpointError, Refusal
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checkpoint, tensors
+from jax_transformer.storage import atomic, checkpoint
 from jax_transformer.storage.tensors import LazyState, LazyTensor
 
 _WRITING = ".writing-"
@@ -212,12 +212,11 @@ class BackgroundSaver(ThreadPoolExecutor):
 def write(
     folder: Path, step: int, groups: Mapping[str, LazyState], *, about: dict[str, Any]
 ) -> Path:
-    """Write ``folder/step`` as :func:`save` does, a few arrays at a time, each of which is read
-    back and compared.
+    """Write ``folder/step`` as :func:`save` does, a few arrays at a time.
 
     ``groups`` are arrays by name, by the group's name. They are not compressed: of numbers that
-    look random zstd saves a tenth, in three times the time. Raises as that function, as the arrays
-    when they are read, and InputError naming an array that reads back different.
+    look random zstd saves a tenth, in three times the time. Raises as that function, and as the
+    arrays when they are read.
     """
     import tensorstore
     from orbax.checkpoint import v1 as ocp
@@ -246,30 +245,23 @@ def write(
                 spec, create=True, delete_existing=True, context=files
             )
         opened = {names: target.result() for names, target in targets.items()}
-        waiting: deque[_Writing] = deque()
+        waiting: deque[tuple[int, list[Any]]] = deque()
         for batch in _batches(groups):
             size = sum(tensor.nbytes for _, _, tensor in batch)
-            while waiting and sum(each.numbers.nbytes for each in waiting) + size > _BATCH:
-                waiting.popleft().complete(folder)
+            while waiting and sum(written for written, _ in waiting) + size > _BATCH:
+                for future in waiting.popleft()[1]:
+                    future.result()
+            futures = []
             for group, name, tensor in batch:
-                waiting.append(_Writing(name, opened[group, name], tensor.read()))
-        for each in waiting:
-            each.complete(folder)
+                numbers = np.asarray(tensor.read(), order="C")  # which nothing changes meanwhile
+                write = opened[group, name].write
+                futures.append(write(numbers, can_reference_source_data_indefinitely=True))
+                del numbers
+            waiting.append((size, futures))
+        for _, futures in waiting:
+            for future in futures:
+                future.result()
     return folder.resolve() / str(step)
-
-
-class _Writing:
-    """An array that is being written, and read back when it is on the disk."""
-
-    def __init__(self, name: str, target: Any, array: np.ndarray):
-        self.name, self.target = name, target
-        self.numbers = np.asarray(array, order="C")  # which nothing changes meanwhile
-        self.written = target.write(self.numbers, can_reference_source_data_indefinitely=True)
-
-    def complete(self, folder: Path) -> None:
-        self.written.result()
-        if not tensors.same(np.asarray(self.target.read().result()), self.numbers):
-            raise InputError(f"{folder}: {self.name} reads back different; nothing was changed")
 
 
 def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
