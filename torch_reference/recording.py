@@ -10,6 +10,7 @@ are none, ``make_model()`` sets them) and, as JSON in its metadata, the dtypes t
 seed. RESULT receives the arrays of a :class:`Recording` for each dtype, and versions.
 """
 
+import contextlib
 import copy
 import dataclasses
 import importlib
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @dataclass
@@ -42,6 +44,11 @@ class Recording:
     """Gradients of parameters by name; tied parameters appear once."""
     result: np.ndarray | None = None
     """The model's output."""
+    narrow: dict[str, str] | None = None
+    """The dtypes below float64 that modules compute in by themselves, the model as "", if these
+    were replaced by float64; None if the run was left as it is."""
+    note: str = ""
+    """The reason why it was left so."""
 
     def get(self, name: str) -> np.ndarray | None:
         """The array of that name, or None."""
@@ -74,11 +81,71 @@ def record(
             standard normal; None records no gradients.
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
     """
+    if dtype == "float64":
+        try:
+            return _record(module, batch, names, dtype, seed, call, wide=True)
+        except Exception as error:  # an operation that needs its dtype, among others
+            recording = _record(module, batch, names, dtype, seed, call, wide=False)
+            reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
+            recording.note = f"the PyTorch model is not run in float64 everywhere ({reason})"
+            return recording
+    return _record(module, batch, names, dtype, seed, call, wide=False)
+
+
+class _Wide(TorchDispatchMode):
+    """Casts to narrower floats give float64 while the context is open, and so do new tensors."""
+
+    def __init__(self, report: Callable[[torch.dtype], None]):
+        super().__init__()
+        self.report = report
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        def widened(value: Any) -> Any:
+            if not isinstance(value, torch.dtype) or not _is_narrow(value):
+                return value
+            self.report(value)
+            return torch.complex128 if value.is_complex else torch.float64
+
+        named = {name: widened(value) for name, value in (kwargs or {}).items()}
+        result = function(*map(widened, args), **named)
+        if function is torch.ops.aten.lift_fresh.default and _is_narrow(result.dtype):
+            self.report(result.dtype)  # torch.tensor(..., dtype=torch.float32)
+            result = _cast(result, torch.float64)
+        return result
+
+    def __enter__(self) -> Any:
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self.default)
+        super().__exit__(*error)
+
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    return (dtype.is_floating_point and dtype != torch.float64) or (
+        dtype.is_complex and dtype != torch.complex128
+    )
+
+
+def _record(
+    module: nn.Module,
+    batch: Sequence[np.ndarray],
+    names: Collection[str] | None,
+    dtype: str,
+    seed: int | None,
+    call: Callable[..., Any] | None,
+    *,
+    wide: bool,
+) -> Recording:
     kind = getattr(torch, dtype)
     module = copy.deepcopy(module)
     module._apply(lambda tensor: _cast(tensor, kind))
     module.zero_grad(set_to_none=True)
-    recording = Recording()
+    recording, narrow = Recording(), {}
     recorded = {
         id(part): name
         for name, part in module.named_modules()
@@ -111,22 +178,30 @@ def record(
             part.register_forward_pre_hook(before, with_kwargs=True)
             part.register_forward_hook(after, with_kwargs=True)
     tensors = [_tensor(array, kind) for array in batch]
-    result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
-    output = next(_floats(result), None)
-    if output is None:
-        raise TypeError(
-            "the PyTorch model returns no floating-point tensor: pass call_torch= a function that"
-            " does, or wrap the model in a module that does"
-        )
-    if output.is_complex():
-        output = torch.view_as_real(output)
-    recording.result = _array(output)
-    if seed is not None and output.requires_grad:
-        weights = np.random.default_rng(seed).standard_normal(output.shape)
-        (output * torch.from_numpy(weights).to(output.dtype)).sum().backward()
-        recording.parameters = {
-            name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None
-        }
+
+    def report(dtype: torch.dtype) -> None:
+        if recording.result is None:  # in the forward pass
+            name = open_calls[-1].rpartition("#")[0] if open_calls else ""
+            narrow.setdefault(name, str(dtype).removeprefix("torch."))
+
+    with _Wide(report) if wide else contextlib.nullcontext():
+        result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
+        output = next(_floats(result), None)
+        if output is None:
+            raise TypeError(
+                "the PyTorch model returns no floating-point tensor: pass call_torch= a function"
+                " that does, or wrap the model in a module that does"
+            )
+        if output.is_complex():
+            output = torch.view_as_real(output)
+        recording.result = _array(output)
+        if seed is not None and output.requires_grad:
+            weights = np.random.default_rng(seed).standard_normal(output.shape)
+            (output * torch.from_numpy(weights).to(output.dtype)).sum().backward()
+            recording.parameters = {
+                name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None
+            }
+    recording.narrow = narrow if wide else None
     return recording
 
 
@@ -234,10 +309,11 @@ def main(arguments: Sequence[str]) -> None:
         dtypes = (tensor.dtype for tensor in state.values())
         module.to(max(dtypes, key=lambda dtype: dtype.itemsize * dtype.is_floating_point))
         module.load_state_dict(state)
-    arrays, order = {}, {}
+    arrays, order, about = {}, {}, {}
     for dtype in settings["dtypes"]:
         recording = record(module, batch, dtype=dtype, seed=settings["seed"])
         order[dtype] = recording.order
+        about[dtype] = {"narrow": recording.narrow, "note": recording.note}
         arrays |= {
             f"{dtype}/{name}": np.ascontiguousarray(array)
             for name, array in recording.named_arrays()
@@ -247,7 +323,8 @@ def main(arguments: Sequence[str]) -> None:
         "numpy": np.__version__,
         "python": sys.version.split()[0],
     }
-    save_file(arrays, result, {"order": json.dumps(order), "versions": json.dumps(versions)})
+    texts = {"order": order, "about": about, "versions": versions}
+    save_file(arrays, result, {name: json.dumps(text) for name, text in texts.items()})
 
 
 if __name__ == "__main__":

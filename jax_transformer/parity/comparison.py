@@ -16,6 +16,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.parity import difference, functions, pairs, recording
 from jax_transformer.parity.functions import ModelFunction
+from jax_transformer.parity.isolation import Isolation
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.pairs import Called, Pair
 from jax_transformer.parity.recording import Recording
@@ -117,24 +118,23 @@ def compare_recorded(
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
     batch = arguments(batch)
+
+    def record_ours(dtype: str, **options: Any) -> Recording:
+        x64 = dtype == "float64" or bool(jax.config.read("jax_enable_x64"))
+        with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
+            return recording.record(function, batch, dtype=dtype, **options)
+
     runs: dict[str, tuple[Recording, Any]] = {}
+    wide = True
     for kind in dict.fromkeys(("float64", "float32", native_dtype)):
-        wide = kind == "float64" or bool(jax.config.read("jax_enable_x64"))
-        with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
-            ours = recording.record(function, batch, dtype=kind, seed=gradient_seed)
-            runs[kind] = ours, recorder(kind, gradient_seed, batch)
+        theirs = recorder(kind, gradient_seed, batch)
+        wide = theirs.narrow is not None if kind == "float64" else wide
+        runs[kind] = record_ours(kind, seed=gradient_seed, wide=wide), theirs
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
     getters = pairs.gradient_getters(table, function, paired)
-    notes = [_GUESSED] if guessed else []
-    arrays = runs["float64"][0].arrays
-    if narrow := sorted(name for name, array in arrays.items() if array.dtype != np.float64):
-        notes.append(
-            f"{narrow[0]} and {len(narrow) - 1} more are computed below float64 whatever their"
-            " inputs are: their rounding is not known"
-        )
-    return Report(
+    report = Report(
         entries=tuple(compared.entries(paired, getters)),
         result=compared.result(),
         dtype=native_dtype,
@@ -145,8 +145,18 @@ def compare_recorded(
             "pairs": len(paired),
             "guessed": guessed,
         },
-        notes=tuple(notes),
+        notes=(_GUESSED,) if guessed else (),
     )
+    if report.agrees:
+        return report
+    if report.entries and not report.same_outputs:
+        report = Isolation(
+            report,
+            compared,
+            lambda arrays, dtype: record_ours(dtype, seed=None, wide=wide, replacements=arrays),
+        ).report_of_faults()
+    notes = (one.note for one in runs["float64"] if one.note)
+    return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
 def arguments(batch: Any) -> list[np.ndarray]:

@@ -14,6 +14,11 @@ FAULT = 1000.0
 Correct twins measured so far stay under 30; the smallest known fault (an epsilon of 1e-6 for 1e-5)
 is at 1e9.
 """
+IN_FLOAT32 = 4.0 * 2**29
+"""The same multiple for a module that computes in float32 by itself. A constant of it may be one of
+float32 in one of the models only; 2**29 is float32's epsilon in float64's."""
+AFTER_FLOAT32 = 16 * IN_FLOAT32
+"""The same for all that such a difference reaches."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +169,15 @@ class Measurement:
     """Largest difference of the Flax model's narrow array from its own float64 array."""
     error_theirs: float
     """The same for the PyTorch model."""
+    limit: float = FAULT
+    """The multiple from which it counts as a fault."""
 
     @property
     def agrees(self) -> bool:
         """True if rounding explains the difference; a NaN on one side only never agrees."""
         narrow = self.narrow
         same_nan = narrow.nan_ours == narrow.nan_theirs == narrow.agreeing_nan
-        return self.times < FAULT and same_nan
+        return self.times < self.limit and same_nan
 
     def to_data(self) -> dict[str, Any]:
         """Return the measurement for JSON."""
@@ -205,6 +212,14 @@ class Entry:
     has no weight table."""
     note: str = ""
     """The reason why something was not compared."""
+    own: Measurement | None = None
+    """The module's own difference: its output on the other model's input, with its paired parts'
+    outputs taken from there too; or, if that is larger, the input of a paired part of it. None if
+    modules were not run by themselves, which is needed only if something differs."""
+    own_place: str = ""
+    """The part whose input ``own`` measures."""
+    narrow: str = ""
+    """The dtype below float64 that the module computes in by itself in one of the models."""
 
     @property
     def title(self) -> str:

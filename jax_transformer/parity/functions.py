@@ -10,8 +10,9 @@ import numpy as np
 from flax import linen, nnx
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import recording
-from jax_transformer.parity.recording import ModelFunction, Point
+from jax_transformer.parity import evaluation, recording
+from jax_transformer.parity.evaluation import Point
+from jax_transformer.parity.recording import ModelFunction
 
 _PATH = "_parity_path"
 """A module's path, as its static attribute: nnx.jit, nnx.remat, nnx.scan and nnx.vmap call copies
@@ -51,7 +52,7 @@ class _Marker:
         call = next(recording.calls)
 
         def mark(tree: Any, array: Any, kind: str) -> Any:
-            marked = recording.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
+            marked = evaluation.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
             return recording.replaced(tree, array, marked)
 
         taken = {id(array): array for array in recording.inexact((args, kwargs))}

@@ -30,6 +30,7 @@ from jax_transformer.storage import safetensors
 
 DTYPES = ("float64", "float32")
 VERSION = 1
+_OLDER = "the golden is of an older version, which left modules that compute in float32 as they are"
 TIMEOUT = 1800
 """Seconds that one run in the other environment may take."""
 
@@ -53,6 +54,8 @@ class Golden:
     """The recorded model: ``{"factory": "package.module:callable"}``, or ``{"config": ...}`` of a
     PyTorch twin."""
     versions: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    """By dtype, what :meth:`Recording.of_file` takes; older files have none."""
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
         """Return the recording. Raises ConfigError unless dtype, seed and batch are its own."""
@@ -65,7 +68,9 @@ class Golden:
             for one, other in zip(batch, self.batch, strict=True)
         ):
             raise ConfigError(f"{self.path}: was recorded on another batch: use the golden's own")
-        return Recording.of_file(self.arrays, dtype, self.order[dtype])
+        return Recording.of_file(
+            self.arrays, dtype, self.order[dtype], self.about.get(dtype) or {"note": _OLDER}
+        )
 
 
 def create(
@@ -98,6 +103,10 @@ def create(
         "seed": seed,
         "source": dict(source),
         "order": {dtype: recording.order for dtype, recording in recordings.items()},
+        "about": {
+            dtype: {"narrow": recording.narrow, "note": recording.note}
+            for dtype, recording in recordings.items()
+        },
         "versions": getattr(recorder, "versions", None)
         or {
             "torch": metadata.version("torch"),
@@ -131,8 +140,12 @@ def load(path: str | Path) -> Golden:
         source, versions = description["source"], description["versions"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: its description as a golden cannot be read: {error!r}") from None
-    if not isinstance(hashes, dict) or not isinstance(order, dict):
-        raise InputError(f"{path}: its description as a golden cannot be read: sha256 or order")
+    about = description.get("about", {})
+    if not isinstance(about, dict) or not all(
+        isinstance(each, dict) for each in (hashes, order, *about.values())
+    ):
+        problem = "sha256, order or about"
+        raise InputError(f"{path}: its description as a golden cannot be read: {problem}")
     if version != VERSION:
         raise InputError(
             f"{path}: is a golden of version {version}, this program reads version {VERSION}:"
@@ -145,7 +158,7 @@ def load(path: str | Path) -> Golden:
         raise InputError(f"{path}: changed since it was written: SHA-256 of {', '.join(changed)}")
     batch = tuple(arrays[f"batch/{i}"] for i in range(len(below("batch", arrays))))
     state = below("state", arrays)
-    return Golden(Path(path), batch, seed, state, arrays, order, source, versions)
+    return Golden(Path(path), batch, seed, state, arrays, order, source, versions, about)
 
 
 @dataclass(frozen=True)
@@ -273,8 +286,9 @@ class OtherProcess:
             self._execute([str(request), str(result), self.factory])
             metadata, recorded = safetensors.metadata(result), safetensors.read(result)
         self.versions = json.loads(metadata["versions"])
+        about = json.loads(metadata["about"])
         for dtype, order in json.loads(metadata["order"]).items():
-            self._recordings[dtype] = Recording.of_file(recorded, dtype, order)
+            self._recordings[dtype] = Recording.of_file(recorded, dtype, order, about[dtype])
 
     def _execute(self, arguments: list[str]) -> None:
         python = self.python or sys.executable

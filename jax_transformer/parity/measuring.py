@@ -31,6 +31,11 @@ class PairedRuns:
     ):
         self.runs, self.native_dtype, self.split = runs, native_dtype, split
         self.ours, self.theirs = runs["float64"]
+        self.calls: dict[str, str] = {}
+        """The PyTorch model's call for each compared call of a Flax module."""
+        self.narrow: dict[str, str] = {}
+        """The dtypes below float64 that paired Flax modules or their counterparts compute in by
+        themselves; the models' is that of ""."""
 
     def result(self) -> Measurement:
         """Return the measurement of the results. Raises ConfigError if their shapes differ."""
@@ -49,6 +54,8 @@ class PairedRuns:
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         """Return an entry for each call of a paired module, in the order in which they ended."""
         by_name = {pair.ours: pair for pair in pairs}
+        theirs = _narrow_modules(self.theirs, {pair.theirs: pair.ours for pair in pairs})
+        self.narrow = theirs | _narrow_modules(self.ours, {name: name for name in by_name})
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
         outputs_agree = True
         for key in self.ours.order:
@@ -60,6 +67,7 @@ class PairedRuns:
                 note = "called more often than in the PyTorch model"
                 yield Entry(*pair, int(number), note=note)
                 continue
+            self.calls[key] = their_key
             gradients = self._parameters(getters.get(name, {})) if number == "0" else {}
             has_paired_parts = any(other.ours.startswith(f"{name}.") for other in pairs)
             entry = self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
@@ -69,7 +77,7 @@ class PairedRuns:
                     # All agrees up to here, so its caller does another part of the work on each
                     # side: an encoder that adds positions itself takes embeddings without them
                     entry = dataclasses.replace(entry, input=None, input_gradient=None)
-            yield entry
+            yield dataclasses.replace(entry, narrow=self.narrow.get(name, ""))
 
     def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
         """Return the PyTorch model's call for each call of the Flax module.
@@ -110,7 +118,7 @@ class PairedRuns:
         has_paired_parts: bool,
     ) -> Entry:
         ours, theirs = calls
-        inputs = [(f"{ours}/{a}", f"{theirs}/{b}") for a, b in self._inputs(ours, theirs)]
+        inputs = [(f"{ours}/{a}", f"{theirs}/{b}") for a, b in self.inputs(ours, theirs)]
         outputs = (f"{ours}/output", f"{theirs}/output")
         into = self._worst(inputs)
         takes_floats = ours not in self.ours.points and (
@@ -153,7 +161,7 @@ class PairedRuns:
                 measured[leaf] = min(each, key=attrgetter("times"))
         return measured
 
-    def _inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
+    def inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
         """Return pairs of inputs of two calls.
 
         The first belongs to the first; each further one to the first free one of its shape.
@@ -183,22 +191,43 @@ class PairedRuns:
     def _measure(self, arrays: Mapping[str, tuple[Any, Any]]) -> Measurement | None:
         """Return the measurement of an array, by dtype; None if it is missing or shapes differ."""
         ours, theirs = arrays["float64"]
-        order = None if ours is None or theirs is None else _axes(ours, theirs)
-        if order is None:
-            return None
-        sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
+        order = None if ours is None or theirs is None else axes(ours, theirs)
+        return None if order is None else measurement(arrays, order, self.native_dtype)
 
-        def in_dtype(dtype: str) -> tuple[difference.Difference, float]:
-            ours, theirs = arrays[dtype]
-            measured = difference.difference(ours.transpose(order), theirs, dtype)
-            floor = difference.rounding_floor(sides, dtype)
-            return measured, difference.times_floor(measured, floor)
 
-        errors = (
-            difference.rounding_error(narrow, wide)
-            for narrow, wide in zip(arrays[self.native_dtype], arrays["float64"], strict=True)
-        )
-        return Measurement(*in_dtype("float64"), *in_dtype(self.native_dtype), *errors)
+def measurement(
+    arrays: Mapping[str, tuple[Any, Any]], order: Sequence[int], native_dtype: str
+) -> Measurement:
+    """Return the measurement of an array, by dtype; ``order`` is that of our axes on their side."""
+    sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
+
+    def in_dtype(dtype: str) -> tuple[difference.Difference, float]:
+        ours, theirs = arrays[dtype]
+        measured = difference.difference(ours.transpose(order), theirs, dtype)
+        floor = difference.rounding_floor(sides, dtype)
+        return measured, difference.times_floor(measured, floor)
+
+    errors = (
+        difference.rounding_error(narrow, wide)
+        for narrow, wide in zip(arrays[native_dtype], arrays["float64"], strict=True)
+    )
+    return Measurement(*in_dtype("float64"), *in_dtype(native_dtype), *errors)
+
+
+def _narrow_modules(recording: Any, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the dtypes that the innermost named modules around compute in, by ``names[name]``."""
+    narrow = recording.narrow
+    if narrow is None:  # the run was left as it is, and arrays show the dtypes
+        narrow = {
+            call.rpartition("#")[0]: array.dtype.name
+            for call, array in recording.arrays.items()
+            if array.dtype != np.float64
+        }
+    found = {}
+    for module, dtype in narrow.items():
+        around = [name for name in names if f"{module}.".startswith(f"{name}.")]
+        found[names[max(around, key=len)] if around else ""] = dtype
+    return found
 
 
 def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:
@@ -209,11 +238,11 @@ def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str
 
 def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
     """Return our array with its axes in their order; None if no usual order has their shape."""
-    order = _axes(ours, theirs)
+    order = axes(ours, theirs)
     return None if order is None else ours.transpose(order)
 
 
-def _axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
+def axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
     """Return the order of our axes that is theirs: the same, the length before the batch, or the
     channels after the batch.
 
@@ -221,10 +250,10 @@ def _axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
     """
     if ours.ndim != theirs.ndim:
         return None
-    axes = tuple(range(ours.ndim))
-    orders = [axes]
+    same = tuple(range(ours.ndim))
+    orders = [same]
     if ours.ndim >= 2:
-        orders += [(1, 0, *axes[2:]), (0, axes[-1], *axes[1:-1])]
+        orders += [(1, 0, *same[2:]), (0, same[-1], *same[1:-1])]
     fitting = [
         order for order in dict.fromkeys(orders) if ours.transpose(order).shape == theirs.shape
     ]

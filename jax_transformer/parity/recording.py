@@ -1,24 +1,23 @@
 """Recording of a JAX model on one batch: each module's inputs, outputs and gradients.
 
-The model is traced once, and :func:`mark` marks its modules' arrays. The jaxpr is then evaluated
-under jit, equation by equation, also inside jit, remat, scan (one iteration after the other) and
-vmap, where it holds marked arrays. ``torch_reference.recording`` is the counterpart.
+The model is traced once, with its modules' arrays marked. The jaxpr is then evaluated under jit,
+in float64 in every place if float64 is asked for. ``torch_reference.recording`` is the counterpart.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend import core
-from jax.interpreters import ad, batching, mlir
 
 from jax_transformer.errors import ConfigError
+from jax_transformer.parity import evaluation
+from jax_transformer.parity.evaluation import Evaluation, Iterations, Point
 
 
 @dataclass(frozen=True)
@@ -33,56 +32,8 @@ class ModelFunction:
     """Calls the model with the given arrays and batch, and marks its modules' arrays."""
 
 
-# Named points of a computation, found in its jaxpr
-
-
-Iterations = tuple[tuple[int, int], ...]
-"""The number of the pass and the length of each scan around, outermost first."""
-
-
-class Point(NamedTuple):
-    """The static facts of a marked array."""
-
-    call: int
-    """Equal for the arrays of one call of a module."""
-    name: str
-    """The module's dotted path; ``{}`` in it stands for the number of a scan's iteration."""
-    kind: str
-    """``input``, ``input 1``, ..., ``output``, or ``point`` if there is no module."""
-    layers: int | None = None
-    """The length of the scan that is meant by ``{}``; None for the outermost."""
-
-    def path(self, iterations: Iterations) -> str:
-        """Return the name in these iterations. Without a scan, the part ``{}`` is left out."""
-        numbers = [i for i, length in iterations if self.layers in (None, length)]
-        if numbers:
-            return self.name.replace("{}", str(numbers[0]))
-        return ".".join(part for part in self.name.split(".") if part != "{}")
-
-
-Visit = Callable[[Point, Iterations, jax.Array], jax.Array]
-"""Takes a point, the iterations around it and its array; returns the array to go on with."""
-
-_tap = core.Primitive("parity_tap")
-"""The identity, with a Point."""
-_tap.def_impl(lambda x, *, point: x)
-_tap.def_abstract_eval(lambda x, *, point: x)
-mlir.register_lowering(_tap, lambda context, x, *, point: [x])
-ad.primitive_jvps[_tap] = lambda xs, dxs, *, point: (_tap.bind(*xs, point=point), dxs[0])
-# Under vmap the axis of the batch comes first, as in a model without vmap
-batching.primitive_batchers[_tap] = lambda args, axes, *, point: (
-    _tap.bind(jnp.moveaxis(args[0], axes[0], 0), point=point),
-    0,
-)
-
-
 calls = itertools.count()
 """Numbers of calls, each taken once."""
-
-
-def mark(x: jax.Array, point: Point) -> jax.Array:
-    """Return ``x``, as the array of a point."""
-    return _tap.bind(x, point=point)
 
 
 def tap(name: str, x: jax.Array) -> jax.Array:
@@ -91,88 +42,7 @@ def tap(name: str, x: jax.Array) -> jax.Array:
     ``{}`` in the name stands for the number of an iteration of the scan around it, as in
     ``layers.{}.mlp``. Outside a comparison this does nothing, also under jit.
     """
-    return mark(x, Point(next(calls), name, "point"))
-
-
-def _evaluate(
-    closed: core.ClosedJaxpr,
-    arguments: Sequence[Any],
-    visit: Visit,
-    iterations: Iterations = (),
-) -> list[Any]:
-    """Return the outputs of a jaxpr. ``visit`` may replace every marked array.
-
-    Raises ConfigError if one is inside a while loop or a condition.
-    """
-    jaxpr = closed.jaxpr
-    values: dict[core.Var, Any] = dict(
-        zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arguments), strict=True)
-    )
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        inputs = [read(atom) for atom in equation.invars]
-        if equation.primitive is _tap:
-            outputs = [visit(equation.params["point"], iterations, inputs[0])]
-        elif not _has_taps(equation):
-            outputs = _bind(equation, inputs)
-        elif equation.primitive.name == "scan":
-            outputs = _scan(equation.params, inputs, visit, iterations)
-        else:  # jit, remat, or a function with a rule for its derivative, which is not used
-            name, bodies = equation.primitive.name, list(_jaxprs(equation))
-            if len(bodies) != 1 or name == "while":
-                raise ConfigError(
-                    f"a module is called inside {name}, whose body is not run a known number of"
-                    " times: compare a call without it, for example with call_flax="
-                )
-            outputs = _evaluate(bodies[0], inputs, visit, iterations)
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
-    """Run an equation as it is."""
-    atoms = zip(equation.invars, inputs, strict=True)
-    named = {atom: value for atom, value in atoms if isinstance(atom, core.Var)}
-    info = core.DebugInfo("parity", equation.primitive.name, None, None)
-    alone = core.Jaxpr((), list(named), equation.outvars, [equation], equation.effects, info)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*named.values())
-
-
-def _scan(
-    params: dict[str, Any], inputs: Sequence[Any], visit: Visit, iterations: Iterations
-) -> list[Any]:
-    """Run the body of ``jax.lax.scan`` once for each of its iterations."""
-    length = params["length"]
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    constants, carry, xs = inputs[:first], inputs[first:last], inputs[last:]
-    results: list[Any] = [None] * length
-    for i in reversed(range(length)) if params["reverse"] else range(length):
-        arguments = [*constants, *carry, *(x[i] for x in xs)]
-        outputs = _evaluate(params["jaxpr"], arguments, visit, (*iterations, (i, length)))
-        carry, results[i] = outputs[: len(carry)], outputs[len(carry) :]
-    return [*carry, *(jnp.stack(each) for each in zip(*results, strict=True))]
-
-
-def _has_taps(equation: core.JaxprEqn) -> bool:
-    inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
-    return any(each.primitive is _tap or _has_taps(each) for each in inner)
-
-
-def _jaxprs(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
-    values = itertools.chain.from_iterable(
-        value if isinstance(value, tuple | list) else (value,) for value in equation.params.values()
-    )
-    for value in values:
-        if isinstance(value, core.ClosedJaxpr):
-            yield value
-        elif isinstance(value, core.Jaxpr):
-            yield core.ClosedJaxpr(value, ())
-
-
-# Recording
+    return evaluation.mark(x, Point(next(calls), name, "point"))
 
 
 @dataclass
@@ -181,7 +51,9 @@ class Recording:
 
     ``arrays`` are named ``CALL/input`` and so on, ``order`` lists the calls in the order in which
     they ended, and ``parameters`` holds gradients by path. The outputs of ``points`` are arrays
-    that :func:`jax_transformer.parity.tap` names: they belong to no module.
+    that :func:`jax_transformer.parity.tap` names: they belong to no module. ``narrow`` has
+    the dtypes below float64 that modules compute in by themselves, the model as "", if the run
+    replaced these by float64; it is None if the run was left as it is. ``note`` says why it was.
     """
 
     order: list[str] = field(default_factory=list)
@@ -189,6 +61,10 @@ class Recording:
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     result: np.ndarray | None = None
     points: frozenset[str] = frozenset()
+    narrow: dict[str, str] | None = None
+    note: str = ""
+    callers: dict[str, str] = field(default_factory=dict)
+    """The call in which each call was made; the model's is ""."""
 
     def get(self, name: str) -> np.ndarray | None:
         """Return the array of that name, or None."""
@@ -196,16 +72,23 @@ class Recording:
 
     @classmethod
     def of_file(
-        cls, arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        dtype: str,
+        order: Sequence[str],
+        about: Mapping[str, Any],
     ) -> "Recording":
         """Return the recording of one dtype in a file's arrays.
 
         Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
+        ``about`` has ``narrow`` and ``note``, if the file was written with them.
         """
         values, gradients = (
             below(f"{dtype}/{group}", arrays) for group in ("arrays", "parameters")
         )
-        return cls(list(order), values, gradients, arrays[f"{dtype}/result"])
+        narrow, note = about.get("narrow"), about.get("note", "")
+        result = arrays[f"{dtype}/result"]
+        return cls(list(order), values, gradients, result, narrow=narrow, note=note)
 
 
 def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -215,55 +98,128 @@ def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def record(
-    function: ModelFunction, batch: Sequence[Any], *, dtype: str = "float64", seed: int | None = 0
+    function: ModelFunction,
+    batch: Sequence[Any],
+    *,
+    dtype: str = "float64",
+    seed: int | None = 0,
+    wide: bool = True,
+    replacements: Mapping[str, np.ndarray] | None = None,
 ) -> Recording:
     """Run the model in ``dtype`` in one jitted function and record it.
 
-    The model's and the batch's floating-point and complex arrays are cast. The other arguments are
-    those of ``torch_reference.recording.record``. float64 needs JAX in 64-bit mode. Raises
-    ConfigError if the model returns no such array, or a module is called inside a while loop or a
-    condition.
+    The model's and the batch's floating-point and complex arrays are cast. float64 needs JAX in
+    64-bit mode; what the model computes in narrower floats is then computed in float64 too, if
+    ``wide`` and as far as that is possible. ``replacements`` are arrays that the model goes on with
+    instead of its own of these names. ``seed`` is that of ``torch_reference.recording.record``.
+    Raises ConfigError if the model returns no such array, or a module is called inside a while loop
+    or a condition.
     """
-    parameters, others = (
-        {name: _cast(array, dtype) for name, array in group.items()}
-        for group in (function.parameters, function.others)
-    )
-    inputs = [_cast(array, dtype) for array in batch]
+    run = _Run(function, batch, dtype, seed, replacements or {})
+    if dtype != "float64" or not wide:
+        return run(wide=False)
+    try:
+        run.trace("float64")
+    except ConfigError:
+        raise
+    except Exception as error:  # of the model's own code
+        try:
+            run.trace("float32")
+            return run(
+                wide=True, note=f"the JAX model cannot be traced in float64 ({_line(error)})"
+            )
+        except Exception:
+            raise error from None
+    try:
+        return run(wide=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # of a primitive's rules or its compilation
+        note = f"the JAX model is not run in float64 everywhere ({_line(error)})"
+        return run(wide=False, note=note)
 
-    def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
-        return _first_array(function.run({**parameters, **others}, inputs))
 
-    jaxpr = jax.make_jaxpr(call)(parameters, others, inputs)
-    visitor = _Visitor({})
+def _line(error: Exception) -> str:
+    """Return the first line of an error."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
 
-    def run(
-        parameters: Mapping[str, Any], perturbations: Mapping[str, Any]
-    ) -> tuple[Any, tuple[dict[str, Any], Any]]:
-        nonlocal visitor
-        visitor = _Visitor(perturbations)
-        leaves = jax.tree.leaves((parameters, others, inputs))
-        (output,) = _evaluate(jaxpr, leaves, visitor.visit)
-        if seed is None:
-            return jnp.zeros((), output.dtype), (visitor.arrays, output)
-        weights = np.random.default_rng(seed).standard_normal(output.shape)
-        return (output * jnp.asarray(weights, output.dtype)).sum(), (visitor.arrays, output)
 
-    gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    if seed is None:
-        _, (arrays, output) = jax.jit(run)(parameters, {})
-    else:
-        shapes = jax.eval_shape(run, parameters, {})[1][0]
-        zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-        differentiate = jax.grad(run, argnums=(0, 1), has_aux=True)
-        gradients, (arrays, output) = jax.jit(differentiate)(parameters, zeros)
-    of_parameters, of_arrays = (
-        {name: _to_numpy(array, gradient=True) for name, array in group.items()}
-        for group in gradients
-    )
-    named = {name: _to_numpy(array) for name, array in arrays.items()}
-    named |= {f"{name} gradient": array for name, array in of_arrays.items()}
-    points = frozenset(visitor.points)
-    return Recording(visitor.order, named, of_parameters, _to_numpy(output), points)
+class _Run:
+    """A model to be traced and then run on one batch."""
+
+    def __init__(
+        self,
+        function: ModelFunction,
+        batch: Sequence[Any],
+        dtype: str,
+        seed: int | None,
+        replacements: Mapping[str, np.ndarray],
+    ):
+        self.function, self.batch, self.dtype, self.seed = function, batch, dtype, seed
+        self.replacements = {name: _in_range(x, dtype) for name, x in replacements.items()}
+        self.jaxpr: Any = None
+
+    def _arrays(self, dtype: str) -> tuple[Any, Any, Any]:
+        """Return the parameters, the other arrays and the batch in a dtype."""
+        groups = self.function.parameters, self.function.others
+        parameters, others = (
+            {name: _cast(array, dtype) for name, array in group.items()} for group in groups
+        )
+        return parameters, others, [_cast(array, dtype) for array in self.batch]
+
+    def trace(self, dtype: str) -> None:
+        """Trace the model on arrays of a dtype."""
+
+        def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
+            return _first_array(self.function.run({**parameters, **others}, inputs))
+
+        self.jaxpr = jax.make_jaxpr(call)(*self._arrays(dtype))
+
+    def __call__(self, *, wide: bool, note: str = "") -> Recording:
+        """Return the recording of a run."""
+        if self.jaxpr is None:
+            self.trace(self.dtype)
+        parameters, others, inputs = self._arrays(self.dtype)
+        visitor = _Visitor({}, {})
+
+        def run(
+            parameters: Mapping[str, Any],
+            perturbations: Mapping[str, Any],
+            replacements: Mapping[str, Any],
+        ) -> tuple[Any, tuple[dict[str, Any], Any]]:
+            nonlocal visitor
+            visitor = _Visitor(perturbations, replacements)
+            leaves = jax.tree.leaves((parameters, others, inputs))
+            (output,) = Evaluation(visitor, wide).run(self.jaxpr, leaves)
+            if self.seed is None:
+                return jnp.zeros((), output.dtype), (visitor.arrays, output)
+            weights = np.random.default_rng(self.seed).standard_normal(output.shape)
+            return (output * jnp.asarray(weights, output.dtype)).sum(), (visitor.arrays, output)
+
+        gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        if self.seed is None:
+            _, (arrays, output) = jax.jit(run)(parameters, {}, self.replacements)
+        else:
+            shapes = jax.eval_shape(run, parameters, {}, {})[1][0]
+            zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+            differentiate = jax.grad(run, argnums=(0, 1), has_aux=True)
+            gradients, (arrays, output) = jax.jit(differentiate)(parameters, zeros, {})
+        of_parameters, of_arrays = (
+            {name: _to_numpy(array, gradient=True) for name, array in group.items()}
+            for group in gradients
+        )
+        named = {name: _to_numpy(array) for name, array in arrays.items()}
+        named |= {f"{name} gradient": array for name, array in of_arrays.items()}
+        return Recording(
+            visitor.order,
+            named,
+            of_parameters,
+            _to_numpy(output),
+            frozenset(visitor.points),
+            visitor.narrow if wide else None,
+            note,
+            visitor.callers,
+        )
 
 
 def _first_array(output: Any) -> jax.Array:
@@ -281,37 +237,66 @@ class _Visitor:
     """Records the marked arrays of one evaluation.
 
     ``perturbations`` (zeros) are added to them, so that the gradient with respect to a perturbation
-    is the gradient with respect to that array.
+    is the gradient with respect to that array. ``replacements`` take their places afterwards.
     """
 
-    def __init__(self, perturbations: Mapping[str, Any]):
-        self.perturbations = perturbations
+    def __init__(self, perturbations: Mapping[str, Any], replacements: Mapping[str, Any]):
+        self.perturbations, self.replacements = perturbations, replacements
         self.order: list[str] = []
         self.points: set[str] = set()
+        self.narrow: dict[str, str] = {}
         self.arrays: dict[str, Any] = {}
+        self.callers: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._open: dict[Any, str] = {}
+        """The calls that are going on, the innermost last."""
 
-    def visit(self, point: Point, iterations: Iterations, array: Any) -> Any:
+    def compute_narrow(self, dtype: str) -> None:
+        self.narrow.setdefault(self._innermost().rpartition("#")[0], dtype)
+
+    def _innermost(self) -> str:
+        return next(reversed(self._open.values()), "")
+
+    def visit(self, point: Point, iterations: Iterations, array: Any, narrow: str | None) -> Any:
         call = (point.call, iterations)
         if call not in self._open:
             name = point.path(iterations)
-            self._open[call] = f"{name}#{self._counts.get(name, 0)}"
+            key = f"{name}#{self._counts.get(name, 0)}"
             self._counts[name] = self._counts.get(name, 0) + 1
+            self.callers[key] = self._innermost()
+            self._open[call] = key
         key = self._open[call]
+        if narrow:
+            self.narrow.setdefault(key.rpartition("#")[0], narrow)
         kind = point.kind
         if kind == "point":
             self.points.add(key)
             kind = "output"
         if kind == "output":
-            self.order.append(self._open.pop(call))
+            self.order.append(key)
+            while self._open.popitem()[1] != key:  # calls in it that returned no such array
+                pass
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             return array
         name = f"{key}/{kind}"
         if name in self.perturbations:
             array = array + self.perturbations[name]
         self.arrays[name] = array
-        return array
+        return _like(self.replacements[name], array) if name in self.replacements else array
+
+
+def _in_range(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return an array in a dtype, its finite numbers within that dtype's range."""
+    largest = float(jnp.finfo(dtype).max)
+    clipped = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
+    return clipped.astype(jnp.dtype(dtype))
+
+
+def _like(recorded: Any, array: Any) -> jax.Array:
+    """Return a recorded array as a live one is: with its dtype, and complex if that is."""
+    if jnp.iscomplexobj(array):
+        recorded = recorded[..., 0] + 1j * recorded[..., 1]
+    return recorded.astype(array.dtype)
 
 
 def _cast(value: Any, dtype: str) -> jax.Array:

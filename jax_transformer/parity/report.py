@@ -29,15 +29,34 @@ class Report:
     about: dict[str, Any]
     """Versions, shapes and seeds."""
     notes: tuple[str, ...] = ()
+    own_result: Measurement | None = None
+    """The own difference of the code that is in no paired module, as ``own`` of an entry."""
 
     @property
     def first_fault(self) -> Entry | None:
         """The first module whose inputs agree and whose output does not, the innermost such one.
 
-        None if no paired module is the first.
+        The first of ``faults`` if only that tells. None if no paired module is the first.
         """
         faulty = (entry for entry in self.entries if entry.faulty)
-        return next((entry for entry in faulty if not self._begun_before(entry)), None)
+        first = next((entry for entry in faulty if not self._begun_before(entry)), None)
+        own = [entry for entry in self.entries if differs(entry.own)]
+        if not own or (first is not None and differs(first.own)) or differs(self.own_result):
+            return first
+        return own[0]
+
+    @property
+    def faults(self) -> list[Entry]:
+        """The modules that differ by themselves, the largest difference first.
+
+        Each is judged on the other model's inputs, whatever came before; of several calls of a
+        module the worst is listed. Empty if nothing differs.
+        """
+        worst = sorted(
+            (entry for entry in self.entries if differs(entry.own)),
+            key=lambda entry: entry.own.times if entry.own else 0.0,
+        )
+        return list({entry.ours: entry for entry in worst}.values())[::-1]
 
     def _begun_before(self, entry: Entry) -> bool:
         """Return True if the difference may have reached the module by a way that is not its input.
@@ -65,13 +84,15 @@ class Report:
     @property
     def first_gradient_fault(self) -> Entry | None:
         """The first module in backward order whose gradients go wrong, if all outputs agree."""
-        if not self._same_outputs:
+        if not self.same_outputs:
             return None
         return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None)
 
     @property
-    def _same_outputs(self) -> bool:
-        return self.result.agrees and not any(differs(entry.output) for entry in self.entries)
+    def same_outputs(self) -> bool:
+        """True if the results, and the outputs of all paired modules, agree."""
+        outputs = (each for entry in self.entries for each in (entry.output, entry.own))
+        return not any(map(differs, (self.result, self.own_result, *outputs)))
 
     @property
     def agrees(self) -> bool:
@@ -80,7 +101,7 @@ class Report:
         A wrong weight can leave the results unchanged: the next activation may stop the difference
         on this batch.
         """
-        return self._same_outputs and not any(
+        return self.same_outputs and not any(
             differs(gradient)
             for e in self.entries
             for gradient in (e.input_gradient, e.output_gradient, *e.parameters.values())
@@ -98,16 +119,19 @@ class Report:
                 f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64,"
                 f" {_times(self.result.times)} rounding"
             )
-        summary = self._gradient_summary() if self._same_outputs else self._output_summary()
+        summary = self._gradient_summary() if self.same_outputs else self._output_summary()
         return "; ".join((summary, *self.notes))
 
     def _output_summary(self) -> str:
         fault = self.first_fault
+        others = _counted(len(self.faults) - differs(fault.own), "other ") if fault else ""
         if fault is not None and fault.output is not None:
             results = "; the results agree on this batch" if self.result.agrees else ""
+            if not fault.faulty and fault.own is not None:
+                return f"{fault.title}: {_own(fault)}{others}{results}"
             return (
                 f"{fault.title}: its input agrees and its output differs,"
-                f" {_difference(fault.output)}{self._inside(fault)}{results}"
+                f" {_difference(fault.output)}{self._inside(fault)}{others}{results}"
             )
         if self.result.agrees:
             verdict = "the results agree and outputs of modules differ"
@@ -116,7 +140,8 @@ class Report:
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
         begin = _begin(self.entries) or "no paired module is the first to differ"
-        return f"{verdict}, and {begin}: pair more modules to narrow it down"
+        others = _counted(len(self.faults))
+        return f"{verdict}, and {begin}: pair more modules to narrow it down{others}"
 
     def _gradient_summary(self) -> str:
         fault = self.first_gradient_fault
@@ -155,9 +180,19 @@ class Report:
         for entry in self.entries:
             yield from _rows(entry, "<" if any(entry is fault for fault in faults) else " ")
         yield f"{'result':<48}{_verdict(self.result):>8}{'':>8}{_figures(self.result)}"
+        yield from self._below_the_table()
         if self.agrees:
             yield from self.notes
         yield self.summary()
+
+    def _below_the_table(self) -> Iterator[str]:
+        for dtype in dict.fromkeys(entry.narrow for entry in self.entries if entry.narrow):
+            names = dict.fromkeys(entry.ours for entry in self.entries if entry.narrow == dtype)
+            yield from _wrapped(f"{dtype} inside: {', '.join(names)}")
+        if len(self.faults) > 1:
+            yield f"{len(self.faults)} modules differ by themselves:"
+            for entry in self.faults:
+                yield from _wrapped(f"  {entry.title}: {_own(entry)}")
 
     def to_json(self) -> str:
         """Return the whole report; NaN and infinities become text."""
@@ -179,13 +214,14 @@ class Report:
             "dtype": self.dtype,
             "about": self.about,
             "notes": list(self.notes),
+            "faults": [entry.title for entry in self.faults],
             "result": self.result.to_data(),
             "modules": [_entry_data(entry, first=entry is fault) for entry in self.entries],
         }
 
 
 def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
-    names = ("input", "output", "input_gradient", "output_gradient")
+    names = ("input", "output", "own", "input_gradient", "output_gradient")
     measurements = {name: getattr(entry, name) for name in names}
     return {
         "ours": entry.ours,
@@ -194,6 +230,7 @@ def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
         "faulty": entry.faulty,
         "faulty_backward": entry.faulty_backward,
         "note": entry.note,
+        "narrow": entry.narrow,
         "first": first,
         **{name: value.to_data() for name, value in measurements.items() if value is not None},
         "parameters": {name: value.to_data() for name, value in entry.parameters.items()},
@@ -222,6 +259,23 @@ def _difference(measurement: Measurement) -> str:
         f"by {wide.max_abs:.3g} in float64, {_times(measurement.times)} rounding, at ({at}):"
         f" {wide.ours:.6g} here, {wide.theirs:.6g} there{nan}"
     )
+
+
+def _own(entry: Entry) -> str:
+    assert entry.own is not None
+    where = f"the input of {entry.own_place} in it" if entry.own_place else "its output"
+    return f"on the other model's arrays {where} differs, {_difference(entry.own)}"
+
+
+def _counted(number: int, other: str = "") -> str:
+    if not number:
+        return ""
+    verb = "module differs by itself" if number == 1 else "modules differ by themselves"
+    return f"; {number} {other}{verb}"
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 100, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _rows(entry: Entry, mark: str) -> Iterator[str]:

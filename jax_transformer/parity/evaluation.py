@@ -1,0 +1,301 @@
+"""Evaluation of a traced model, equation by equation.
+
+A visitor is shown its marked arrays and may replace them, also inside jit, remat, scan (one
+iteration after the other) and vmap. A wide evaluation computes in float64 what the model computes
+in narrower floats: casts to these are dropped.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from jax_transformer.errors import ConfigError
+
+Iterations = tuple[tuple[int, int], ...]
+"""The number of the pass and the length of each scan around, outermost first."""
+
+
+class Point(NamedTuple):
+    """The static facts of a marked array."""
+
+    call: int
+    """Equal for the arrays of one call of a module."""
+    name: str
+    """The module's dotted path; ``{}`` in it stands for the number of a scan's iteration."""
+    kind: str
+    """``input``, ``input 1``, ..., ``output``, or ``point`` if there is no module."""
+    layers: int | None = None
+    """The length of the scan that is meant by ``{}``; None for the outermost."""
+
+    def path(self, iterations: Iterations) -> str:
+        """Return the name in these iterations. Without a scan, the part ``{}`` is left out."""
+        numbers = [i for i, length in iterations if self.layers in (None, length)]
+        if numbers:
+            return self.name.replace("{}", str(numbers[0]))
+        return ".".join(part for part in self.name.split(".") if part != "{}")
+
+
+_tap = core.Primitive("parity_tap")
+"""The identity, with a Point."""
+_tap.def_impl(lambda x, *, point: x)
+_tap.def_abstract_eval(lambda x, *, point: x)
+mlir.register_lowering(_tap, lambda context, x, *, point: [x])
+ad.primitive_jvps[_tap] = lambda xs, dxs, *, point: (_tap.bind(*xs, point=point), dxs[0])
+# Under vmap the axis of the batch comes first, as in a model without vmap
+batching.primitive_batchers[_tap] = lambda args, axes, *, point: (
+    _tap.bind(jnp.moveaxis(args[0], axes[0], 0), point=point),
+    0,
+)
+
+
+def mark(x: jax.Array, point: Point) -> jax.Array:
+    """Return ``x``, as the array of a point."""
+    return _tap.bind(x, point=point)
+
+
+class Visitor(Protocol):
+    """Follows an evaluation."""
+
+    def visit(
+        self, point: Point, iterations: Iterations, array: jax.Array, narrow: str | None
+    ) -> jax.Array:
+        """Return the array to go on with; ``narrow`` is its dtype in the model below float64."""
+
+    def compute_narrow(self, dtype: str) -> None:
+        """Note that the model computes in a dtype below float64 here."""
+
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
+"""Primitives whose body is run once; so are those of functions with a rule for a derivative."""
+_AS_THEY_ARE = ("bitcast_convert_type", "pure_callback", "io_callback", "ffi_call", "pallas_call")
+"""Primitives whose dtypes are a part of what they do."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of jaxprs for a visitor; in float64 only if ``wide``."""
+
+    visitor: Visitor
+    wide: bool = False
+
+    def run(
+        self, closed: core.ClosedJaxpr, arguments: Sequence[Any], iterations: Iterations = ()
+    ) -> list[Any]:
+        """Return the outputs of a jaxpr.
+
+        Raises ConfigError if a marked array is inside a while loop or a condition.
+        """
+        jaxpr = closed.jaxpr
+        values: dict[core.Var, Any] = dict(
+            zip(
+                (*jaxpr.constvars, *jaxpr.invars),
+                (*map(self._constant, closed.consts), *arguments),
+                strict=True,
+            )
+        )
+
+        def read(atom: Any) -> Any:
+            return self._constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(atom) for atom in equation.invars]
+            outputs = self._outputs(equation, inputs, iterations)
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _constant(self, value: Any) -> Any:
+        return widened_constant(value) if self.wide else value
+
+    def _outputs(
+        self, equation: core.JaxprEqn, inputs: Sequence[Any], iterations: Iterations
+    ) -> Sequence[Any]:
+        primitive, params = equation.primitive, equation.params
+        narrow = _narrow_dtype(equation)
+        if primitive is _tap:
+            return [self.visitor.visit(params["point"], iterations, inputs[0], narrow)]
+        tapped = _has_taps(equation)
+        if narrow and not tapped:
+            self.visitor.compute_narrow(narrow)
+        if not tapped and not (narrow and self.wide):
+            return _bind(equation, inputs)
+        bodies = list(_jaxprs(equation))
+        if tapped and (len(bodies) != 1 or primitive.name == "while"):
+            raise ConfigError(
+                f"a module is called inside {primitive.name}, whose body is not run a known number"
+                " of times: compare a call without it, for example with call_flax="
+            )
+        if primitive.name == "scan":
+            return self._scan(params, inputs, iterations, tapped)
+        if primitive.name == "custom_jvp_call" and not tapped:
+            return self._with_own_derivative(params, inputs)
+        if tapped or primitive.name in (*_CALLS, "custom_vjp_call"):
+            # jit, remat, or a function with a rule for its derivative, which is not used
+            return self.run(bodies[0], inputs, iterations)
+        if primitive.name == "while":
+            return self._while(params, inputs)
+        if primitive.name == "cond":
+            branches = [lambda *xs, each=each: self.run(each, xs) for each in params["branches"]]
+            return jax.lax.switch(inputs[0], branches, *inputs[1:])
+        return _bind_wide(equation, inputs)
+
+    def _scan(
+        self,
+        params: Mapping[str, Any],
+        inputs: Sequence[Any],
+        iterations: Iterations,
+        tapped: bool,
+    ) -> list[Any]:
+        """Run the body of ``jax.lax.scan``, once for each of its iterations if it has taps."""
+        length, reverse = params["length"], params["reverse"]
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        constants, carry, xs = inputs[:first], inputs[first:last], inputs[last:]
+
+        def body(carry: Sequence[Any], xs: Sequence[Any], inside: Iterations = ()) -> Any:
+            outputs = self.run(params["jaxpr"], [*constants, *carry, *xs], inside)
+            return outputs[: len(carry)], outputs[len(carry) :]
+
+        if not tapped:
+            carry, ys = jax.lax.scan(body, list(carry), list(xs), length, reverse)
+            return [*carry, *ys]
+        results: list[Any] = [None] * length
+        for i in reversed(range(length)) if reverse else range(length):
+            carry, results[i] = body(carry, [x[i] for x in xs], (*iterations, (i, length)))
+        return [*carry, *(jnp.stack(each) for each in zip(*results, strict=True))]
+
+    def _while(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+        first = params["cond_nconsts"]
+        last = first + params["body_nconsts"]
+        return jax.lax.while_loop(
+            lambda carry: self.run(params["cond_jaxpr"], [*inputs[:first], *carry])[0],
+            lambda carry: self.run(params["body_jaxpr"], [*inputs[first:last], *carry]),
+            list(inputs[last:]),
+        )
+
+    def _with_own_derivative(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+        """Run a function of ``jax.custom_jvp``, such as relu, whose derivative at 0 is its own."""
+        function = jax.custom_jvp(lambda *xs: self.run(params["call_jaxpr"], xs))
+
+        def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+            rule = params["jvp_jaxpr_fun"].call_wrapped(*[False] * len(primals))
+            jaxpr, constants, zeros = rule
+            both = self.run(core.ClosedJaxpr(jaxpr, constants), [*primals, *tangents])
+            outputs, given = both[: len(zeros)], iter(both[len(zeros) :])
+            pairs = zip(outputs, zeros, strict=True)
+            return outputs, [jnp.zeros_like(x) if zero else next(given) for x, zero in pairs]
+
+        function.defjvp(derivative)
+        return function(*inputs)
+
+
+def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    """Run an equation as it is."""
+    atoms = zip(equation.invars, inputs, strict=True)
+    named = {atom: value for atom, value in atoms if isinstance(atom, core.Var)}
+    info = core.DebugInfo("parity", equation.primitive.name, None, None)
+    alone = core.Jaxpr((), list(named), equation.outvars, [equation], equation.effects, info)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*named.values())
+
+
+def _bind_wide(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    """Run an equation in float64; as it is, on narrow inputs, if it cannot be run so."""
+    primitive = equation.primitive
+    if primitive.name == "reduce_precision":
+        return list(inputs)
+    if primitive.name not in _AS_THEY_ARE:
+        params = {
+            name: _wide(value) if isinstance(value, np.dtype) else value
+            for name, value in equation.params.items()
+        }
+        if "update_jaxpr" in params:  # of a scatter, which makes it anew
+            params |= {"update_jaxpr": None, "update_consts": ()}
+        try:
+            outputs = primitive.bind(*inputs, **params)
+            return list(outputs) if primitive.multiple_results else [outputs]
+        except Exception:  # of any kind, from the primitive's own rules
+            pass
+    narrow = [_as(x, atom.aval) for x, atom in zip(inputs, equation.invars, strict=True)]
+    return [widened(x) for x in _bind(equation, narrow)]
+
+
+def _as(x: Any, aval: Any) -> Any:
+    return jax.lax.convert_element_type(x, aval.dtype) if is_narrow(aval) else x
+
+
+# Dtypes
+
+
+def is_narrow(array: Any) -> bool:
+    """Return True for floating-point and complex numbers below float64."""
+    dtype = getattr(array, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact) and _wide(dtype) != dtype
+
+
+def _wide(dtype: Any) -> np.dtype:
+    """Return float64 or complex128 for a narrower dtype, other dtypes as they are."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return dtype
+    return np.dtype("complex128" if jnp.issubdtype(dtype, jnp.complexfloating) else "float64")
+
+
+def widened(x: Any) -> Any:
+    """Return an array in float64 or complex128 if it has narrower numbers."""
+    return jax.lax.convert_element_type(x, _wide(x.dtype)) if is_narrow(x) else x
+
+
+def widened_constant(value: Any) -> Any:
+    """Return a constant of the model in float64.
+
+    A number of the program, such as an epsilon, was rounded when the model was traced. It is
+    widened to the short decimal, or the root of a fraction, that it was rounded from.
+    """
+    if not is_narrow(value):
+        return value
+    if np.ndim(value) or jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return widened(jnp.asarray(value))
+    rounded = np.asarray(value)[()]
+    return np.float64(_exact(rounded) if np.isfinite(rounded) else rounded)
+
+
+def _exact(rounded: Any) -> float:
+    """Return the number that a narrow one was probably rounded from, otherwise the same."""
+    decimal = str(rounded)
+    if len(decimal.partition("e")[0].replace(".", "").strip("-0")) <= 6:
+        return float(decimal)
+    x = abs(float(rounded))
+    for factor in (1.0, math.pi, 1 / math.pi):  # 1/√d of an attention, √(2/π) of a GELU
+        square = x * x * factor
+        larger = Fraction(max(square, 1 / square)).limit_denominator(64)
+        root = math.sqrt((larger if square > 1 else 1 / larger) / factor)
+        if larger < 2**14 and rounded.dtype.type(root) == abs(rounded):
+            return math.copysign(root, rounded)
+    return float(rounded)
+
+
+def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
+    """Return a dtype below float64 that an equation has anywhere."""
+    avals: Any = (atom.aval for atom in (*equation.invars, *equation.outvars))
+    names = [np.dtype(aval.dtype).name for aval in avals if is_narrow(aval)]
+    inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
+    return names[0] if names else next(filter(None, map(_narrow_dtype, inner)), None)
+
+
+def _has_taps(equation: core.JaxprEqn) -> bool:
+    inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
+    return any(each.primitive is _tap or _has_taps(each) for each in inner)
+
+
+def _jaxprs(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, core.ClosedJaxpr):
+                yield each
+            elif isinstance(each, core.Jaxpr):
+                yield core.ClosedJaxpr(each, ())
