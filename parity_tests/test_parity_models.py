@@ -25,9 +25,9 @@ def compare(ours: Any, theirs: nn.Module, *arguments: Any, **options: Any) -> Re
         return jt.parity.compare(ours, theirs, *arguments, **options)
 
 
-def randomized(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
     """The module with random parameters and statistics: zero biases and unit scales hide faults."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
     for name, buffer in module.named_buffers():

@@ -47,6 +47,8 @@ class Recording:
     narrow: dict[str, str] | None = None
     """The dtypes below float64 that modules compute in by themselves, the model as "", if these
     were replaced by float64; None if the run was left as it is."""
+    rounded: list[str] = field(default_factory=list)
+    """The modules that have tensors besides parameters, which may be rounded to such a dtype."""
     note: str = ""
     """The reason why it was left so."""
 
@@ -102,6 +104,9 @@ class _Wide(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if function is torch.ops.aten.view.dtype:
+            raise TypeError("the bits of numbers are used")
+
         def widened(value: Any) -> Any:
             if not isinstance(value, torch.dtype) or not _is_narrow(value):
                 return value
@@ -202,6 +207,11 @@ def _record(
                 name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None
             }
     recording.narrow = narrow if wide else None
+    recording.rounded = [
+        name
+        for name, part in module.named_modules()
+        if next(_floats(part._buffers), None) is not None
+    ]
     return recording
 
 
@@ -313,7 +323,7 @@ def main(arguments: Sequence[str]) -> None:
     for dtype in settings["dtypes"]:
         recording = record(module, batch, dtype=dtype, seed=settings["seed"])
         order[dtype] = recording.order
-        about[dtype] = {"narrow": recording.narrow, "note": recording.note}
+        about[dtype] = {name: getattr(recording, name) for name in ("narrow", "rounded", "note")}
         arrays |= {
             f"{dtype}/{name}": np.ascontiguousarray(array)
             for name, array in recording.named_arrays()

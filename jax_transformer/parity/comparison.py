@@ -125,14 +125,25 @@ def compare_recorded(
             return recording.record(function, batch, dtype=dtype, **options)
 
     runs: dict[str, tuple[Recording, Any]] = {}
-    wide = True
+    notes, failure, wide = [], None, True
     for kind in dict.fromkeys(("float64", "float32", native_dtype)):
-        theirs = recorder(kind, gradient_seed, batch)
-        wide = theirs.narrow is not None if kind == "float64" else wide
-        runs[kind] = record_ours(kind, seed=gradient_seed, wide=wide), theirs
+        try:
+            theirs = recorder(kind, gradient_seed, batch)
+            wide = theirs.narrow is not None if kind == "float64" else wide
+            runs[kind] = record_ours(kind, seed=gradient_seed, wide=wide), theirs
+        except ConfigError:
+            raise
+        except Exception as error:  # of a model's own code
+            if kind != "float64":
+                raise failure or error from None
+            failure = error
+            notes.append(f"compared in float32: float64 fails with {recording.line_of(error)}")
+    widest = "float32" if failure else "float64"
+    runs.setdefault("float64", runs["float32"])
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
-    compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
+    notes += [_GUESSED] if guessed else []
+    compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest)
     getters = pairs.gradient_getters(table, function, paired)
     report = Report(
         entries=tuple(compared.entries(paired, getters)),
@@ -145,7 +156,7 @@ def compare_recorded(
             "pairs": len(paired),
             "guessed": guessed,
         },
-        notes=(_GUESSED,) if guessed else (),
+        notes=tuple(notes),
     )
     if report.agrees:
         return report
@@ -155,8 +166,8 @@ def compare_recorded(
             compared,
             lambda arrays, dtype: record_ours(dtype, seed=None, wide=wide, replacements=arrays),
         ).report_of_faults()
-    notes = (one.note for one in runs["float64"] if one.note)
-    return dataclasses.replace(report, notes=(*report.notes, *notes))
+    as_it_is = (one.note for one in runs["float64"] if one.note)
+    return dataclasses.replace(report, notes=(*report.notes, *as_it_is))
 
 
 def arguments(batch: Any) -> list[np.ndarray]:

@@ -72,8 +72,11 @@ class Visitor(Protocol):
     def compute_narrow(self, dtype: str) -> None:
         """Note that the model computes in a dtype below float64 here."""
 
+    def round_constant(self) -> None:
+        """Note that a constant of the model was rounded to such a dtype here."""
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint")
 """Primitives whose body is run once; so are those of functions with a rule for a derivative."""
 _AS_THEY_ARE = ("bitcast_convert_type", "pure_callback", "io_callback", "ffi_call", "pallas_call")
 """Primitives whose dtypes are a part of what they do."""
@@ -112,7 +115,21 @@ class Evaluation:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constant(self, value: Any) -> Any:
-        return widened_constant(value) if self.wide else value
+        """Return a constant of the model in the dtype of the evaluation.
+
+        A number of the program, such as an epsilon, was rounded when the model was traced. It is
+        widened to the short decimal, or the root of a fraction, that it was rounded from.
+        """
+        if not self.wide or not is_narrow(value):
+            return value
+        if np.ndim(value) == 0 and not jnp.iscomplexobj(value):
+            rounded = np.asarray(value)[()]
+            # The largest numbers of a dtype fill masks
+            exact = float(rounded) if abs(float(rounded)) > 1e30 else _exact(rounded)
+            if exact is not None:
+                return np.float64(exact)
+        self.visitor.round_constant()
+        return widened(jnp.asarray(value))
 
     def _outputs(
         self, equation: core.JaxprEqn, inputs: Sequence[Any], iterations: Iterations
@@ -144,7 +161,32 @@ class Evaluation:
         if primitive.name == "cond":
             branches = [lambda *xs, each=each: self.run(each, xs) for each in params["branches"]]
             return jax.lax.switch(inputs[0], branches, *inputs[1:])
-        return _bind_wide(equation, inputs)
+        return self._bind_wide(equation, inputs)
+
+    def _bind_wide(self, equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+        """Run an equation in float64; as it is, on narrow inputs, if it cannot be run so."""
+        primitive = equation.primitive
+        if primitive.name == "reduce_precision":
+            return list(inputs)
+        if primitive.name not in _AS_THEY_ARE:
+            params = {name: self._wide_param(value) for name, value in equation.params.items()}
+            try:
+                outputs = primitive.bind(*inputs, **params)
+                return list(outputs) if primitive.multiple_results else [outputs]
+            except Exception:  # of any kind, from the primitive's own rules
+                pass
+        atoms = zip(inputs, equation.invars, strict=True)
+        return [widened(x) for x in _bind(equation, [_as(x, atom.aval) for x, atom in atoms])]
+
+    def _wide_param(self, value: Any) -> Any:
+        if isinstance(value, np.dtype):
+            return _wide(value)
+        if isinstance(value, core.Jaxpr):  # what a reduction or a scatter does with two numbers
+            return self._wide_param(core.ClosedJaxpr(value, ())).jaxpr
+        if isinstance(value, core.ClosedJaxpr):
+            avals: Any = [jax.ShapeDtypeStruct(x.shape, _wide(x.dtype)) for x in value.in_avals]
+            return jax.make_jaxpr(lambda *xs: self.run(value, xs))(*avals)
+        return value
 
     def _scan(
         self,
@@ -204,27 +246,6 @@ def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*named.values())
 
 
-def _bind_wide(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
-    """Run an equation in float64; as it is, on narrow inputs, if it cannot be run so."""
-    primitive = equation.primitive
-    if primitive.name == "reduce_precision":
-        return list(inputs)
-    if primitive.name not in _AS_THEY_ARE:
-        params = {
-            name: _wide(value) if isinstance(value, np.dtype) else value
-            for name, value in equation.params.items()
-        }
-        if "update_jaxpr" in params:  # of a scatter, which makes it anew
-            params |= {"update_jaxpr": None, "update_consts": ()}
-        try:
-            outputs = primitive.bind(*inputs, **params)
-            return list(outputs) if primitive.multiple_results else [outputs]
-        except Exception:  # of any kind, from the primitive's own rules
-            pass
-    narrow = [_as(x, atom.aval) for x, atom in zip(inputs, equation.invars, strict=True)]
-    return [widened(x) for x in _bind(equation, narrow)]
-
-
 def _as(x: Any, aval: Any) -> Any:
     return jax.lax.convert_element_type(x, aval.dtype) if is_narrow(aval) else x
 
@@ -250,33 +271,24 @@ def widened(x: Any) -> Any:
     return jax.lax.convert_element_type(x, _wide(x.dtype)) if is_narrow(x) else x
 
 
-def widened_constant(value: Any) -> Any:
-    """Return a constant of the model in float64.
-
-    A number of the program, such as an epsilon, was rounded when the model was traced. It is
-    widened to the short decimal, or the root of a fraction, that it was rounded from.
+def _exact(rounded: Any) -> float | None:
+    """Return the number that a narrow one was probably rounded from: a decimal of few digits, or
+    the root of a fraction of small numbers, as 1/√d of an attention and √(2/π) of a GELU.
     """
-    if not is_narrow(value):
-        return value
-    if np.ndim(value) or jnp.issubdtype(value.dtype, jnp.complexfloating):
-        return widened(jnp.asarray(value))
-    rounded = np.asarray(value)[()]
-    return np.float64(_exact(rounded) if np.isfinite(rounded) else rounded)
-
-
-def _exact(rounded: Any) -> float:
-    """Return the number that a narrow one was probably rounded from, otherwise the same."""
-    decimal = str(rounded)
-    if len(decimal.partition("e")[0].replace(".", "").strip("-0")) <= 6:
-        return float(decimal)
-    x = abs(float(rounded))
-    for factor in (1.0, math.pi, 1 / math.pi):  # 1/√d of an attention, √(2/π) of a GELU
+    if not np.isfinite(rounded):
+        return float(rounded)
+    x, digits = abs(float(rounded)), 5 if rounded.dtype.itemsize == 4 else 2
+    numbers = [float(f"{x:.{i}g}") for i in range(1, digits + 1)]
+    for factor in (1.0, math.pi, 1 / math.pi) if x and digits == 5 else ():
         square = x * x * factor
-        larger = Fraction(max(square, 1 / square)).limit_denominator(64)
-        root = math.sqrt((larger if square > 1 else 1 / larger) / factor)
-        if larger < 2**14 and rounded.dtype.type(root) == abs(rounded):
-            return math.copysign(root, rounded)
-    return float(rounded)
+        larger = max(square, 1 / square)
+        if larger < 2**14:
+            fraction = Fraction(larger).limit_denominator(int(math.sqrt(2**14 / larger)))
+            numbers.append(math.sqrt((fraction if square > 1 else 1 / fraction) / factor))
+    with np.errstate(over="ignore"):
+        found = (number for number in numbers if rounded.dtype.type(number) == abs(rounded))
+        exact = next(found, None)
+    return None if exact is None else math.copysign(exact, rounded)
 
 
 def _narrow_dtype(equation: core.JaxprEqn) -> str | None:

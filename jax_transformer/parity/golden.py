@@ -104,7 +104,7 @@ def create(
         "source": dict(source),
         "order": {dtype: recording.order for dtype, recording in recordings.items()},
         "about": {
-            dtype: {"narrow": recording.narrow, "note": recording.note}
+            dtype: {name: getattr(recording, name) for name in ("narrow", "rounded", "note")}
             for dtype, recording in recordings.items()
         },
         "versions": getattr(recorder, "versions", None)

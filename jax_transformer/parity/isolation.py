@@ -15,7 +15,7 @@ from jax_transformer.parity.difference import (
     Measurement,
     differs,
 )
-from jax_transformer.parity.measuring import PairedRuns, axes, measurement
+from jax_transformer.parity.measuring import PairedRuns, axes
 from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
 
@@ -26,6 +26,8 @@ Runner = Callable[[Mapping[str, np.ndarray], str], Recording]
 class _Theirs(NamedTuple):
     """An array of the other model that replaces one of ours."""
 
+    name: str
+    """The name of ours; "" for the result."""
     array: np.ndarray
     order: tuple[int, ...]
     """The order of our axes that is theirs."""
@@ -50,14 +52,13 @@ class Isolation:
             for key in self.entries
         }
 
-    def _theirs(self, key: str, names: Sequence[tuple[str, str]]) -> dict[str, _Theirs]:
-        ours, theirs = self.compared.ours.arrays, self.compared.theirs.arrays
-        found = {}
+    def _theirs(self, key: str, names: Sequence[tuple[str, str]]) -> list[_Theirs]:
+        found = []
         for name, other in names:
-            a = ours.get(f"{key}/{name}")
-            b = theirs.get(f"{self.compared.calls[key]}/{other}")
+            a = self.compared.ours.get(f"{key}/{name}")
+            b = self.compared.theirs.get(f"{self.compared.calls[key]}/{other}")
             if a is not None and b is not None and (order := axes(a, b)) is not None:
-                found[f"{key}/{name}"] = _Theirs(b, order)
+                found.append(_Theirs(f"{key}/{name}", b, order))
         return found
 
     def report_of_faults(self) -> Report:
@@ -65,8 +66,8 @@ class Isolation:
         replaced: set[str] = set()
         while True:
             outputs, inputs, result = self._measured(replaced)
-            differing = [key for key, each in inputs.items() if differs(each)]
-            wrong = {key for key, each in outputs.items() if differs(each)}
+            differing = [key for key, each in inputs.items() if each.times >= FAULT]
+            wrong = {key for key, each in outputs.items() if each.times >= FAULT}
             wrong |= {self._caller(key) for key in differing}
             new = {key for key in differing if key in wrong} - replaced
             if not new:
@@ -75,51 +76,49 @@ class Isolation:
             replaced |= {key for key in new if not new.intersection(self._around(key))}
         own = {key: [(each, "")] for key, each in outputs.items()} | {"": [(result, "")]}
         for key, each in inputs.items():
-            if key in replaced or not differs(each):
-                own[self._caller(key)].append((each, self.entries[key].ours))
+            if key in replaced or each.times < FAULT:
+                own.setdefault(self._caller(key), []).append((each, self.entries[key].ours))
         return self._report({key: max(each, key=_share) for key, each in own.items()})
 
     def _measured(
         self, replaced: Collection[str]
     ) -> tuple[dict[str, Measurement], dict[str, Measurement], Measurement]:
         """Return the measurements of outputs, of inputs, and of the result."""
-        theirs = {name: each for key in self.outputs for name, each in self.outputs[key].items()}
-        for key in replaced:
-            theirs |= self.inputs[key]
-        arrays = {name: each.as_ours() for name, each in theirs.items()}
-        runs = {dtype: self.run(arrays, dtype) for dtype in ("float64", "float32")}
+        theirs = [*self.outputs.values(), *(self.inputs[key] for key in replaced)]
+        arrays = {each.name: each.as_ours() for group in theirs for each in group}
+        runs = {
+            "float64": self.run(arrays, self.compared.widest),
+            "float32": self.run(arrays, "float32"),
+        }
 
-        def worst(key: str, which: Mapping[str, _Theirs], owner: str) -> Measurement | None:
-            all_ = [
-                self._measure({d: run.get(name) for d, run in runs.items()}, each, key, owner)
-                for name, each in which.items()
-            ]
-            return max(all_, key=lambda each: each.times, default=None)
+        def worst(group: Sequence[_Theirs], modules: Collection[str]) -> Measurement:
+            all_ = (self._measure(runs, each, modules) for each in group)
+            return max(all_, key=lambda measured: measured.times)
 
-        outputs = {key: worst(key, each, key) for key, each in self.outputs.items()}
-        inputs = {key: worst(key, each, self._caller(key)) for key, each in self.inputs.items()}
+        outputs = {
+            key: worst(group, (key.rpartition("#")[0], "")) for key, group in self.outputs.items()
+        }
+        # Only first outputs are replaced: others, and what is computed outside of modules, may go
+        # into any input
+        inputs = {key: worst(g, self.compared.narrow) for key, g in self.inputs.items() if g}
         result = self.compared.theirs.result
-        assert result is not None
-        return (
-            {key: each for key, each in outputs.items() if each is not None},
-            {key: each for key, each in inputs.items() if each is not None},
-            self._measure(
-                {dtype: run.result for dtype, run in runs.items()},
-                _Theirs(result, tuple(range(result.ndim))),
-                "",
-                "",
-            ),
-        )
+        return outputs, inputs, worst([_Theirs("", result, tuple(range(result.ndim)))], [""])
 
     def _measure(
-        self, ours: Mapping[str, Any], theirs: _Theirs, key: str, owner: str
+        self, runs: Mapping[str, Recording], theirs: _Theirs, modules: Collection[str]
     ) -> Measurement:
-        arrays = {dtype: (x, theirs.array.astype(dtype)) for dtype, x in ours.items()}
+        """Return a measurement with the limit for what these modules compute."""
         with np.errstate(over="ignore"):
-            measured = measurement(arrays, theirs.order, "float32")
-        names = {each.rpartition("#")[0] for each in (key, owner)}
-        narrow = any(name in self.compared.narrow for name in names)
-        return dataclasses.replace(measured, limit=IN_FLOAT32 if narrow else FAULT)
+            arrays = {
+                dtype: (run.get(theirs.name) if theirs.name else run.result, each)
+                for dtype, run in runs.items()
+                for each in [theirs.array.astype(dtype)]
+            }
+            measured = self.compared.measurement(arrays, theirs.order, "float32")
+        rounded = self.compared.rounded & self.compared.narrow.keys()
+        return dataclasses.replace(
+            measured, limit=IN_FLOAT32 if rounded.intersection(modules) else FAULT
+        )
 
     def _around(self, key: str) -> list[str]:
         """Return the measured calls around a call, the innermost first; the model's is ""."""
@@ -139,25 +138,30 @@ class Isolation:
         If one of them is a difference of float32 in a module that computes in it, all that the
         module reaches may differ as much.
         """
-        loose = any(FAULT <= each.times < each.limit for each, _ in own.values())
-
-        def loosened(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: loosened(each) for name, each in value.items()}
-            is_measured = loose and isinstance(value, Measurement)
-            return dataclasses.replace(value, limit=AFTER_FLOAT32) if is_measured else value
-
-        entries = []
-        for entry in self.report.entries:
-            fields = {f.name: loosened(getattr(entry, f.name)) for f in dataclasses.fields(entry)}
+        report, notes = self.report, self.report.notes
+        entries, result = list(report.entries), report.result
+        if loose := [key for key, (each, _) in own.items() if FAULT <= each.times < each.limit]:
+            entries, result = [_loosened(entry) for entry in entries], _loosened(result)
+            names = ", ".join(sorted({key.rpartition("#")[0] or "the model" for key in loose}))
+            notes += (f"a constant of {names} is rounded to float32 in one of the models only",)
+        for i, entry in enumerate(entries):
             measured, place = own.get(_key(entry), (None, ""))
-            entries.append(Entry(**fields | {"own": measured, "own_place": place}))
+            entries[i] = dataclasses.replace(entry, own=measured, own_place=place)
         return dataclasses.replace(
-            self.report,
-            entries=tuple(entries),
-            result=loosened(self.report.result),
-            own_result=own[""][0],
+            report, entries=tuple(entries), result=result, own_result=own[""][0], notes=notes
         )
+
+
+def _loosened(value: Any) -> Any:
+    """Return a measurement, or an entry's measurements, with the limit after float32."""
+    if isinstance(value, Measurement):
+        return dataclasses.replace(value, limit=AFTER_FLOAT32)
+    if isinstance(value, dict):
+        return {name: _loosened(each) for name, each in value.items()}
+    if isinstance(value, Entry):
+        fields = {f.name: _loosened(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return Entry(**fields)
+    return value
 
 
 def _key(entry: Entry) -> str:

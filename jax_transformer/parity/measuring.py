@@ -23,19 +23,27 @@ _NEARER = 1e-3
 class PairedRuns:
     """Recordings of both models by dtype, float64 among them.
 
-    ``split`` names modules whose input gradients cannot be compared.
+    ``split`` names modules whose input gradients cannot be compared. ``widest`` is the dtype that
+    the recordings of float64 are in, as far as possible.
     """
 
     def __init__(
-        self, runs: Mapping[str, tuple[Recording, Any]], native_dtype: str, split: Collection[str]
+        self,
+        runs: Mapping[str, tuple[Recording, Any]],
+        native_dtype: str,
+        split: Collection[str],
+        widest: str = "float64",
     ):
         self.runs, self.native_dtype, self.split = runs, native_dtype, split
+        self.widest = widest
         self.ours, self.theirs = runs["float64"]
         self.calls: dict[str, str] = {}
         """The PyTorch model's call for each compared call of a Flax module."""
         self.narrow: dict[str, str] = {}
         """The dtypes below float64 that paired Flax modules or their counterparts compute in by
         themselves; the models' is that of ""."""
+        self.rounded: set[str] = set()
+        """Those of them that have a constant rounded to that dtype."""
 
     def result(self) -> Measurement:
         """Return the measurement of the results. Raises ConfigError if their shapes differ."""
@@ -54,8 +62,16 @@ class PairedRuns:
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         """Return an entry for each call of a paired module, in the order in which they ended."""
         by_name = {pair.ours: pair for pair in pairs}
-        theirs = _narrow_modules(self.theirs, {pair.theirs: pair.ours for pair in pairs})
-        self.narrow = theirs | _narrow_modules(self.ours, {name: name for name in by_name})
+        sides = [
+            (self.theirs, {pair.theirs: pair.ours for pair in pairs}),
+            (self.ours, {name: name for name in by_name}),
+        ]
+        for side, names in sides if self.widest == "float64" else ():
+            narrow = {_owner(module, names): dtype for module, dtype in _narrow(side).items()}
+            self.narrow |= narrow
+            self.rounded |= (
+                {*narrow} if side.narrow is None else {_owner(m, names) for m in side.rounded}
+            )
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
         outputs_agree = True
         for key in self.ours.order:
@@ -192,42 +208,43 @@ class PairedRuns:
         """Return the measurement of an array, by dtype; None if it is missing or shapes differ."""
         ours, theirs = arrays["float64"]
         order = None if ours is None or theirs is None else axes(ours, theirs)
-        return None if order is None else measurement(arrays, order, self.native_dtype)
+        return None if order is None else self.measurement(arrays, order, self.native_dtype)
+
+    def measurement(
+        self, arrays: Mapping[str, tuple[Any, Any]], order: Sequence[int], native_dtype: str
+    ) -> Measurement:
+        """Return the measurement of an array, by dtype, with our axes in that order."""
+        sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
+
+        def in_dtype(key: str, dtype: str) -> tuple[difference.Difference, float]:
+            ours, theirs = arrays[key]
+            measured = difference.difference(ours.transpose(order), theirs, dtype)
+            floor = difference.rounding_floor(sides, dtype)
+            return measured, difference.times_floor(measured, floor)
+
+        errors = (
+            difference.rounding_error(narrow, wide)
+            for narrow, wide in zip(arrays[native_dtype], arrays["float64"], strict=True)
+        )
+        wide, narrow = in_dtype("float64", self.widest), in_dtype(native_dtype, native_dtype)
+        return Measurement(*wide, *narrow, *errors)
 
 
-def measurement(
-    arrays: Mapping[str, tuple[Any, Any]], order: Sequence[int], native_dtype: str
-) -> Measurement:
-    """Return the measurement of an array, by dtype; ``order`` is that of our axes on their side."""
-    sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
-
-    def in_dtype(dtype: str) -> tuple[difference.Difference, float]:
-        ours, theirs = arrays[dtype]
-        measured = difference.difference(ours.transpose(order), theirs, dtype)
-        floor = difference.rounding_floor(sides, dtype)
-        return measured, difference.times_floor(measured, floor)
-
-    errors = (
-        difference.rounding_error(narrow, wide)
-        for narrow, wide in zip(arrays[native_dtype], arrays["float64"], strict=True)
-    )
-    return Measurement(*in_dtype("float64"), *in_dtype(native_dtype), *errors)
+def _narrow(recording: Any) -> dict[str, str]:
+    """Return the dtypes below float64 of modules; as arrays show, if the run was left as it is."""
+    if recording.narrow is not None:
+        return recording.narrow
+    return {
+        name.rpartition("#")[0]: array.dtype.name
+        for name, array in recording.arrays.items()
+        if array.dtype != np.float64
+    }
 
 
-def _narrow_modules(recording: Any, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the dtypes that the innermost named modules around compute in, by ``names[name]``."""
-    narrow = recording.narrow
-    if narrow is None:  # the run was left as it is, and arrays show the dtypes
-        narrow = {
-            call.rpartition("#")[0]: array.dtype.name
-            for call, array in recording.arrays.items()
-            if array.dtype != np.float64
-        }
-    found = {}
-    for module, dtype in narrow.items():
-        around = [name for name in names if f"{module}.".startswith(f"{name}.")]
-        found[names[max(around, key=len)] if around else ""] = dtype
-    return found
+def _owner(module: str, names: Mapping[str, str]) -> str:
+    """Return ``names[name]`` of the innermost named module around one, or "" for the model's."""
+    around = [name for name in names if f"{module}.".startswith(f"{name}.")]
+    return names[max(around, key=len)] if around else ""
 
 
 def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:

@@ -54,6 +54,7 @@ class Recording:
     that :func:`jax_transformer.parity.tap` names: they belong to no module. ``narrow`` has
     the dtypes below float64 that modules compute in by themselves, the model as "", if the run
     replaced these by float64; it is None if the run was left as it is. ``note`` says why it was.
+    ``rounded`` names those with a constant that was rounded to such a dtype.
     """
 
     order: list[str] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Recording:
     result: np.ndarray | None = None
     points: frozenset[str] = frozenset()
     narrow: dict[str, str] | None = None
+    rounded: Sequence[str] = ()
     note: str = ""
     callers: dict[str, str] = field(default_factory=dict)
     """The call in which each call was made; the model's is ""."""
@@ -81,14 +83,13 @@ class Recording:
         """Return the recording of one dtype in a file's arrays.
 
         Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
-        ``about`` has ``narrow`` and ``note``, if the file was written with them.
+        ``about`` has ``narrow``, ``rounded`` and ``note``, if the file was written with them.
         """
         values, gradients = (
             below(f"{dtype}/{group}", arrays) for group in ("arrays", "parameters")
         )
-        narrow, note = about.get("narrow"), about.get("note", "")
-        result = arrays[f"{dtype}/result"]
-        return cls(list(order), values, gradients, result, narrow=narrow, note=note)
+        more = {name: about[name] for name in ("narrow", "rounded", "note") if name in about}
+        return cls(list(order), values, gradients, arrays[f"{dtype}/result"], **more)
 
 
 def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -126,7 +127,7 @@ def record(
         try:
             run.trace("float32")
             return run(
-                wide=True, note=f"the JAX model cannot be traced in float64 ({_line(error)})"
+                wide=True, note=f"the JAX model cannot be traced in float64 ({line_of(error)})"
             )
         except Exception:
             raise error from None
@@ -135,11 +136,11 @@ def record(
     except ConfigError:
         raise
     except Exception as error:  # of a primitive's rules or its compilation
-        note = f"the JAX model is not run in float64 everywhere ({_line(error)})"
+        note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
         return run(wide=False, note=note)
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
     """Return the first line of an error."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
 
@@ -217,6 +218,7 @@ class _Run:
             _to_numpy(output),
             frozenset(visitor.points),
             visitor.narrow if wide else None,
+            sorted(visitor.rounded),
             note,
             visitor.callers,
         )
@@ -245,6 +247,7 @@ class _Visitor:
         self.order: list[str] = []
         self.points: set[str] = set()
         self.narrow: dict[str, str] = {}
+        self.rounded: set[str] = set()
         self.arrays: dict[str, Any] = {}
         self.callers: dict[str, str] = {}
         self._counts: dict[str, int] = {}
@@ -253,6 +256,9 @@ class _Visitor:
 
     def compute_narrow(self, dtype: str) -> None:
         self.narrow.setdefault(self._innermost().rpartition("#")[0], dtype)
+
+    def round_constant(self) -> None:
+        self.rounded.add(self._innermost().rpartition("#")[0])
 
     def _innermost(self) -> str:
         return next(reversed(self._open.values()), "")

@@ -116,8 +116,8 @@ class Report:
         """Return the verdict in one line, with the notes if the models differ."""
         if self.agrees:
             return (
-                f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64,"
-                f" {_times(self.result.times)} rounding"
+                f"the models agree: largest difference {self.result.wide.max_abs:.2g} in"
+                f" {self.result.wide.dtype}, {_times(self.result.times)} rounding"
             )
         summary = self._gradient_summary() if self.same_outputs else self._output_summary()
         return "; ".join((summary, *self.notes))
@@ -171,7 +171,7 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Return a table of at most 100 columns, then the verdict."""
-        yield f"{'':<64}{'float64':>9}{self.dtype:>10}"
+        yield f"{'':<64}{self.result.wide.dtype:>9}{self.dtype:>10}"
         yield (
             f"{'module':<40}{'input':>8}{'output':>8}{'grads':>8}{'× floor':>9}"
             f"{'max abs':>10}{'× floor':>8}{'ulps':>7}"
@@ -256,7 +256,7 @@ def _difference(measurement: Measurement) -> str:
     if wide.nan_ours != wide.nan_theirs:
         nan = f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there"
     return (
-        f"by {wide.max_abs:.3g} in float64, {_times(measurement.times)} rounding, at ({at}):"
+        f"by {wide.max_abs:.3g} in {wide.dtype}, {_times(measurement.times)} rounding, at ({at}):"
         f" {wide.ours:.6g} here, {wide.theirs:.6g} there{nan}"
     )
 

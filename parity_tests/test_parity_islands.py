@@ -1,0 +1,321 @@
+"""Ports whose modules compute in float32 by themselves: faults after them are named, alone and in
+pairs, and correct ports agree."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from jax_transformer.parity import Report
+from parity_tests.test_parity_models import arrays, compare, fill, randomized
+
+D, HEADS, LAYERS = 8, 2, 2
+
+
+class TorchRMSNorm(nn.Module):
+    """As in transformers: in float32 whatever the input is."""
+
+    def __init__(self, eps: float = 1e-5):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(D)), eps
+
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class TorchAttention(nn.Module):
+    """As transformers' eager attention, with a softmax in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x, mask):
+        b, t, _ = x.shape
+        q, k, v = (
+            layer(x).view(b, t, HEADS, -1).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        scores = q @ k.transpose(2, 3) * (D // HEADS) ** -0.5
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, t, D))
+
+
+class TorchBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2, self.attention = TorchRMSNorm(), TorchRMSNorm(), TorchAttention()
+        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
+
+    def forward(self, x, mask):
+        x = x + self.attention(self.norm1(x), mask)
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class TorchModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, D)
+        self.blocks = nn.ModuleList(TorchBlock() for _ in range(LAYERS))
+        self.norm, self.head = TorchRMSNorm(), nn.Linear(D, 11)
+
+    def forward(self, ids):
+        x, mask = self.embed(ids), torch.ones(ids.shape[1], ids.shape[1]).tril().bool()
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x))
+
+
+class Block(nnx.Module):
+    def __init__(self, state, prefix, rngs):
+        self.norm1, self.norm2 = (nnx.RMSNorm(D, epsilon=1e-5, rngs=rngs) for _ in range(2))
+        self.attention = nnx.MultiHeadAttention(HEADS, D, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(D, 2 * D, rngs=rngs), nnx.Linear(2 * D, D, rngs=rngs)
+        for name in ("norm1", "norm2", "up", "down"):
+            fill(getattr(self, name), state, f"{prefix}.{name}")
+        for ours, name in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "out")):
+            layer = getattr(self.attention, ours)
+            kernel = state[f"{prefix}.attention.{name}.weight"].T
+            layer.kernel[...] = kernel.reshape(layer.kernel.shape)
+            bias = state[f"{prefix}.attention.{name}.bias"]
+            layer.bias[...] = bias.reshape(layer.bias.shape)
+        self.tanh, self.causal, self.post_norm = False, True, False
+
+    def __call__(self, x):
+        mask = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1]), bool))
+        x = x + self.attention(self.norm1(x), mask=mask if self.causal else None)
+        y = x if self.post_norm else self.norm2(x)
+        y = self.down(jax.nn.gelu(self.up(y), approximate=self.tanh))
+        return self.norm2(x + y) if self.post_norm else x + y
+
+
+class Model(nnx.Module):
+    def __init__(self, state):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(11, D, dtype=jnp.float32, rngs=rngs)
+        self.embed.embedding[...] = state["embed.weight"]
+        self.blocks = nnx.List([Block(state, f"blocks.{i}", rngs) for i in range(LAYERS)])
+        self.norm = nnx.RMSNorm(D, epsilon=1e-5, dtype=jnp.float32, rngs=rngs)
+        self.head = nnx.Linear(D, 11, rngs=rngs)
+        fill(self.norm, state, "norm")
+        fill(self.head, state, "head")
+
+    def __call__(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+RULES = {name: name for name in ("embed", "norm", "head", "blocks.{i}")}
+RULES |= {
+    f"blocks.{{i}}.{name}": f"blocks.{{i}}.{name}"
+    for name in ("norm1", "norm2", "attention", "up", "down")
+}
+
+
+def report_on(*changes: Callable[[Model], None], seed: int = 0, **options: Any) -> Report:
+    torch.manual_seed(seed)
+    theirs = randomized(TorchModel(), seed)
+    ours = Model(arrays(theirs))
+    for change in changes:
+        change(ours)
+    ids = np.random.default_rng(seed).integers(0, 11, (2, 5))
+    return compare(ours, theirs, ids, RULES, gradients=False, **options)
+
+
+def epsilon(model: Model) -> None:
+    model.blocks[1].norm2.epsilon = 1e-6
+
+
+def scale(model: Model) -> None:
+    query = model.blocks[1].attention.query.kernel
+    query[...] = query[...] * 2**0.5
+
+
+def transposed(model: Model) -> None:
+    kernel = model.blocks[0].attention.key.kernel
+    kernel[...] = kernel[...].reshape(D, D).T.reshape(kernel.shape)
+
+
+def heads(model: Model) -> None:
+    for name in ("query", "key"):
+        kernel = getattr(model.blocks[0].attention, name).kernel
+        kernel[...] = jnp.moveaxis(kernel[...].reshape(D, -1, HEADS), 1, 2)
+
+
+def activation(model: Model) -> None:
+    model.blocks[0].tanh = True
+
+
+def mask(model: Model) -> None:
+    model.blocks[1].causal = False
+
+
+def bias(model: Model) -> None:
+    model.blocks[0].up.bias[...] *= 0
+
+
+def placement(model: Model) -> None:
+    model.blocks[1].post_norm = True
+
+
+FAULTS = {
+    epsilon: "blocks.1.norm2",
+    scale: "blocks.1.attention",
+    transposed: "blocks.0.attention",
+    heads: "blocks.0.attention",
+    activation: "blocks.0",
+    mask: "blocks.1.attention",
+    bias: "blocks.0.up",
+    placement: "blocks.1",
+}
+
+
+def named(report: Report) -> set[str]:
+    return {entry.ours for entry in report.faults}
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 20), marks=pytest.mark.slow)])
+def test_a_correct_port_agrees_in_float64(seed):
+    for each in np.atleast_1d(seed):
+        report = report_on(seed=int(each))
+        assert report.agrees and report.result.times < 30
+        assert not report.faults and report.own_result is None
+    dtypes = {entry.ours: entry.narrow for entry in report.entries}
+    assert (dtypes["blocks.0.attention"], dtypes["blocks.0.up"]) == ("float32", "")
+    assert any(line.startswith("float32 inside: embed, blocks.0.norm1") for line in report.lines())
+
+
+@pytest.mark.parametrize("fault", [epsilon, activation])
+def test_a_fault_among_them_is_the_only_one(fault):
+    report = report_on(fault, seed=3)
+    assert named(report) == {FAULTS[fault]} and report.first_fault is report.faults[0]
+    assert "by themselves" not in "".join(report.lines())
+
+
+PAIRS = [*itertools.combinations(FAULTS, 2)]
+QUICK = [(epsilon, transposed), (scale, activation), (heads, placement), (mask, bias)]
+
+
+@pytest.mark.parametrize(
+    "faults", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in PAIRS)]
+)
+def test_of_two_faults_both_are_named_and_nothing_else(faults):
+    report = report_on(*faults, seed=PAIRS.index(faults) if faults in PAIRS else 1)
+    expected = {FAULTS[fault] for fault in faults}
+    assert named(report) == expected and report.first_fault.ours == min(expected)
+    lines = [*report.lines()]
+    if len(expected) == 2:
+        assert "2 modules differ by themselves:" in lines
+        assert report.summary().endswith("; 1 other module differs by itself")
+    assert len(report.to_data()["faults"]) == len(expected)
+
+
+class TorchRotary(nn.Module):
+    """As in transformers: frequencies are stored in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", 10000.0 ** -(torch.arange(0, D, 2).float() / D))
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1]).float()[:, None] * self.frequencies.float()
+        return x * torch.cat([angles.cos(), angles.sin()], -1).to(x.dtype)
+
+
+class Rotary(nnx.Module):
+    def __call__(self, x):
+        frequencies = 10000.0 ** -(jnp.arange(0, D, 2, jnp.float32) / D)
+        angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequencies
+        return x * jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1).astype(x.dtype)
+
+
+class Rotated(nnx.Module):
+    def __init__(self, state):
+        self.rotary, self.linear = Rotary(), nnx.Linear(D, D, rngs=nnx.Rngs(0))
+        fill(self.linear, state, "1")
+
+    def __call__(self, x):
+        return self.linear(self.rotary(x))
+
+
+def test_constants_that_one_model_stores_in_float32_are_no_faults():
+    theirs = randomized(nn.Sequential(TorchRotary(), nn.Linear(D, D)))
+    x, rules = np.random.default_rng(0).standard_normal((2, 9, D)), {"0": "rotary", "1": "linear"}
+    report = compare(Rotated(arrays(theirs)), theirs, x, rules)
+    assert report.agrees and report.result.times > 1e3
+    assert report.notes == ("a constant of rotary is rounded to float32 in one of the models only",)
+    wrong = Rotated(arrays(theirs))
+    wrong.linear.kernel[...] *= 1 + 1e-6
+    report = compare(wrong, theirs, x, rules)
+    assert not report.agrees and named(report) == {"linear"}
+
+
+# What cannot be run in float64
+
+
+class Linear(nnx.Module):
+    """A linear layer, and a loop that carries float32: JAX refuses that for inputs of float64."""
+
+    def __init__(self, state, dtype):
+        self.layer, self.dtype = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), dtype
+        fill(self.layer, state, "0")
+
+    def __call__(self, x):
+        x = self.layer(x)
+        first = jnp.zeros(x.shape, self.dtype or x.dtype)
+        return jax.lax.fori_loop(0, 3, lambda i, y: y + jnp.tanh(x) * (0.7 * i), first)
+
+
+class Loop(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * 2.1
+
+
+class OnlyFloat32(Loop):
+    def forward(self, x):
+        assert x.dtype == torch.float32, "this kernel has no float64"
+        return super().forward(x)
+
+
+class Bits(Loop):
+    """Reads a number from its bits."""
+
+    def forward(self, x):
+        one = torch.tensor([0x3F800000], dtype=torch.int32).view(torch.float32)
+        return super().forward(x * one)
+
+
+NOT_TRACED = "the JAX model cannot be traced in float64 (TypeError: scan body function carry"
+NOT_WIDE = "the PyTorch model is not run in float64 everywhere (TypeError: the bits of"
+NOT_RUN = "compared in float32: float64 fails with AssertionError: this kernel has no float64"
+
+
+@pytest.mark.parametrize(
+    ("carry", "loop", "note", "dtype"),
+    [
+        (jnp.float32, Loop, NOT_TRACED, "float64"),
+        (None, Bits, NOT_WIDE, "float64"),
+        (None, OnlyFloat32, NOT_RUN, "float32"),
+    ],
+)
+def test_models_that_do_not_run_in_float64_are_compared_with_a_note(carry, loop, note, dtype):
+    theirs = randomized(nn.Sequential(nn.Linear(3, 3), loop()))
+    ours, x = Linear(arrays(theirs), carry), np.random.default_rng(0).standard_normal((4, 3))
+    report = compare(ours, theirs, x, {"0": "layer"})
+    report.check()
+    assert report.result.wide.dtype == dtype and report.result.times < 30
+    ours.layer.kernel[...] = ours.layer.kernel[...] * (1 + 1e-3)
+    report = compare(ours, theirs, x, {"0": "layer"})
+    assert named(report) == {"layer"}
+    assert any(each.startswith(note) for each in report.notes)

@@ -1,0 +1,138 @@
+"""What a model computes in narrow floats is evaluated in float64, primitive by primitive."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_transformer.parity import evaluation
+from jax_transformer.parity.evaluation import Evaluation
+
+Function = Callable[[jax.Array, Any], Any]
+"""A computation on an array in a dtype."""
+
+
+class Visitor:
+    def __init__(self) -> None:
+        self.narrow: set[str] = set()
+        self.rounded = 0
+
+    def compute_narrow(self, dtype):
+        self.narrow.add(dtype)
+
+    def round_constant(self):
+        self.rounded += 1
+
+
+@jax.custom_vjp
+def cube(x):
+    return x**3
+
+
+cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x * x * g,))
+
+
+def loop(x, dtype):
+    first = jnp.zeros((), dtype), x
+    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 0.7, jnp.sin(c[1])), first)[1]
+
+
+def scan(x, dtype):
+    return lax.scan(lambda c, row: (c + jnp.exp(row), c * 0.1), x[0], x, reverse=True)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "norm": lambda x, _: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5),
+    "gelu": lambda x, _: jax.nn.gelu(x) + jax.nn.gelu(x, approximate=False),
+    "softmax": lambda x, _: jax.nn.softmax(x / np.sqrt(7).astype(x.dtype)),
+    "products": lambda x, dtype: jnp.einsum("ij,kj->ik", x, x, preferred_element_type=dtype),
+    "convolution": lambda x, _: lax.conv(x[None, None], x[None, None, :2, :2], (1, 1), "SAME"),
+    "sort": lambda x, _: (jnp.sort(x), jnp.cumsum(x, 0), jnp.argmax(x, 1), x.max(), x.var()),
+    "scatter": lambda x, _: x.at[jnp.array([0, 2, 0])].add(x[:3]).at[1].set(x[0]),
+    "reduce": lambda x, dtype: lax.reduce(x, dtype(0.1), lambda a, b: a + b * 0.3, (1,)),
+    "window": lambda x, dtype: lax.reduce_window(x, dtype(0), lax.add, (2, 2), (1, 1), "VALID"),
+    "positions": lambda x, dtype: jnp.sin(x * 10000 ** -jnp.arange(0, 1, 0.25, dtype)[None]),
+    "scan": scan,
+    "while": loop,
+    "cond": lambda x, _: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
+    "remat and jit": lambda x, _: jax.checkpoint(jax.jit(lambda x: jnp.tanh(x) * 0.3))(x),
+    "own derivatives": lambda x, _: jax.nn.relu(x) + cube(x) + jax.nn.silu(x),
+    "complex": lambda x, _: jnp.abs(jnp.fft.fft(x)) * 0.3,
+}
+
+NOT_DIFFERENTIABLE = ("while", "reduce", "window")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, jnp.float32) for name in FUNCTIONS), ("norm", jnp.bfloat16), ("scan", jnp.float16)],
+)
+def test_narrow_floats_become_float64(name, dtype):
+    function, visitor = FUNCTIONS[name], Visitor()
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 4)), jnp.float64)
+
+    def narrow(x: jax.Array) -> Any:
+        return jax.tree.leaves(function(x.astype(dtype), dtype))
+
+    def wide(x: jax.Array) -> Any:
+        return Evaluation(visitor, wide=True).run(jaxpr, [x])
+
+    def both(run: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+        def total(x):
+            outputs = [y for y in run(x) if jnp.issubdtype(y.dtype, jnp.inexact)]
+            return sum((y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum() for y in outputs)
+
+        return [
+            *run(x),
+            *([jax.grad(total)(x)] if name not in ("while", "reduce", "window") else []),
+        ]
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        jaxpr = jax.make_jaxpr(narrow)(x)
+        expected = both(lambda x: jax.tree.leaves(function(x, jnp.float64)), x)
+        for actual, each in zip(both(wide, x), expected, strict=True):
+            assert actual.dtype == each.dtype
+            np.testing.assert_allclose(actual, each, rtol=1e-13, atol=1e-14)
+    assert jnp.dtype(dtype).name in visitor.narrow and not visitor.rounded
+
+
+def test_the_derivative_of_a_function_with_its_own_rule_is_kept():
+    with jax.enable_x64(True):
+        jaxpr = jax.make_jaxpr(lambda x: jax.nn.relu(x.astype(jnp.float32)))(jnp.zeros(2))
+        gradient = jax.grad(lambda x: Evaluation(Visitor(), wide=True).run(jaxpr, [x])[0].sum())
+        np.testing.assert_array_equal(gradient(jnp.array([0.0, 2.0])), [0, 1])
+
+
+def test_bits_and_random_numbers_keep_their_dtype():
+    def function(x: jax.Array) -> Any:
+        bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+        return bits, jax.random.uniform(jax.random.key(0), (3,), jnp.float32)
+
+    with jax.enable_x64(True):
+        x = jnp.array([0.1, 2.0])
+        jaxpr = jax.make_jaxpr(function)(x)
+        for actual, each in zip(
+            Evaluation(Visitor(), wide=True).run(jaxpr, [x]), function(x), strict=True
+        ):
+            np.testing.assert_array_equal(actual, each)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [1e-5, 1e-12, 0.044715, -0.3, 10000.0, 8**-0.5, 96**-0.5, -(2**0.5), (2 / np.pi) ** 0.5, 1 / 3],
+)
+def test_numbers_of_a_program_are_recognised(number):
+    assert evaluation._exact(np.float32(number)) == pytest.approx(number, rel=1e-15)
+
+
+def test_other_constants_are_counted_and_kept():
+    table, number = np.float32([0.123456789, 2]), np.float32(0.123456789)
+    with jax.enable_x64(True):
+        jaxpr = jax.make_jaxpr(lambda x: x.astype(jnp.float32) * table * number)(jnp.ones(2))
+        (actual,) = Evaluation(visitor := Visitor(), wide=True).run(jaxpr, [jnp.ones(2)])
+    assert visitor.rounded == 2
+    np.testing.assert_array_equal(actual, table.astype(np.float64) * np.float64(number))
