@@ -20,7 +20,7 @@ D, HEADS, LAYERS = 8, 2, 2
 
 
 class TorchRMSNorm(nn.Module):
-    """As in transformers: in float32 whatever the input is."""
+    """The norm of transformers, in float32 whatever the input is."""
 
     def __init__(self, eps: float = 1e-5):
         super().__init__()
@@ -33,7 +33,7 @@ class TorchRMSNorm(nn.Module):
 
 
 class TorchAttention(nn.Module):
-    """As transformers' eager attention, with a softmax in float32."""
+    """The eager attention of transformers, with a softmax in float32."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ def test_of_two_faults_both_are_named_and_nothing_else(faults):
 
 
 class TorchRotary(nn.Module):
-    """As in transformers: frequencies are stored in float32."""
+    """Rotary positions of transformers: frequencies are stored in float32."""
 
     def __init__(self):
         super().__init__()

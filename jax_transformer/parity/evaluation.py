@@ -229,9 +229,9 @@ class Evaluation:
             rule = params["jvp_jaxpr_fun"].call_wrapped(*[False] * len(primals))
             jaxpr, constants, zeros = rule
             both = self.run(core.ClosedJaxpr(jaxpr, constants), [*primals, *tangents])
-            outputs, given = both[: len(zeros)], iter(both[len(zeros) :])
+            outputs, nonzero = both[: len(zeros)], iter(both[len(zeros) :])
             pairs = zip(outputs, zeros, strict=True)
-            return outputs, [jnp.zeros_like(x) if zero else next(given) for x, zero in pairs]
+            return outputs, [jnp.zeros_like(x) if zero else next(nonzero) for x, zero in pairs]
 
         function.defjvp(derivative)
         return function(*inputs)
@@ -286,8 +286,8 @@ def _exact(rounded: Any) -> float | None:
             fraction = Fraction(larger).limit_denominator(int(math.sqrt(2**14 / larger)))
             numbers.append(math.sqrt((fraction if square > 1 else 1 / fraction) / factor))
     with np.errstate(over="ignore"):
-        found = (number for number in numbers if rounded.dtype.type(number) == abs(rounded))
-        exact = next(found, None)
+        fitting = (number for number in numbers if rounded.dtype.type(number) == abs(rounded))
+        exact = next(fitting, None)
     return None if exact is None else math.copysign(exact, rounded)
 
 

@@ -53,13 +53,13 @@ class Isolation:
         }
 
     def _theirs(self, key: str, names: Sequence[tuple[str, str]]) -> list[_Theirs]:
-        found = []
+        arrays = []
         for name, other in names:
             a = self.compared.ours.get(f"{key}/{name}")
             b = self.compared.theirs.get(f"{self.compared.calls[key]}/{other}")
             if a is not None and b is not None and (order := axes(a, b)) is not None:
-                found.append(_Theirs(f"{key}/{name}", b, order))
-        return found
+                arrays.append(_Theirs(f"{key}/{name}", b, order))
+        return arrays
 
     def report_of_faults(self) -> Report:
         """Return the report with the own difference of each module."""

@@ -1,4 +1,4 @@
-"""What a model computes in narrow floats is evaluated in float64, primitive by primitive."""
+"""Computations in narrow floats are evaluated in float64, primitive by primitive."""
 
 from collections.abc import Callable
 from typing import Any

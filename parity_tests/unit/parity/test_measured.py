@@ -387,7 +387,11 @@ def test_the_recorder_gets_the_seed_of_the_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 0}, {"version": 2}, {"order": []}, {"sha256": None}, {"seed": ...}]
+    "change",
+    [
+        *({"version": 0}, {"version": 2}, {"order": []}, {"sha256": None}, {"seed": ...}),
+        *({"about": []}, {"about": {"float64": 3}}),
+    ],
 )
 def test_another_description_of_a_golden_is_refused(change, path):
     description = json.loads(safetensors.metadata(path)["golden"]) | change
