@@ -216,7 +216,7 @@ def test_of_two_faults_both_are_named_and_nothing_else(faults):
     assert named(report) == expected and report.first_fault.ours == min(expected)
     lines = [*report.lines()]
     if len(expected) == 2:
-        assert "2 modules differ by themselves:" in lines
+        assert "2 parts differ by themselves:" in lines
         assert report.summary().endswith("; 1 other module differs by itself")
     assert len(report.to_data()["faults"]) == len(expected)
 

@@ -383,6 +383,22 @@ def test_a_port_agrees_without_rules_and_each_fault_names_its_module(name):
             assert f"the input of {module} is the first that differs" in report.summary()
 
 
+def test_a_fault_between_modules_and_one_in_a_module_are_both_named():
+    theirs = randomized(STATE_SPACE.theirs())
+    model = STATE_SPACE.port(arrays(theirs))
+    for module in ("out_proj", "dt_proj"):
+        STATE_SPACE.faults[module](model)
+    batch = np.random.default_rng(0).standard_normal(STATE_SPACE.batch)
+    report = compare(model, theirs, batch, gradients=False)
+    assert [entry.ours for entry in report.faults] == ["dt_proj"]
+    assert report.own_result[1] == "out_proj" and not report.own_result[0].agrees
+    lines = " ".join([*report.lines()])
+    assert "2 parts differ by themselves:" in lines
+    assert "outside of paired modules: on the other model's arrays the input of out_proj" in lines
+    assert report.summary().startswith("dt_proj | dt_proj: its input agrees")
+    assert "; so does code outside of them; " in report.summary()
+
+
 class TorchComplex(nn.Module):
     """A filter in the frequency domain, with complex weights."""
 

@@ -100,6 +100,17 @@ def test_wrong_weights_are_named_at_their_module(both, name, change, module):
     assert report.summary().startswith(f"{named}: its input agrees and its output differs")
 
 
+def test_two_wrong_weights_are_both_named_though_axes_are_in_another_order_and_equal():
+    """In PyTorch the length comes before the batch, and both are 3: only numbers tell which."""
+    both = pair(CONFIG, source=3, target=3)
+    state = changed(both, "encoder.layers.0.self_attn.out_proj.weight", one_weight)
+    state["encoder.norm.bias"] = state["encoder.norm.bias"] + 1
+    report = compared(both, state)
+    named = [entry.ours for entry in report.faults]
+    assert named == ["encoder.final_norm", "encoder.blocks.0.self_attention.out"]
+    assert report.own_result[0].agrees and report.first_fault is report.faults[1]
+
+
 def test_another_epsilon_is_named_at_the_first_norm(both):
     report = compared(both, config=dataclasses.replace(CONFIG, norm_epsilon=1e-6))
     assert report.summary().startswith(

@@ -2,6 +2,7 @@
 other model's arrays instead of their own."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from jax_transformer.parity.measuring import PairedRuns, axes
 from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
 
+_OUTPUT = [("output", "output")]
 Runner = Callable[[Mapping[str, np.ndarray], str], Recording]
 """Records the Flax model with these replacements in a dtype, without gradients."""
 
@@ -46,7 +48,15 @@ class Isolation:
     def __init__(self, report: Report, compared: PairedRuns, run: Runner):
         self.report, self.compared, self.run = report, compared, run
         self.entries = {_key(entry): entry for entry in report.entries if entry.output is not None}
-        self.outputs = {key: self._theirs(key, [("output", "output")]) for key in self.entries}
+        agreeing = [key for key, entry in self.entries.items() if not differs(entry.output)]
+        self.usual: dict[int, tuple[int, ...]] = {}
+        orders = [each.order for key in agreeing for each in self._theirs(key, _OUTPUT)]
+        for order, _ in reversed(Counter(orders).most_common()):
+            self.usual[len(order)] = order
+        result = compared.theirs.result
+        self.result = [_Theirs("", result, tuple(range(result.ndim)))]
+        self.decisions = 0
+        self.outputs = {key: self._theirs(key, _OUTPUT) for key in self.entries}
         self.inputs = {
             key: self._theirs(key, compared.inputs(key, compared.calls[key]))
             for key in self.entries
@@ -57,7 +67,7 @@ class Isolation:
         for name, other in names:
             a = self.compared.ours.get(f"{key}/{name}")
             b = self.compared.theirs.get(f"{self.compared.calls[key]}/{other}")
-            if a is not None and b is not None and (order := axes(a, b)) is not None:
+            if a is not None and b is not None and (order := axes(a, b, self.usual)) is not None:
                 arrays.append(_Theirs(f"{key}/{name}", b, order))
         return arrays
 
@@ -86,10 +96,11 @@ class Isolation:
         """Return the measurements of outputs, of inputs, and of the result."""
         theirs = [*self.outputs.values(), *(self.inputs[key] for key in replaced)]
         arrays = {each.name: each.as_ours() for group in theirs for each in group}
-        runs = {
-            "float64": self.run(arrays, self.compared.widest),
-            "float32": self.run(arrays, "float32"),
-        }
+        runs = {"float64": self.run(arrays, self.compared.widest)}
+        if self.decisions < 3 and self._decide_axes(runs["float64"]):
+            self.decisions += 1
+            return self._measured(replaced)
+        runs["float32"] = self.run(arrays, "float32")
 
         def worst(group: Sequence[_Theirs], modules: Collection[str]) -> Measurement:
             all_ = (self._measure(runs, each, modules) for each in group)
@@ -101,8 +112,19 @@ class Isolation:
         # Only first outputs are replaced: others, and what is computed outside of modules, may go
         # into any input
         inputs = {key: worst(g, self.compared.narrow) for key, g in self.inputs.items() if g}
-        result = self.compared.theirs.result
-        return outputs, inputs, worst([_Theirs("", result, tuple(range(result.ndim)))], [""])
+        return outputs, inputs, worst(self.result, [""])
+
+    def _decide_axes(self, run: Recording) -> bool:
+        """Decide the orders of axes anew on arrays that no fault before them has changed; return
+        True if one is another than before."""
+        changed = False
+        for group in (self.result, *self.outputs.values(), *self.inputs.values()):
+            for i, each in enumerate(group):
+                ours = run.get(each.name) if each.name else run.result
+                order = None if ours is None else axes(ours, each.array, self.usual)
+                if order is not None and order != each.order:
+                    group[i], changed = each._replace(order=order), True
+        return changed
 
     def _measure(
         self, runs: Mapping[str, Recording], theirs: _Theirs, modules: Collection[str]
@@ -148,7 +170,7 @@ class Isolation:
             measured, place = own.get(_key(entry), (None, ""))
             entries[i] = dataclasses.replace(entry, own=measured, own_place=place)
         return dataclasses.replace(
-            report, entries=tuple(entries), result=result, own_result=own[""][0], notes=notes
+            report, entries=tuple(entries), result=result, own_result=own[""], notes=notes
         )
 
 

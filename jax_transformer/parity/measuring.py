@@ -259,11 +259,14 @@ def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
     return None if order is None else ours.transpose(order)
 
 
-def axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
+def axes(
+    ours: np.ndarray, theirs: np.ndarray, usual: Mapping[int, tuple[int, ...]] | None = None
+) -> tuple[int, ...] | None:
     """Return the order of our axes that is theirs: the same, the length before the batch, or the
     channels after the batch.
 
     If several have their shape, only the numbers tell: another than the same must be much nearer.
+    If these do not tell either, the order is the usual one of so many axes.
     """
     if ours.ndim != theirs.ndim:
         return None
@@ -280,8 +283,11 @@ def axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
     def distance(order: tuple[int, ...]) -> float:
         return difference.difference(ours.transpose(order), theirs).max_abs
 
-    nearest = min(fitting, key=distance)
-    return nearest if distance(nearest) < _NEARER * distance(fitting[0]) else fitting[0]
+    nearest, other = min(fitting, key=distance), (usual or {}).get(ours.ndim)
+    if distance(nearest) < _NEARER * distance(fitting[0]):
+        return nearest
+    undecided = other in fitting and distance(fitting[0]) >= _NEARER * distance(other)
+    return other if undecided else fitting[0]
 
 
 def _number(call: str) -> int:

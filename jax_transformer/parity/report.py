@@ -29,8 +29,8 @@ class Report:
     about: dict[str, Any]
     """Versions, shapes and seeds."""
     notes: tuple[str, ...] = ()
-    own_result: Measurement | None = None
-    """The own difference of the code that is in no paired module, as ``own`` of an entry."""
+    own_result: tuple[Measurement, str] | None = None
+    """``own`` and ``own_place`` of the code that is in no paired module."""
 
     @property
     def first_fault(self) -> Entry | None:
@@ -41,9 +41,14 @@ class Report:
         faulty = (entry for entry in self.entries if entry.faulty)
         first = next((entry for entry in faulty if not self._begun_before(entry)), None)
         own = [entry for entry in self.entries if differs(entry.own)]
-        if not own or (first is not None and differs(first.own)) or differs(self.own_result):
+        if not own or (first is not None and differs(first.own)) or self._outside:
             return first
         return own[0]
+
+    @property
+    def _outside(self) -> bool:
+        """True if code that is in no paired module differs by itself."""
+        return self.own_result is not None and differs(self.own_result[0])
 
     @property
     def faults(self) -> list[Entry]:
@@ -92,7 +97,7 @@ class Report:
     def same_outputs(self) -> bool:
         """True if the results, and the outputs of all paired modules, agree."""
         outputs = (each for entry in self.entries for each in (entry.output, entry.own))
-        return not any(map(differs, (self.result, self.own_result, *outputs)))
+        return not self._outside and not any(map(differs, (self.result, *outputs)))
 
     @property
     def agrees(self) -> bool:
@@ -124,11 +129,11 @@ class Report:
 
     def _output_summary(self) -> str:
         fault = self.first_fault
-        others = _counted(len(self.faults) - differs(fault.own), "other ") if fault else ""
+        others = self._others(fault)
         if fault is not None and fault.output is not None:
             results = "; the results agree on this batch" if self.result.agrees else ""
             if not fault.faulty and fault.own is not None:
-                return f"{fault.title}: {_own(fault)}{others}{results}"
+                return f"{fault.title}: {_own(fault.own, fault.own_place)}{others}{results}"
             return (
                 f"{fault.title}: its input agrees and its output differs,"
                 f" {_difference(fault.output)}{self._inside(fault)}{others}{results}"
@@ -140,7 +145,6 @@ class Report:
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
         begin = _begin(self.entries) or "no paired module is the first to differ"
-        others = _counted(len(self.faults))
         return f"{verdict}, and {begin}: pair more modules to narrow it down{others}"
 
     def _gradient_summary(self) -> str:
@@ -160,6 +164,13 @@ class Report:
             f"{fault.title}: outputs agree, and so does the gradient of its output; the gradient"
             f" of its {name} differs, {_difference(worst)}"
         )
+
+    def _others(self, first: Entry | None) -> str:
+        """Return the number of modules that differ by themselves besides the first one."""
+        others = [entry for entry in self.faults if first is None or entry.ours != first.ours]
+        verb = "module differs by itself" if len(others) == 1 else "modules differ by themselves"
+        text = f"; {len(others)} {'other ' if first else ''}{verb}" if others else ""
+        return text + ("; so does code outside of them" if first and self._outside else "")
 
     def _inside(self, fault: Entry) -> str:
         """Return the two parts of a faulty module between which the difference begins."""
@@ -189,10 +200,13 @@ class Report:
         for dtype in dict.fromkeys(entry.narrow for entry in self.entries if entry.narrow):
             names = dict.fromkeys(entry.ours for entry in self.entries if entry.narrow == dtype)
             yield from _wrapped(f"{dtype} inside: {', '.join(names)}")
-        if len(self.faults) > 1:
-            yield f"{len(self.faults)} modules differ by themselves:"
-            for entry in self.faults:
-                yield from _wrapped(f"  {entry.title}: {_own(entry)}")
+        own = [(e.title, e.own, e.own_place) for e in self.faults if e.own is not None]
+        if self.own_result is not None and self._outside:
+            own.append(("outside of paired modules", *self.own_result))
+        if len(own) > 1:
+            yield f"{len(own)} parts differ by themselves:"
+            for title, measurement, place in own:
+                yield from _wrapped(f"  {title}: {_own(measurement, place)}")
 
     def to_json(self) -> str:
         """Return the whole report; NaN and infinities become text."""
@@ -261,17 +275,9 @@ def _difference(measurement: Measurement) -> str:
     )
 
 
-def _own(entry: Entry) -> str:
-    assert entry.own is not None
-    where = f"the input of {entry.own_place} in it" if entry.own_place else "its output"
-    return f"on the other model's arrays {where} differs, {_difference(entry.own)}"
-
-
-def _counted(number: int, other: str = "") -> str:
-    if not number:
-        return ""
-    verb = "module differs by itself" if number == 1 else "modules differ by themselves"
-    return f"; {number} {other}{verb}"
+def _own(measurement: Measurement, place: str) -> str:
+    where = f"the input of {place}" if place else "the output"
+    return f"on the other model's arrays {where} differs, {_difference(measurement)}"
 
 
 def _wrapped(line: str) -> list[str]:
