@@ -15,6 +15,7 @@ from parity_tests.compiling import FLAGS
 # Most of the suite's time is compiling, and two thirds of that would be optimising programs that
 # run once. `XLA_FLAGS= pytest` tests what users run.
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+os.environ.pop("GITHUB_ACTIONS", None)  # there `parity` prints annotations too
 # Every process of this run shares the compiled programs: xdist's workers and the commands inherit
 # the folder. A folder of your own keeps them for the next run.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

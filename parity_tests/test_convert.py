@@ -186,7 +186,8 @@ def test_the_check_detects_two_exchanged_weights():
         for rule in model.table
     ]
     flax = rules.to_flax(wrong, state, model.shapes["flax"])
-    with pytest.raises(DifferentError, match="differs from the PyTorch twin's"):
+    first = r"^self-check: encoder\.blocks\.0 differs from the PyTorch twin's by "
+    with pytest.raises(DifferentError, match=first):
         conversion.check(TIED.config, wrong, tensors.in_memory(state), tensors.in_memory(flax))
     flax = rules.to_flax(model.table, state, model.shapes["flax"])
     checked = conversion.check(

@@ -78,6 +78,7 @@ def run(folder: Path, *arguments: str, installed: bool = False) -> str:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": f"{ROOT}",
         "PYTEST_ADDOPTS": "",
+        "GITHUB_ACTIONS": "true",
     }
     if installed:
         del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
@@ -141,6 +142,10 @@ def test_the_examples_pass_and_their_faults_are_named(tmp_path, files):
     line = "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float6"
     assert line in output
     assert re.search(r"^blocks\.0\.up +agrees  agrees", output, re.MULTILINE)
+    annotations = re.findall(
+        r"^::error title=test_(\w+)\.py%3A%3Atest_\1::blocks\.\d", output, re.M
+    )
+    assert sorted(annotations) == sorted(faults)
     assert "plugin.py" not in output, "the message is the report, without a traceback"
     pages = {path.name for path in (tmp_path / "pages").iterdir()}
     assert pages == {f"test_{name}.py__test_{name}.html" for name in faults}

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -258,10 +259,14 @@ def parity(folder: Path, *arguments: str | Path) -> int:
     return runs.main("parity", folder / "run", *arguments)
 
 
-def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
-    page = run / "report.html"
-    assert parity(run, run / "bad.pt", "--no-gradients", "--html", page) == 1
+def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys, monkeypatch):
+    page, junit = run / "report.html", run / "report.xml"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    options = "--no-gradients", "--html", page, "--junit", junit
+    assert parity(run, run / "bad.pt", *options) == 1
     output = capsys.readouterr()
+    *table, annotation = output.out.splitlines()
+    assert annotation.startswith(f"::error title={run}/run and {run}/bad.pt::decoder.blocks.0.")
     # On this batch ReLU stops the difference, so the results are equal; the weight is wrong anyway
     line = (
         "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1:"
@@ -269,7 +274,11 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     )
     assert output.err.startswith(f"jax-transformer: {line}") and output.err.count("\n") == 1
     assert output.err.endswith("; the results agree on this batch\n")
-    assert max(map(len, output.out.splitlines()[:-1])) <= 100
+    assert max(map(len, table[:-1])) <= 100
+    (suite,) = ElementTree.parse(junit).getroot()
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    assert failed == [line.partition(":")[0], "result"] and suite.get("failures") == "2"
+    assert len(suite) == int(suite.get("tests")) > 15
     assert "feed_forward.up" in page.read_text(encoding="utf-8")
 
 

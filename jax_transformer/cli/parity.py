@@ -1,6 +1,7 @@
 """``jax-transformer parity``: two models that should be equal, compared module by module."""
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -42,6 +43,8 @@ class ParityOptions:
     """Seed of the random batch and of the gradients' weights (default: 0, or the golden's)."""
     html: Annotated[option.PathText | None, Option(group="output")] = None
     """Also write the report as an HTML page."""
+    junit: option.PathText | None = None
+    """Also write the report as JUnit XML, with a case for each module."""
     json: bool = False
     """Print a JSON list of reports instead of a table."""
 
@@ -49,9 +52,10 @@ class ParityOptions:
 def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
-    atomic.check_output(options.html)
+    for path in filter(None, (options.html, options.junit)):
+        atomic.check_output(path)
     from jax_transformer.convert.models import ModelDescription
-    from jax_transformer.parity import from_files
+    from jax_transformer.parity import ci, from_files
 
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
@@ -65,12 +69,18 @@ def run(options: ParityOptions) -> int:
     shown, full = next(different, reports[-1])
     if options.html is not None:
         atomic.write_text(options.html, full.to_page(shown))
+    if options.junit is not None:
+        atomic.write_text(options.junit, ci.junit(reports))
     if options.json:
         print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
     else:
         for title, report in reports:
             for line in report.lines() if report is full else [f"{title}: {report.summary()}"]:
                 print(line)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for title, report in reports:
+                if not report.agrees:
+                    print(ci.annotation(title, report.summary()))
     if not full.agrees:
         raise DifferentError(f"{shown}: {full.summary()}" if reports[1:] else full.summary())
     return 0

@@ -1,5 +1,6 @@
 """The pytest plugin: the fixture ``parity``. Importing it loads neither jax nor torch."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 class Parity:
     """An assertion that a Flax and a PyTorch model are equal; see :meth:`__call__`."""
 
-    def __init__(self, name: str, pages: str | None, make_goldens: bool):
+    def __init__(
+        self,
+        name: str,
+        pages: str | None,
+        make_goldens: bool,
+        properties: list[tuple[str, object]] | None = None,
+    ):
         self._name, self._pages, self._make_goldens = name, pages, make_goldens
+        self._properties = [] if properties is None else properties
 
     def __call__(
         self,
@@ -85,6 +93,7 @@ class Parity:
             )
         if not report.agrees:
             self._write(report)
+            self._properties.append(("parity", report.summary()))
             pytest.fail("\n".join(report.lines()), pytrace=False)
         return report
 
@@ -136,4 +145,17 @@ def parity(request: pytest.FixtureRequest) -> Parity:
         request.node.nodeid,
         request.config.getoption("--parity-pages"),
         request.config.getoption("--parity-make-goldens"),
+        request.node.user_properties,
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """In GitHub Actions, annotate the pull request with the comparisons that failed."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return
+    from jax_transformer.parity import ci
+
+    for test in terminalreporter.getreports("failed"):
+        for name, summary in test.user_properties:
+            if name == "parity":
+                terminalreporter.write_line(ci.annotation(test.nodeid, str(summary)))

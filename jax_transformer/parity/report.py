@@ -132,8 +132,8 @@ class Report:
         others = self._others(fault)
         if fault is not None and fault.output is not None:
             results = "; the results agree on this batch" if self.result.agrees else ""
-            if not fault.faulty and fault.own is not None:
-                return f"{fault.title}: {_own(fault.own, fault.own_place)}{others}{results}"
+            if not fault.faulty:
+                return f"{fault.title}: {self.own_difference(fault)}{others}{results}"
             return (
                 f"{fault.title}: its input agrees and its output differs,"
                 f" {_difference(fault.output)}{self._inside(fault)}{others}{results}"
@@ -164,6 +164,11 @@ class Report:
             f"{fault.title}: outputs agree, and so does the gradient of its output; the gradient"
             f" of its {name} differs, {_difference(worst)}"
         )
+
+    def own_difference(self, entry: Entry) -> str:
+        """Return the words for one of ``faults``."""
+        assert entry.own is not None
+        return _own(entry.own, entry.own_place)
 
     def _others(self, first: Entry | None) -> str:
         """Return the number of modules that differ by themselves besides the first one."""
@@ -200,13 +205,13 @@ class Report:
         for dtype in dict.fromkeys(entry.narrow for entry in self.entries if entry.narrow):
             names = dict.fromkeys(entry.ours for entry in self.entries if entry.narrow == dtype)
             yield from _wrapped(f"{dtype} inside: {', '.join(names)}")
-        own = [(e.title, e.own, e.own_place) for e in self.faults if e.own is not None]
+        own = [f"  {entry.title}: {self.own_difference(entry)}" for entry in self.faults]
         if self.own_result is not None and self._outside:
-            own.append(("outside of paired modules", *self.own_result))
+            own.append(f"  outside of paired modules: {_own(*self.own_result)}")
         if len(own) > 1:
             yield f"{len(own)} parts differ by themselves:"
-            for title, measurement, place in own:
-                yield from _wrapped(f"  {title}: {_own(measurement, place)}")
+            for text in own:
+                yield from _wrapped(text)
 
     def to_json(self) -> str:
         """Return the whole report; NaN and infinities become text."""

@@ -78,7 +78,8 @@ def outputs(
         parts: names of modules, by the key that their outputs get.
 
     Returns:
-        ``logits``, the result of the call, and the output of each of ``parts``.
+        The output of each of ``parts``, in the order in which they end, and ``logits``, the result
+        of the call.
     """
     fill(module, state).double().eval()
     results: dict[str, np.ndarray] = {}
@@ -92,4 +93,5 @@ def outputs(
             part = module.get_submodule(name.rpartition(".")[0])
         part.register_forward_hook(record)
     # With gradients on, PyTorch takes no fast path that leaves modules out
-    return {"logits": to_numpy(module(*map(torch.from_numpy, inputs)))} | results
+    logits = to_numpy(module(*map(torch.from_numpy, inputs)))
+    return results | {"logits": logits}

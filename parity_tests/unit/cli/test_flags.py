@@ -85,7 +85,8 @@ TABLE = {
         ; --set=num_heads=4 -> compare_files.description.changes.num_heads=4
         ; compare_files: --weights=best --dtype=float16 --no-gradients --seed=3
         ; --lengths=1,7 -> compare_files.lengths.0=1 compare_files.lengths.1=7
-        ; --html=h -> check_output.path files; --json -> out""",
+        ; --html=h -> check_output.path files; --json -> out
+        ; --junit=j -> check_output.path files""",
     "golden": f"""make f m; create_golden: --weights=best --python=p {SPEC}
         ; --batch=b -> create_golden.batch_file; --seed=3 -> create_golden.seed""",
     "transcribe": """a --run m; load: --weights=best --precision=bfloat16
@@ -177,7 +178,7 @@ def record(monkeypatch, tmp_path) -> Record:
     (tmp_path / "lines").write_text("filed\nlines\n")
     monkeypatch.chdir(tmp_path)
     report = Stub(agrees=True, lines=lambda: ["a"], to_data=dict, summary=str)
-    report.to_page = lambda title: "page"
+    report.to_page, report.entries = lambda title: "page", ()
     phrase = Stub(text="b", start=0.0, end=3661.25, _asdict=dict)
     described = Stub(config=helpers.tiny("lesson10"))
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.parity import ci, pairs
 from jax_transformer.parity import difference as differences
-from jax_transformer.parity import pairs
 from jax_transformer.parity.difference import Entry, Measurement, difference
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
@@ -193,3 +194,14 @@ def test_the_page_escapes_the_report():
     data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
     assert data["modules"][0]["first"]
     assert data["modules"][0]["output"]["float64"]["max_abs"] == pytest.approx(1e-3)
+
+
+def test_junit_and_annotations_hold_any_text():
+    entries = entry("a\x00<&", GOOD, BAD), entry("b", BAD, BAD), entry("c", note="why")
+    text = ci.junit([("t\x1b", report(*entries)), ("good", report(entry("a"), result=GOOD))])
+    bad, good = ElementTree.fromstring(text)
+    assert (bad.get("name"), bad.get("failures"), good.get("failures")) == ("t�", "2", "0")
+    assert bad[0].get("name") == "flax.a�<& | torch.a�<&"
+    assert [case.find("failure") is not None for case in bad] == [True, False, False, True]
+    line = ci.annotation("a.py::b, 100%", "50%\nx")
+    assert line == "::error title=a.py%3A%3Ab%2C 100%25::50%25%0Ax"

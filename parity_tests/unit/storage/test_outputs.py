@@ -152,6 +152,7 @@ def test_a_conversion_writes_into_a_fifo_and_through_a_link(console, tmp_path):
         "translate --run none --attention",
         "evaluate --run none --source none --target none --hypotheses",
         "parity none none --html",
+        "parity none none --junit",
         "golden make",
     ],
 )
