@@ -213,7 +213,7 @@ QUICK = [(epsilon, transposed), (scale, activation), (heads, placement), (mask, 
 def test_of_two_faults_both_are_named_and_nothing_else(faults):
     report = report_on(*faults, seed=PAIRS.index(faults) if faults in PAIRS else 1)
     expected = {FAULTS[fault] for fault in faults}
-    assert named(report) == expected and report.first_fault.ours == min(expected)
+    assert named(report) == expected and report.first_fault.ours in expected
     lines = [*report.lines()]
     if len(expected) == 2:
         assert "2 parts differ by themselves:" in lines

@@ -202,6 +202,22 @@ def test_a_position_table_is_not_named_for_a_later_fault():
     )
 
 
+def test_faults_after_norms_in_float32_are_named(in_float64):
+    """T5's norm is in float32 whatever its input is: float64 is used there too."""
+    both = huggingface.pair("t5")
+    state = {name: tensor.numpy().copy() for name, tensor in both.theirs.state_dict().items()}
+    wrong = {
+        "encoder.block.1.layer.0.SelfAttention.k": "encoder.blocks.1.self_attention.key",
+        "decoder.block.0.layer.2.layer_norm": "decoder.blocks.0.residuals.2.norm",
+    }
+    for name in wrong:
+        state[f"{name}.weight"].flat[0] += 1e-5
+    report = compare_family(both, jt.convert.from_torch(state, both.config))
+    assert {entry.ours for entry in report.faults} == {*wrong.values()}
+    assert report.own_result[0].agrees and report.first_fault.theirs == next(iter(wrong))
+    assert report.entries[1].narrow == "float32"
+
+
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
 def test_families_of_transformers_agree(name, in_float64):
     both = huggingface.pair(name)

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -116,28 +117,44 @@ def record(
     Raises ConfigError if the model returns no such array, or a module is called inside a while loop
     or a condition.
     """
-    run = _Run(function, batch, dtype, seed, replacements or {})
+
+    def arrays(dtype: str) -> tuple[Any, Any, Any]:
+        parameters, others = (
+            {name: _cast(array, dtype) for name, array in group.items()}
+            for group in (function.parameters, function.others)
+        )
+        return parameters, others, [_cast(array, dtype) for array in batch]
+
+    def trace(dtype: str) -> Any:
+        def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
+            return _first_array(function.run({**parameters, **others}, inputs))
+
+        return jax.make_jaxpr(call)(*arrays(dtype))
+
+    theirs = {name: _in_range(x, dtype) for name, x in (replacements or {}).items()}
+    run = partial(_run, arrays=arrays(dtype), seed=seed, replacements=theirs)
     if dtype != "float64" or not wide:
-        return run(wide=False)
+        return run(trace(dtype), wide=False)
     try:
-        run.trace("float64")
+        jaxpr = trace("float64")
     except ConfigError:
         raise
     except Exception as error:  # of the model's own code
         try:
-            run.trace("float32")
-            return run(
-                wide=True, note=f"the JAX model cannot be traced in float64 ({line_of(error)})"
-            )
+            narrow = run(trace("float32"), wide=True)
         except Exception:
             raise error from None
+        narrow.note = f"the JAX model cannot be traced in float64 ({line_of(error)})"
+        narrow.rounded = [*(narrow.narrow or ())]
+        return narrow
     try:
-        return run(wide=True)
+        return run(jaxpr, wide=True)
     except ConfigError:
         raise
     except Exception as error:  # of a primitive's rules or its compilation
-        note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
-        return run(wide=False, note=note)
+        as_it_is = run(jaxpr, wide=False)
+        as_it_is.note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
+        return as_it_is
 
 
 def line_of(error: Exception) -> str:
@@ -145,83 +162,56 @@ def line_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
 
 
-class _Run:
-    """A model to be traced and then run on one batch."""
+def _run(
+    jaxpr: Any,
+    *,
+    arrays: tuple[Any, Any, Any],
+    seed: int | None,
+    replacements: Mapping[str, np.ndarray],
+    wide: bool,
+) -> Recording:
+    """Evaluate a traced model on its parameters, other arrays and batch."""
+    parameters, *rest = arrays
+    visitor = _Visitor({}, {})
 
-    def __init__(
-        self,
-        function: ModelFunction,
-        batch: Sequence[Any],
-        dtype: str,
-        seed: int | None,
-        replacements: Mapping[str, np.ndarray],
-    ):
-        self.function, self.batch, self.dtype, self.seed = function, batch, dtype, seed
-        self.replacements = {name: _in_range(x, dtype) for name, x in replacements.items()}
-        self.jaxpr: Any = None
+    def run(
+        parameters: Mapping[str, Any],
+        perturbations: Mapping[str, Any],
+        replacements: Mapping[str, Any],
+    ) -> tuple[Any, tuple[dict[str, Any], Any]]:
+        nonlocal visitor
+        visitor = _Visitor(perturbations, replacements)
+        leaves = jax.tree.leaves((parameters, *rest))
+        (output,) = Evaluation(visitor, wide).run(jaxpr, leaves)
+        if seed is None:
+            return jnp.zeros((), output.dtype), (visitor.arrays, output)
+        weights = np.random.default_rng(seed).standard_normal(output.shape)
+        return (output * jnp.asarray(weights, output.dtype)).sum(), (visitor.arrays, output)
 
-    def _arrays(self, dtype: str) -> tuple[Any, Any, Any]:
-        """Return the parameters, the other arrays and the batch in a dtype."""
-        groups = self.function.parameters, self.function.others
-        parameters, others = (
-            {name: _cast(array, dtype) for name, array in group.items()} for group in groups
-        )
-        return parameters, others, [_cast(array, dtype) for array in self.batch]
-
-    def trace(self, dtype: str) -> None:
-        """Trace the model on arrays of a dtype."""
-
-        def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
-            return _first_array(self.function.run({**parameters, **others}, inputs))
-
-        self.jaxpr = jax.make_jaxpr(call)(*self._arrays(dtype))
-
-    def __call__(self, *, wide: bool, note: str = "") -> Recording:
-        """Return the recording of a run."""
-        if self.jaxpr is None:
-            self.trace(self.dtype)
-        parameters, others, inputs = self._arrays(self.dtype)
-        visitor = _Visitor({}, {})
-
-        def run(
-            parameters: Mapping[str, Any],
-            perturbations: Mapping[str, Any],
-            replacements: Mapping[str, Any],
-        ) -> tuple[Any, tuple[dict[str, Any], Any]]:
-            nonlocal visitor
-            visitor = _Visitor(perturbations, replacements)
-            leaves = jax.tree.leaves((parameters, others, inputs))
-            (output,) = Evaluation(visitor, wide).run(self.jaxpr, leaves)
-            if self.seed is None:
-                return jnp.zeros((), output.dtype), (visitor.arrays, output)
-            weights = np.random.default_rng(self.seed).standard_normal(output.shape)
-            return (output * jnp.asarray(weights, output.dtype)).sum(), (visitor.arrays, output)
-
-        gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        if self.seed is None:
-            _, (arrays, output) = jax.jit(run)(parameters, {}, self.replacements)
-        else:
-            shapes = jax.eval_shape(run, parameters, {}, {})[1][0]
-            zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-            differentiate = jax.grad(run, argnums=(0, 1), has_aux=True)
-            gradients, (arrays, output) = jax.jit(differentiate)(parameters, zeros, {})
-        of_parameters, of_arrays = (
-            {name: _to_numpy(array, gradient=True) for name, array in group.items()}
-            for group in gradients
-        )
-        named = {name: _to_numpy(array) for name, array in arrays.items()}
-        named |= {f"{name} gradient": array for name, array in of_arrays.items()}
-        return Recording(
-            visitor.order,
-            named,
-            of_parameters,
-            _to_numpy(output),
-            frozenset(visitor.points),
-            visitor.narrow if wide else None,
-            sorted(visitor.rounded),
-            note,
-            visitor.callers,
-        )
+    gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    if seed is None:
+        _, (recorded, output) = jax.jit(run)(parameters, {}, replacements)
+    else:
+        shapes = jax.eval_shape(run, parameters, {}, {})[1][0]
+        zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+        differentiate = jax.grad(run, argnums=(0, 1), has_aux=True)
+        gradients, (recorded, output) = jax.jit(differentiate)(parameters, zeros, {})
+    of_parameters, of_arrays = (
+        {name: _to_numpy(array, gradient=True) for name, array in group.items()}
+        for group in gradients
+    )
+    named = {name: _to_numpy(array) for name, array in recorded.items()}
+    named |= {f"{name} gradient": array for name, array in of_arrays.items()}
+    return Recording(
+        visitor.order,
+        named,
+        of_parameters,
+        _to_numpy(output),
+        frozenset(visitor.points),
+        visitor.narrow if wide else None,
+        sorted(visitor.rounded),
+        callers=visitor.callers,
+    )
 
 
 def _first_array(output: Any) -> jax.Array:
