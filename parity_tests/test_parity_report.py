@@ -178,6 +178,11 @@ def test_inputs_of_another_kind_and_calls_in_another_order_are_not_differences()
     assert all(entry.output.agrees for entry in embedded)
     assert {"encoder", "decoder"} <= {entry.ours for entry in report.entries}
     assert not [line for line in report.lines() if "DIFFERS" in line or "compared" in line]
+    state = changed(both, "decoder.layers.0.linear1.weight", one_weight)
+    wrong = jt.convert.from_torch(state, both.config)
+    report = jt.parity.compare(wrong, both.torch, (both.source, both.target), gradients=False)
+    assert [entry.ours for entry in report.faults] == ["decoder.blocks.0.feed_forward.up"]
+    assert report.own_result[0].agrees
 
 
 def compare_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
@@ -215,7 +220,7 @@ def test_faults_after_norms_in_float32_are_named(in_float64):
     report = compare_family(both, jt.convert.from_torch(state, both.config))
     assert {entry.ours for entry in report.faults} == {*wrong.values()}
     assert report.own_result[0].agrees and report.first_fault.theirs == next(iter(wrong))
-    assert report.entries[1].narrow == "float32"
+    assert [entry.narrow for entry in report.faults] == ["", "float32"]
 
 
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
