@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import socket
 import subprocess
 import sys
@@ -234,6 +235,24 @@ class Console:
         self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         self.capsys.readouterr()
         return main(*arguments), *self.capsys.readouterr()
+
+    def session(self, path: Path) -> str:
+        """Run the commands of a recorded session, and return it with what they print today.
+
+        A command's line begins with ``$``; ``cat`` shows a file, JSON in one line.
+        """
+        parts = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("$ "):
+                continue
+            name, *words = shlex.split(line[2:])
+            if name == "cat":
+                code, out, err = 0, Path(*words).read_text(encoding="utf-8"), ""
+                out = f"{json.dumps(json.loads(out))}\n" if words[0].endswith(".json") else out
+            else:
+                code, out, err = self.say(name, *words)
+            parts.append(f"{line}\n{out}" + (f"{code}: {err}" if code or err else ""))
+        return "".join(parts)
 
     def refused(
         self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b""

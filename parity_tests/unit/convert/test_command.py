@@ -82,20 +82,6 @@ def test_a_size_is_the_one_that_most_tensors_have(config):
         assert inferred.config == config
 
 
-def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
-    command = ["convert", weights, tmp_path / "new", "--preset", "lesson10"]
-    code, out, err = console.say(*command, "--set", "num_heads=3", "--dry-run")
-    assert (code, err) == (0, "")
-    assert (
-        "encoder.layers=1, decoder.layers=2, source_vocab_size=11, target_vocab_size=13, "
-        "d_model=12, d_ff=20, max_length=20" in out
-    )
-    console.refused(2, ["d_model=12", "num_heads=8", "from the shapes", "--set"], *command)
-    options = "--preset lesson10_repaired --set d_model=12 num_heads=6 --dry-run".split()
-    code, out, err = console.say("convert", weights, tmp_path / "new", *options)
-    assert code == 0 and "d_model" not in out.splitlines()[0] and list(tmp_path.iterdir()) == []
-
-
 # Plans
 
 

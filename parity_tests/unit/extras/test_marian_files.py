@@ -49,15 +49,6 @@ def test_arrays_of_cnpy_and_of_numpy_are_read_bit_for_bit(tmp_path):
             assert read.tobytes() == expected.tobytes()
 
 
-def test_a_model_is_recognised_and_described(folder, capsys):
-    assert cli.main(["inspect", str(folder), "--json"]) == 0
-    described = json.loads(capsys.readouterr().out)
-    assert described["kind"] == "model of Marian"
-    assert described["tensors"]["Wemb"]["shape"] == [11, 6]
-    assert described["values"]["transformer-ffn-activation"] == "swish"
-    assert len(described["sha256"]) == 3 and "decoder.yml" in described["sha256"]
-
-
 def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
     opened = registry.open(folder)
     assert opened.marian is not None and opened.config is not None
