@@ -392,6 +392,10 @@ def test_a_fault_between_modules_and_one_in_a_module_are_both_named():
     report = compare(model, theirs, batch, gradients=False)
     assert [entry.ours for entry in report.faults] == ["dt_proj"]
     assert report.own_result[1] == "out_proj" and not report.own_result[0].agrees
+    data = report.to_data()
+    assert data["own_result"]["place"] == "out_proj" and not data["own_result"]["agrees"]
+    own = {module["ours"]: module["own"] for module in data["modules"]}
+    assert own["in_proj"]["agrees"] and not own["dt_proj"]["agrees"]
     lines = " ".join([*report.lines()])
     assert "2 parts differ by themselves:" in lines
     assert "outside of paired modules: on the other model's arrays the input of out_proj" in lines

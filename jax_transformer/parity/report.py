@@ -235,12 +235,13 @@ class Report:
             "notes": list(self.notes),
             "faults": [entry.title for entry in self.faults],
             "result": self.result.to_data(),
+            "own_result": _own_data(*self.own_result) if self.own_result else None,
             "modules": [_entry_data(entry, first=entry is fault) for entry in self.entries],
         }
 
 
 def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
-    names = ("input", "output", "own", "input_gradient", "output_gradient")
+    names = ("input", "output", "input_gradient", "output_gradient")
     measurements = {name: getattr(entry, name) for name in names}
     return {
         "ours": entry.ours,
@@ -250,10 +251,15 @@ def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
         "faulty_backward": entry.faulty_backward,
         "note": entry.note,
         "narrow": entry.narrow,
+        **({"own": _own_data(entry.own, entry.own_place)} if entry.own else {}),
         "first": first,
         **{name: value.to_data() for name, value in measurements.items() if value is not None},
         "parameters": {name: value.to_data() for name, value in entry.parameters.items()},
     }
+
+
+def _own_data(measurement: Measurement, place: str) -> dict[str, Any]:
+    return measurement.to_data() | {"place": place}
 
 
 def _verdict(measurement: Measurement | None) -> str:
