@@ -169,6 +169,16 @@ def placement(model: Model) -> None:
     model.blocks[1].post_norm = True
 
 
+def softmax(model: Model) -> None:
+    def attention(query, key, value, *, mask, **_):
+        scores = jnp.einsum("bqhe,bkhe->bhqk", query / (D // HEADS) ** 0.5, key)
+        scores = scores if mask is None else jnp.where(mask, scores, -1e30)
+        scores = scores.astype(jnp.bfloat16)
+        return jnp.einsum("bhqk,bkhe->bqhe", jax.nn.softmax(scores).astype(value.dtype), value)
+
+    model.blocks[1].attention.attention_fn = attention
+
+
 FAULTS = {
     epsilon: "blocks.1.norm2",
     scale: "blocks.1.attention",
@@ -178,6 +188,7 @@ FAULTS = {
     mask: "blocks.1.attention",
     bias: "blocks.0.up",
     placement: "blocks.1",
+    softmax: "blocks.1.attention",
 }
 
 
@@ -196,7 +207,7 @@ def test_a_correct_port_agrees_in_float64(seed):
     assert any(line.startswith("float32 inside: embed, blocks.0.norm1") for line in report.lines())
 
 
-@pytest.mark.parametrize("fault", [epsilon, activation])
+@pytest.mark.parametrize("fault", [epsilon, activation, softmax])
 def test_a_fault_among_them_is_the_only_one(fault):
     report = report_on(fault, seed=3)
     assert named(report) == {FAULTS[fault]} and report.first_fault is report.faults[0]

@@ -150,7 +150,7 @@ def _record(
     module = copy.deepcopy(module)
     module._apply(lambda tensor: _cast(tensor, kind))
     module.zero_grad(set_to_none=True)
-    recording, narrow = Recording(), {}
+    recording, narrow = Recording(), {}  # type: Recording, dict[str, torch.dtype]
     recorded = {
         id(part): name
         for name, part in module.named_modules()
@@ -187,7 +187,7 @@ def _record(
     def report(dtype: torch.dtype) -> None:
         if recording.result is None:  # in the forward pass
             name = open_calls[-1].rpartition("#")[0] if open_calls else ""
-            narrow.setdefault(name, str(dtype).removeprefix("torch."))
+            narrow[name] = min(dtype, narrow.get(name, dtype), key=lambda each: each.itemsize)
 
     with _Wide(report) if wide else contextlib.nullcontext():
         result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
@@ -206,7 +206,8 @@ def _record(
             recording.parameters = {
                 name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None
             }
-    recording.narrow = narrow if wide else None
+    names_of_dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in narrow.items()}
+    recording.narrow = names_of_dtypes if wide else None
     recording.rounded = [
         name
         for name, part in module.named_modules()

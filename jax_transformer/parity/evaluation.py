@@ -292,11 +292,21 @@ def _exact(rounded: Any) -> float | None:
 
 
 def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
-    """Return a dtype below float64 that an equation has anywhere."""
+    """Return the narrowest dtype below float64 that an equation has anywhere."""
     avals: Any = (atom.aval for atom in (*equation.invars, *equation.outvars))
     names = [np.dtype(aval.dtype).name for aval in avals if is_narrow(aval)]
     inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
-    return names[0] if names else next(filter(None, map(_narrow_dtype, inner)), None)
+    names += filter(None, map(_narrow_dtype, inner))
+    return min(names, key=_itemsize, default=None)
+
+
+def _itemsize(dtype: str) -> int:
+    return np.dtype(jnp.dtype(dtype)).itemsize
+
+
+def narrower(one: str, other: str) -> str:
+    """Return the dtype of fewer bytes."""
+    return min(one, other, key=_itemsize)
 
 
 def _has_taps(equation: core.JaxprEqn) -> bool:

@@ -16,7 +16,7 @@ from jax_transformer.parity.difference import (
     Measurement,
     differs,
 )
-from jax_transformer.parity.measuring import PairedRuns, axes
+from jax_transformer.parity.measuring import PairedRuns, axes, shows
 from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
 
@@ -168,7 +168,9 @@ class Isolation:
             notes += (f"a constant of {names} is rounded to float32 in one of the models only",)
         for i, entry in enumerate(entries):
             measured, place = own.get(_key(entry), (None, ""))
-            entries[i] = dataclasses.replace(entry, own=measured, own_place=place)
+            lower = self.compared.lower(entry.ours) if shows(measured) else ""
+            lower = entry.lower or (lower if lower == "Flax" and not differs(measured) else "")
+            entries[i] = dataclasses.replace(entry, own=measured, own_place=place, lower=lower)
         return dataclasses.replace(
             report, entries=tuple(entries), result=result, own_result=own[""], notes=notes
         )

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import difference
-from jax_transformer.parity.difference import Entry, Measurement
+from jax_transformer.parity import difference, evaluation
+from jax_transformer.parity.difference import FAULT, Entry, Measurement
 from jax_transformer.parity.pairs import GradientGetters, Pair
 from jax_transformer.parity.recording import Recording
 
@@ -44,6 +44,8 @@ class PairedRuns:
         themselves; the models' is that of ""."""
         self.rounded: set[str] = set()
         """Those of them that have a constant rounded to that dtype."""
+        self.in_16_bits: list[set[str]] = []
+        """The modules that compute in 16 bits by themselves, in PyTorch and in Flax."""
 
     def result(self) -> Measurement:
         """Return the measurement of the results. Raises ConfigError if their shapes differ."""
@@ -67,8 +69,13 @@ class PairedRuns:
             (self.ours, {name: name for name in by_name}),
         ]
         for side, names in sides if self.widest == "float64" else ():
-            narrow = {_owner(module, names): dtype for module, dtype in _narrow(side).items()}
-            self.narrow |= narrow
+            narrow: dict[str, str] = {}
+            for module, dtype in _narrow(side).items():
+                owner = _owner(module, names)
+                narrow[owner] = evaluation.narrower(dtype, narrow.get(owner, dtype))
+            for owner, dtype in narrow.items():
+                self.narrow[owner] = evaluation.narrower(dtype, self.narrow.get(owner, dtype))
+            self.in_16_bits.append({owner for owner, dtype in narrow.items() if "16" in dtype})
             self.rounded |= (
                 {*narrow} if side.narrow is None else {_owner(m, names) for m in side.rounded}
             )
@@ -93,7 +100,16 @@ class PairedRuns:
                     # All agrees up to here, so its caller does another part of the work on each
                     # side: an encoder that adds positions itself takes embeddings without them
                     entry = dataclasses.replace(entry, input=None, input_gradient=None)
-            yield dataclasses.replace(entry, narrow=self.narrow.get(name, ""))
+            lower = self.lower(name) if shows(entry.output) and not shows(entry.input) else ""
+            yield dataclasses.replace(entry, narrow=self.narrow.get(name, ""), lower=lower)
+
+    def lower(self, module: str) -> str:
+        """Return the model, Flax or PyTorch, in which only a module computes in 16 bits itself."""
+        sides = [module in names for names in self.in_16_bits]
+        around = any(each.startswith(f"{module}.") for names in self.in_16_bits for each in names)
+        if len({*sides}) < 2 or around or self.native_dtype != "float32":
+            return ""
+        return "PyTorch" if sides[0] else "Flax"
 
     def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
         """Return the PyTorch model's call for each call of the Flax module.
@@ -228,6 +244,13 @@ class PairedRuns:
         )
         wide, narrow = in_dtype("float64", self.widest), in_dtype(native_dtype, native_dtype)
         return Measurement(*wide, *narrow, *errors)
+
+
+def shows(measurement: Measurement | None) -> bool:
+    """Return True if a difference in float32 is too large for rounding in float32."""
+    if measurement is None:
+        return False
+    return measurement.narrow.max_relative > FAULT * difference.epsilon("float32")
 
 
 def _narrow(recording: Any) -> dict[str, str]:

@@ -245,7 +245,8 @@ class _Visitor:
         """The calls that are going on, the innermost last."""
 
     def compute_narrow(self, dtype: str) -> None:
-        self.narrow.setdefault(self._innermost().rpartition("#")[0], dtype)
+        module = self._innermost().rpartition("#")[0]
+        self.narrow[module] = evaluation.narrower(dtype, self.narrow.get(module, dtype))
 
     def round_constant(self) -> None:
         self.rounded.add(self._innermost().rpartition("#")[0])

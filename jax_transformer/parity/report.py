@@ -40,8 +40,8 @@ class Report:
         """
         faulty = (entry for entry in self.entries if entry.faulty)
         first = next((entry for entry in faulty if not self._begun_before(entry)), None)
-        own = [entry for entry in self.entries if differs(entry.own)]
-        if not own or (first is not None and differs(first.own)) or self._outside:
+        own = [entry for entry in self.entries if differs(entry.own) or entry.lower]
+        if not own or first in own or self._outside:
             return first
         return own[0]
 
@@ -58,7 +58,7 @@ class Report:
         module the worst is listed. Empty if nothing differs.
         """
         worst = sorted(
-            (entry for entry in self.entries if differs(entry.own)),
+            (entry for entry in self.entries if differs(entry.own) or entry.lower),
             key=lambda entry: entry.own.times if entry.own else 0.0,
         )
         return list({entry.ours: entry for entry in worst}.values())[::-1]
@@ -97,7 +97,8 @@ class Report:
     def same_outputs(self) -> bool:
         """True if the results, and the outputs of all paired modules, agree."""
         outputs = (each for entry in self.entries for each in (entry.output, entry.own))
-        return not self._outside and not any(map(differs, (self.result, *outputs)))
+        lower = any(entry.lower for entry in self.entries)
+        return not (self._outside or lower or any(map(differs, (self.result, *outputs))))
 
     @property
     def agrees(self) -> bool:
@@ -131,8 +132,9 @@ class Report:
         fault = self.first_fault
         others = self._others(fault)
         if fault is not None and fault.output is not None:
-            results = "; the results agree on this batch" if self.result.agrees else ""
-            if not fault.faulty:
+            agree = self.result.agrees and not fault.lower
+            results = "; the results agree on this batch" if agree else ""
+            if fault.lower or not fault.faulty:
                 return f"{fault.title}: {self.own_difference(fault)}{others}{results}"
             return (
                 f"{fault.title}: its input agrees and its output differs,"
@@ -167,6 +169,11 @@ class Report:
 
     def own_difference(self, entry: Entry) -> str:
         """Return the words for one of ``faults``."""
+        if entry.lower and entry.output is not None:
+            return (
+                f"computes in {entry.narrow} in the {entry.lower} model only, and its output"
+                f" differs by {entry.output.narrow.max_abs:.3g} in float32"
+            )
         assert entry.own is not None
         return _own(entry.own, entry.own_place)
 
