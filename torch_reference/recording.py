@@ -150,7 +150,8 @@ def _record(
     module = copy.deepcopy(module)
     module._apply(lambda tensor: _cast(tensor, kind))
     module.zero_grad(set_to_none=True)
-    recording, narrow = Recording(), {}  # type: Recording, dict[str, torch.dtype]
+    recording = Recording()
+    narrow: dict[str, torch.dtype] = {}
     recorded = {
         id(part): name
         for name, part in module.named_modules()

@@ -30,9 +30,12 @@ from jax_transformer.storage import safetensors
 
 DTYPES = ("float64", "float32")
 VERSION = 1
-_OLDER = "the golden is of an older version, which left modules that compute in float32 as they are"
 TIMEOUT = 1800
 """Seconds that one run in the other environment may take."""
+_OLDER = (
+    "the golden is of an older version, which left modules that compute in float32 as they are:"
+    " make it again"
+)
 
 
 @dataclass(frozen=True)
