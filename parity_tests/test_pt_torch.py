@@ -225,6 +225,12 @@ def test_torch_reads_our_files_strictly_and_mapped(tmp_path):
     assert differing(state, dict(fresh.state_dict())) == []
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 3), (), (1, 4, 1)])
+def test_strides_are_those_of_a_new_tensor(shape, tmp_path):
+    writer.write(tmp_path / "a.pt", {"a": np.zeros(shape)})
+    assert loaded(tmp_path / "a.pt")["a"].stride() == torch.zeros(shape).stride()
+
+
 def test_files_with_64_bit_fields(tmp_path, monkeypatch):
     """Files over 4 GB, simulated by a limit of 40 bytes, are read by PyTorch and by us."""
     monkeypatch.setattr(zip_archive, "LARGE", 40)

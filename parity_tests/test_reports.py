@@ -40,6 +40,7 @@ def lessons() -> None:
     halves = {"x": np.ones((2, 3), np.float32), "z": np.zeros(5, ml_dtypes.bfloat16)}
     halves |= {"y": halves["x"], "scalar": np.array(7, np.int64)}
     writer.write(Path("training.pt"), {"model": wrapped, "epoch": 3, "other": {"rate": 0.5}})
+    halves |= {"none": np.zeros((0, 3)), "empty": np.zeros((0, 3))}
     writer.write(Path("ties.pt"), {"model": halves, "step": 7, "name": "a", "none": None})
     state = tensors.in_memory({name: state[name] for name in sorted(state)[:4]})
     huggingface_folder.write(Path("shards"), state, {}, shard_size=700)
@@ -50,7 +51,9 @@ def folders() -> None:
     files = {"config.json": json.dumps(test_huggingface.T5).encode(), "spiece.model": b"\0\1"}
     files |= {"README.md": test_huggingface.CARD.encode(), "generation_config.json": b"{}"}
     huggingface_folder.write(Path("hf"), tensors.in_memory(test_huggingface.weights()), files)
-    marian_files.opus(Path("opus"), test_marian_files.content(), test_marian_files.IDS)
+    chosen = marian_files.options(dec_depth=1, transformer_decoder_dim_ffn=8)
+    content = marian_files.model(marian_files.weights(chosen), chosen)
+    marian_files.opus(Path("opus"), content, test_marian_files.IDS)
     sizes = t5x_files.Sizes(scalable=True, scan_axis=1)
     t5x_files.write(Path("t5x"), t5x_files.params(sizes, dtype=np.float32))
     Path("t5x/config.gin").write_text(sizes.gin())

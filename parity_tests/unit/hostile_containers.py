@@ -83,7 +83,10 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "a comment": good[:-2] + b"\x05\x00hello",
         "a comment that is not there": good[:-2] + b"\x05\x00",
         "an empty zip": good[end:],
-        "a spanned zip": patched(good, end + 4, b"\x01\x00"),
+        **{
+            f"an end with one more at {at}": patched(good, end + at, bytes([good[end + at] + 1]))
+            for at in range(4, 20, 2)
+        },
         "fewer members than there are": patched(good, end + 8, struct.pack("<H", number - 1) * 2),
         "more members than there are": patched(good, end + 8, struct.pack("<H", number + 1) * 2),
         "65535 members": patched(good, end + 8, b"\xff\xff\xff\xff"),

@@ -133,6 +133,29 @@ def test_an_option_decides_its_field(case):
         assert {name: getattr(value, "value", value) for name, value in actual.items()} == values
 
 
+@pytest.mark.parametrize("value", [[], {}, None, "x", -1, 0.5, 10**400, True, ["a"], float("nan")])
+def test_a_value_of_any_kind_is_read_or_refused_by_name(value):
+    options = Options({"n": value}, "model")
+    choices = {"a": 1, "b": 2}
+    readers = [options.number, options.layers, options.real, options.flag]
+    for read in (*readers, lambda name, _: options.choice(name, choices, "a")):
+        try:
+            assert type(read("n", 1)) in (int, float, bool)
+        except InputError as error:
+            assert str(error).startswith(("model.n=", "model: n=")), error
+
+
+@pytest.mark.parametrize("toolkit", [fairseq, opennmt_py])
+def test_a_fixed_option_may_be_text_of_any_case(toolkit):
+    for name, accepted in toolkit._FIXED.items():
+        for value in accepted:
+            for text in (value, str(value), str(value).upper(), str(value).title()):
+                Options({name: text}).check_fixed(toolkit._FIXED)
+        with pytest.raises(InputError) as error:
+            Options({name: "x"}).check_fixed(toolkit._FIXED)
+        assert str(error.value) == f"{name}='x': only {accepted[0]!a} is supported"
+
+
 @pytest.mark.parametrize("layers", [0, 1, MOST_LAYERS, MOST_LAYERS + 1])
 def test_layers_are_read_up_to_their_limit(layers):
     if 0 < layers <= MOST_LAYERS:

@@ -230,6 +230,12 @@ def test_any_files_of_weights_come_back_byte_for_byte(count, theirs, tmp_path):
     convert(source, tmp_path / "straight", to="hf")
     assert files(source) == files(tmp_path / "back") == files(tmp_path / "straight")
     assert "huggingface/layout.json" in run_files.read_sums(tmp_path / "again")
+    if count > 1:  # files of other names would not be replaced
+        index = (source / "model.safetensors.index.json").read_text()
+        (source / "model.safetensors.index.json").write_text(index.replace("model-00002", "other"))
+        for path in source.glob("model-00002-*"):
+            path.rename(path.with_name(path.name.replace("model-00002", "other")))
+        assert huggingface_folder.layout(huggingface_folder.find(source).files) == {}
     # Other numbers in other files: cast, of one's own size
     convert(tmp_path / "run", tmp_path / "half", to="hf", dtype="bfloat16")
     assert "model.safetensors" in files(tmp_path / "half")

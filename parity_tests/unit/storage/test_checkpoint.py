@@ -482,6 +482,10 @@ def test_a_damaged_checkpoint_is_named_with_the_one_tried_instead(tmp_path, caps
     error = capsys.readouterr().err
     assert error.startswith(f"warning: {file}: damaged")
     assert error.endswith("; step 203 (last) is tried instead\n")
+    last = next((tmp_path / "run/checkpoints/203/state/d").iterdir())
+    last.write_bytes(b"")
+    with pytest.raises(errors.CheckpointError, match=f"{last}: damaged"):
+        run_folder.open_weights(run_folder.RunFolder(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("reason", ["Gloo all-reduce failed", "RESOURCE_EXHAUSTED: no memory"])

@@ -173,13 +173,34 @@ def test_any_array_is_copied_in_c_order(shape):
         np.testing.assert_array_equal(again, each)
 
 
+@pytest.mark.parametrize("number", [7, 8, 9, 10])
+def test_a_count_that_fits_has_no_wide_record(number, path, monkeypatch):
+    monkeypatch.setattr(zip_archive, "FULL16", 9)
+    members = {str(i): lambda: np.zeros(1, np.uint8) for i in range(number)}
+    with read_back.CheckedFile(path, path) as file:
+        zip_archive.write(file, members)
+    assert (b"PK\x06\x06" in path.read_bytes()) == (number >= 9)
+
+
+@pytest.mark.parametrize("longest", [6, 7, 8])
+@pytest.mark.parametrize("value", ["abcde", b"abcd", [1, 2], 1234567, "\u00e9", "abcdefghijklmnop"])
+def test_a_value_is_shown_as_a_whole_up_to_its_limit(value, longest):
+    text = ascii(value)
+    expected = text if len(text) <= longest else f"{text[:longest]}..."
+    assert untrusted.shown(value, longest) == expected
+
+
 @pytest.mark.parametrize("module", ["pt", "safetensors"])
-def test_missing_files_and_folders(module: str, tmp_path):
+def test_missing_files_and_folders(module: str, tmp_path, monkeypatch):
     reader = {"pt": pt, "safetensors": safetensors}[module]
     with pytest.raises(InputError, match="none: no such file"):
         reader.read(tmp_path / "none")
     with pytest.raises(InputError, match="not a file"):
         reader.read(tmp_path)
+    (tmp_path / "mine").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
+    with pytest.raises(InputError, match="mine: cannot be read: permission denied"):
+        reader.read(tmp_path / "mine")
 
 
 def test_python_2_names_and_text(path):
