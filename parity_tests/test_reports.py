@@ -40,7 +40,8 @@ def lessons() -> None:
     halves = {"x": np.ones((2, 3), np.float32), "z": np.zeros(5, ml_dtypes.bfloat16)}
     halves |= {"y": halves["x"], "scalar": np.array(7, np.int64)}
     writer.write(Path("training.pt"), {"model": wrapped, "epoch": 3, "other": {"rate": 0.5}})
-    halves |= {"none": np.zeros((0, 3)), "empty": np.zeros((0, 3))}
+    empty = np.zeros((0, 3))
+    halves |= {"none": empty, "empty": empty}
     writer.write(Path("ties.pt"), {"model": halves, "step": 7, "name": "a", "none": None})
     state = tensors.in_memory({name: state[name] for name in sorted(state)[:4]})
     huggingface_folder.write(Path("shards"), state, {}, shard_size=700)

@@ -247,8 +247,10 @@ class Console:
                 continue
             name, *words = shlex.split(line[2:])
             if name == "cat":
-                code, out, err = 0, Path(*words).read_text(encoding="utf-8"), ""
-                out = f"{json.dumps(json.loads(out))}\n" if words[0].endswith(".json") else out
+                file, code, err = Path(*words), 0, ""
+                out = file.read_text(encoding="utf-8") if file.exists() else "there is none\n"
+                if file.suffix == ".json" and file.exists():
+                    out = f"{json.dumps(json.loads(out))}\n"
             else:
                 code, out, err = self.say(name, *words)
             parts.append(f"{line}\n{out}" + (f"{code}: {err}" if code or err else ""))

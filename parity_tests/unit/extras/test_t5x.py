@@ -347,6 +347,7 @@ def test_only_weights_are_replaced(tmp_path, capsys):
     plain, trained = written(tmp_path / "plain"), tmp_path / "trained"
     weights = t5x_files.params(Sizes(**SMALL), dtype=np.float32)
     t5x_files.write(trained, weights, state=t5x_files.adafactor(weights))
+    (plain / "state.step").mkdir()
     convert = ["convert", str(source), "--to", "t5x", "--no-check", "--force"]
     assert cli.main([*convert, str(plain)]) == 0
     assert cli.main([*convert, str(trained)]) == 3
