@@ -64,21 +64,9 @@ class PairedRuns:
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         """Return an entry for each call of a paired module, in the order in which they ended."""
         by_name = {pair.ours: pair for pair in pairs}
-        sides = [
-            (self.theirs, {pair.theirs: pair.ours for pair in pairs}),
-            (self.ours, {name: name for name in by_name}),
-        ]
-        for side, names in sides if self.widest == "float64" else ():
-            narrow: dict[str, str] = {}
-            for module, dtype in _narrow(side).items():
-                owner = _owner(module, names)
-                narrow[owner] = evaluation.narrower(dtype, narrow.get(owner, dtype))
-            for owner, dtype in narrow.items():
-                self.narrow[owner] = evaluation.narrower(dtype, self.narrow.get(owner, dtype))
-            self.in_16_bits.append({owner for owner, dtype in narrow.items() if "16" in dtype})
-            self.rounded |= (
-                {*narrow} if side.narrow is None else {_owner(m, names) for m in side.rounded}
-            )
+        if self.widest == "float64":
+            self._find_narrow(self.theirs, {pair.theirs: pair.ours for pair in pairs})
+            self._find_narrow(self.ours, {name: name for name in by_name})
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
         outputs_agree = True
         for key in self.ours.order:
@@ -102,6 +90,17 @@ class PairedRuns:
                     entry = dataclasses.replace(entry, input=None, input_gradient=None)
             lower = self.lower(name) if shows(entry.output) and not shows(entry.input) else ""
             yield dataclasses.replace(entry, narrow=self.narrow.get(name, ""), lower=lower)
+
+    def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
+        """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
+        narrow: dict[str, str] = {}
+        for module, dtype in _narrow(side).items():
+            owner = _owner(module, names)
+            for each in (narrow, self.narrow):
+                each[owner] = evaluation.narrower(dtype, each.get(owner, dtype))
+        self.in_16_bits.append({owner for owner, dtype in narrow.items() if "16" in dtype})
+        known = side.narrow is not None
+        self.rounded |= {_owner(name, names) for name in side.rounded} if known else {*narrow}
 
     def lower(self, module: str) -> str:
         """Return the model, Flax or PyTorch, in which only a module computes in 16 bits itself."""

@@ -146,7 +146,9 @@ class Report:
             verdict = f"the results differ, {_difference(self.result)}"
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
-        begin = _begin(self.entries) or "no paired module is the first to differ"
+        agree = not any(differs(entry.output) for entry in self.entries)
+        end = "all paired modules agree" if agree else "no paired module is the first to differ"
+        begin = _begin(self.entries) or end
         return f"{verdict}, and {begin}: pair more modules to narrow it down{others}"
 
     def _gradient_summary(self) -> str:
