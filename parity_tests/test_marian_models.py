@@ -1,6 +1,7 @@
 """Models of Marian: to runs against Marian's arithmetic, to folders against transformers."""
 
 import json
+import shutil
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import transformers
 
 import jax_transformer as jt
 from jax_transformer import cli
+from jax_transformer.extras.toolkits.marian import marian_format, marian_model
 from parity_tests import marian_files, tokenizer_models
 from parity_tests.bounds import BOUNDS
 
@@ -128,6 +130,18 @@ def test_an_opus_folder_becomes_what_transformers_loads(opus, tmp_path):
     generated = model.generate(**tokenizer([line], return_tensors="pt"), max_new_tokens=9)
     translated = jt.Translator.load(str(tmp_path / "hf"))([line], max_new_tokens=9)
     assert translated == tokenizer.batch_decode(generated, skip_special_tokens=True)
+
+
+def test_ids_of_a_sentencepiece_vocabulary_are_those_of_its_pieces(opus, tmp_path):
+    source = (opus[0] / "source.spm").read_bytes()
+    shutil.copytree(opus[0], tmp_path / "opus")
+    (tmp_path / "opus/vocab.spm").write_bytes(source)
+    settings = (tmp_path / "opus/decoder.yml").read_text()
+    settings = settings.replace("opus.spm32k-spm32k.vocab.yml", "vocab.spm")
+    (tmp_path / "opus/decoder.yml").write_text(settings)
+    found = marian_model.find(tmp_path / "opus")
+    expected = {piece: i for i, piece in enumerate(tokenizer_models.pieces(source))}
+    assert [marian_format._ids(found, side) for side in (0, 1, -1)] == [expected] * 3
 
 
 def test_a_run_of_an_opus_folder_translates_greedily_as_marian(opus, tmp_path):

@@ -373,6 +373,7 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
 def test_invalid_options_are_refused(console, tmp_path, monkeypatch):
     """Each in the words of ``refusals.txt``; nothing is written."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     expected = Path(__file__).with_name("refusals.txt")
     assert console.session(expected).splitlines() == expected.read_text("utf-8").splitlines()
     assert list(tmp_path.iterdir()) == []

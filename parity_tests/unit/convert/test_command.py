@@ -18,6 +18,8 @@ from parity_tests import preset_names
 from parity_tests.unit import helpers, runs
 from parity_tests.unit.conversions import config_of, convert, state_of, write
 
+STACKS = ("encoder", "decoder")
+
 # Sizes
 
 
@@ -185,10 +187,20 @@ def test_the_check_detects_a_wrong_table(config):
     model = registry.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
-    name = "encoder.layers.0.linear1.weight"
-    wrong = tensors.in_memory(state | {name: state[name] + 1})
-    with pytest.raises(DifferentError, match=r"linear1\.weight"):
+    names = [f"{stack}.layers.0.linear{i}.weight" for stack in STACKS for i in (1, 2)]
+    wrong = tensors.in_memory(state | {name: state[name] + 1 for name in names})
+    with pytest.raises(DifferentError, match=f"self-check: {', '.join(names)} do not come back"):
         conversion.check(config, model.table, wrong, tensors.in_memory(flax))
+
+
+def test_blocks_of_two_digits_are_their_own():
+    config = config_of("lesson10", encoder_layers=12, decoder_layers=11)
+    blocks = conversion._blocks(config, registry.model_weights(config).table)
+    assert blocks == {
+        f"{stack}.blocks.{i}": f"{stack}.layers.{i}"
+        for stack, layers in (("encoder", 12), ("decoder", 11))
+        for i in range(layers)
+    }
 
 
 def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp_path):

@@ -70,6 +70,17 @@ def test_files_of_flax_are_read_as_flax_reads_them(tmp_path, monkeypatch, chunk)
     same(loaded, traverse_util.flatten_dict(tree()))
 
 
+@pytest.mark.parametrize("count", [1, 5, 6, 1006])
+def test_five_wrong_names_are_listed_and_the_others_counted(tmp_path, count):
+    path = written(tmp_path, {"a": {f"{i:04}": np.zeros(1) for i in range(count)}})
+    with pytest.raises(InputError) as error:
+        flax_msgpack._names(path, msgpack.header(path))
+    listed = [f"'a/{i:04}' is not a parameter of a Dense, Embed or norm" for i in range(count)]
+    more = {6: "; and 1 more", 1006: "; and 1,001 more"}.get(count, "")
+    what = "not weights of transformers' Flax encoder-decoders"
+    assert str(error.value) == f"{path}: {what}: {'; '.join(listed[:5])}{more}"
+
+
 def test_a_numpy_scalar_is_an_array_without_dimensions(tmp_path):
     loaded = read(written(tmp_path, {"a": {"scale": np.float32(3)}}))
     same(loaded, {("a", "scale"): np.array(3, np.float32)})

@@ -10,6 +10,7 @@ from jax_transformer import convert
 from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import registry as formats
 from parity_tests.unit.conversions import config_of, state_of, write
 
 CONFIG = config_of("lesson10", encoder_layers=2, decoder_layers=1, d_ff=20)
@@ -139,6 +140,8 @@ def test_tensors_are_renamed_and_left_out_on_request(console, tmp_path):
     console.refused(2, ["--rename heads=linear: no name"], *command)
     console.refused(2, ["has the names of"], "convert", _run(tmp_path), tmp_path / "b.pt",
                     "--rename", "head=linear")  # fmt: skip
+    with pytest.raises(ConfigError, match=r"--strip-prefix a\.: .* has the names of this project"):
+        formats.open(tmp_path / "saved", strip_prefix="a.")
 
 
 def _run(folder):

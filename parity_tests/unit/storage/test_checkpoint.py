@@ -473,6 +473,20 @@ def test_groups_of_version_0_1_are_read_under_today_s_names(tmp_path):
     assert bits(opened.load(like(part), partial=True)) == bits(part)
 
 
+@pytest.mark.parametrize("most", [2, 3, 8, 9, 40])
+def test_a_batch_has_at_most_half_of_what_may_be_written_at_once(most, monkeypatch):
+    monkeypatch.setattr(saving, "_BATCH", most)
+    arrays = [np.zeros(n, np.int8) for n in (1, 1, 2, 1, 9, 3, 0, 4, 1)]
+    state = tensors.in_memory({str(i): array for i, array in enumerate(arrays)})
+    batches = [*saving._batches({"params": state, "frozen": state})]
+    names = [(group, name) for batch in batches for group, name, _ in batch]
+    assert names == [(group, name) for group in ("params", "frozen") for name in state]
+    sizes = [sum(tensor.nbytes for *_, tensor in batch) for batch in batches]
+    for i, batch in enumerate(batches):
+        assert sizes[i] <= most // 2 or sum(t.nbytes > 0 for *_, t in batch) == 1
+        assert not i or sizes[i - 1] + batch[0][2].nbytes > most // 2
+
+
 def test_a_damaged_checkpoint_is_named_with_the_one_tried_instead(tmp_path, capsys):
     shutil.copytree(runs.ROOT / "parity_tests/v0_1/run", tmp_path / "run")
     file = next((tmp_path / "run/checkpoints/200/state/d").iterdir())

@@ -12,7 +12,7 @@ import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.formats import registry
-from jax_transformer.storage import pt, safetensors
+from jax_transformer.storage import pt, safetensors, untrusted, yaml_data
 from jax_transformer.storage.pt import unpickler, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import helpers, hostile, hostile_containers
@@ -222,6 +222,21 @@ def test_there_are_many_hostile_files():
     others += (containers.indexes(), iter(hostile.MACHINE.items()))
     contents = [content for family in (*families, *others) for _, content in family]
     assert len(set(contents)) > 700
+
+
+def test_limits_hold_at_the_value_itself(path):
+    for key in (2**64 - 1, -(2**63), 2**64, -(2**63) - 1):
+        path.write_bytes(hostile.file(b"}" + hostile.number(key) + b"Ns"))
+        refused = pytest.raises(UnsafeFileError, match="int as a dictionary's key")
+        with contextlib.nullcontext() if -(2**63) <= key < 2**64 else refused:
+            assert pt.read(path) == {key: None}
+    path.write_bytes(b"abc")
+    assert untrusted.read_bytes(path, 3) == b"abc"
+    with pytest.raises(UnsafeFileError, match=f"{path}: refused: 3 bytes, more than 2"):
+        untrusted.read_bytes(path, 2)
+    assert yaml_data.parse("a", b"[" * 20 + b"]" * 20)
+    with pytest.raises(UnsafeFileError, match="a: line 1: refused: more than 20 deep"):
+        yaml_data.parse("a", b"[" * 21 + b"]" * 21)
 
 
 def test_limits_on_counts_hold(path, monkeypatch):

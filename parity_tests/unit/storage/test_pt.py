@@ -259,6 +259,11 @@ def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
             writer.write(path, value)
         monkeypatch.setattr(pt, "describe", describe)
         writer.write(path, value)
+    write = zip_archive.write
+    moved = lambda *arguments: {name: at + 64 for name, at in write(*arguments).items()}  # noqa: E731
+    monkeypatch.setattr(zip_archive, "write", moved)
+    with pytest.raises(InputError, match="reads back different"):
+        writer.write(path, {"a": WEIGHT})
 
 
 @pytest.mark.parametrize("write", [writer.write, safetensors.write])
