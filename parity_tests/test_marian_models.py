@@ -139,9 +139,9 @@ def test_ids_of_a_sentencepiece_vocabulary_are_those_of_its_pieces(opus, tmp_pat
     settings = (tmp_path / "opus/decoder.yml").read_text()
     settings = settings.replace("opus.spm32k-spm32k.vocab.yml", "vocab.spm")
     (tmp_path / "opus/decoder.yml").write_text(settings)
-    found = marian_model.find(tmp_path / "opus")
+    model = marian_model.find(tmp_path / "opus")
     expected = {piece: i for i, piece in enumerate(tokenizer_models.pieces(source))}
-    assert [marian_format._ids(found, side) for side in (0, 1, -1)] == [expected] * 3
+    assert [marian_format._ids(model, side) for side in (0, 1, -1)] == [expected] * 3
 
 
 def test_a_run_of_an_opus_folder_translates_greedily_as_marian(opus, tmp_path):

@@ -260,7 +260,10 @@ def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
         monkeypatch.setattr(pt, "describe", describe)
         writer.write(path, value)
     write = zip_archive.write
-    moved = lambda *arguments: {name: at + 64 for name, at in write(*arguments).items()}  # noqa: E731
+
+    def moved(*arguments):
+        return {name: at + 64 for name, at in write(*arguments).items()}
+
     monkeypatch.setattr(zip_archive, "write", moved)
     with pytest.raises(InputError, match="reads back different"):
         writer.write(path, {"a": WEIGHT})
