@@ -97,7 +97,7 @@ def gradients(both: Pair, exact: Pair) -> Errors:
     table, _ = test_gradients.trained_table(both)
     _, ours = test_gradients.flax_gradients(both, batch)
     leaves["ours"] = {
-        rule.torch: rule.to_torch([np.asarray(ours[part], np.float64) for part in rule.flax])
+        rule.torch: rule.joined([np.asarray(ours[part], np.float64) for part in rule.flax])
         for rule in table
     }
     largest = max(np.abs(gradient).max() for gradient in leaves["exact"].values())
@@ -204,7 +204,7 @@ def weights(both: Pair, exact: Pair, state: step.TrainState) -> tuple[float, flo
     table, _ = test_gradients.trained_table(both)
     theirs, oracle = both.torch.state_dict(), exact.torch.state_dict()
     ours = {
-        rule.torch: rule.to_torch([np.asarray(state.params[part]) for part in rule.flax])
+        rule.torch: rule.joined([np.asarray(state.params[part]) for part in rule.flax])
         for rule in table
     }
     judged = [name for name in ours if not name.endswith(("in_proj_bias", "key.bias"))]

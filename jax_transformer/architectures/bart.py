@@ -13,7 +13,6 @@ from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerR
 from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
 from jax_transformer.weights.rules import (
     Alias,
-    Each,
     Rule,
     Table,
     attention,
@@ -82,7 +81,7 @@ class BartFamily(HuggingFaceFamily):
         """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         table: Table = []
         if config.logits_bias:
-            table.append(Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0))
+            table.append(Rule("final_logits_bias", "logits_bias", "1 v -> v"))
         if config.tying.one_embedding:
             table += embedding("model.shared", "target_embedding")
             table.append(Alias("model.encoder.embed_tokens.weight", SHARED))
@@ -203,7 +202,7 @@ def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
         torch, flax = f"{prefix}{name}", f"{name}.blocks.{{i}}"
         if stack.positions in (enums.Positions.SINUSOIDAL_STORED, enums.Positions.LEARNED):
             positions = (f"{name}.positions.table",)
-            table.append(Rule(f"{torch}.embed_positions.weight", positions))
+            table.append(Rule(f"{torch}.embed_positions.weight", positions, "(part l) d -> l d"))
         if stack.embedding_norm:
             table += layer_norm(f"{torch}.layernorm_embedding", f"{name}.embedding_norm")
         layer: Table = []

@@ -13,9 +13,7 @@ from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import (
     Alias,
-    Each,
     Rule,
-    Several,
     Table,
     embedding,
     layer_norm,
@@ -59,7 +57,7 @@ def weight_table(config: TransformerConfig) -> Table:
             stored.append(table)
         elif kind is enums.Positions.LEARNED:
             learned.append(Rule(f"{own}.weight", (table,)))
-    shared: Table = [Rule("pos_enc.pe", tuple(stored), Each.SQUEEZE_1, Several.COPY)]
+    shared: Table = [Rule("pos_enc.pe", stored, "l 1 d -> l d")]
     return [
         *embedding("tgt_emb", "target_embedding"),
         *source,

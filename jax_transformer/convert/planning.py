@@ -18,7 +18,7 @@ from jax_transformer.formats.base import Destination, Layout, Pretrained, Settle
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import Note, TensorInfo
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights.rules import Alias, Each, Rule, Several
+from jax_transformer.weights.rules import Alias, Rule
 
 
 @dataclass(frozen=True)
@@ -314,15 +314,10 @@ def _map_tensors(source: Pretrained, to: Destination, model: ModelWeights | None
 def _operation(rule: Rule | None, *, back: bool, is_cast: bool) -> str:
     steps = []
     if rule is not None and len(rule.flax) > 1:
-        names = {
-            Several.SPLIT: ("split", "join"),
-            Several.COPY: ("copy to each", "one of equals"),
-            Several.PER_HEAD: ("split by head", "join by head"),
-        }
-        steps.append(names[rule.several][back])
-    if rule is not None and rule.each is not Each.SAME:
-        undo = back and rule.each is not Each.TRANSPOSE
-        steps.append(f"undo {rule.each.value}" if undo else rule.each.value)
+        cuts = ("split by head", "join by head") if rule.sizes else ("split", "join")
+        steps.append((cuts if rule.cuts else ("copy to each", "one of equals"))[back])
+    if rule is not None and (layout := rule.layout):
+        steps.append(f"undo {layout}" if back and layout != "transpose" else layout)
     if back:
         steps.reverse()
     return ", ".join([*steps, *(["cast"] if is_cast else [])]) or "same"

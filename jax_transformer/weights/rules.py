@@ -5,11 +5,14 @@ says that a tensor repeats another. The same table converts parameters, gradient
 moments, in both directions. Nothing is guessed from shapes or ranks.
 """
 
-import enum
+import functools
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,54 +21,11 @@ from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.tensors import Shape as Shape
 
-
-class Each(enum.Enum):
-    """The operation on each part of a tensor. Each has an inverse."""
-
-    SAME = "same"
-    TRANSPOSE = "transpose"  # torch.nn.Linear keeps (outputs, inputs), Flax (inputs, outputs)
-    SQUEEZE_1 = "squeeze axis 1"  # a table kept with a batch axis in the middle, (length, 1, d)
-    SQUEEZE_0 = "squeeze axis 0"  # a vector kept as a row, (1, v)
-
-    def to_flax(self, part: np.ndarray) -> np.ndarray:
-        match self:
-            case Each.TRANSPOSE:
-                return part.T
-            case Each.SQUEEZE_1:
-                return part[:, 0]
-            case Each.SQUEEZE_0:
-                return part[0]
-        return part
-
-    def to_torch(self, part: np.ndarray) -> np.ndarray:
-        match self:
-            case Each.TRANSPOSE:
-                return part.T
-            case Each.SQUEEZE_1:
-                return part[:, None]
-            case Each.SQUEEZE_0:
-                return part[None]
-        return part
-
-    def torch_shape(self, shape: Shape) -> Shape:
-        shapes = {
-            Each.SAME: shape,
-            Each.TRANSPOSE: shape[::-1],
-            Each.SQUEEZE_1: (*shape[:1], 1, *shape[1:]),
-            Each.SQUEEZE_0: (1, *shape),
-        }
-        return shapes[self]
+PART = "part"
+"""The axis of a tensor that counts the Flax arrays it becomes."""
 
 
-class Several(enum.Enum):
-    """The relation of one tensor to several arrays."""
-
-    SPLIT = "split"  # cut along axis 0 into consecutive parts
-    COPY = "copy"  # the same values for all, which must be equal on the way back
-    PER_HEAD = "per head"  # axis 0 holds head after head; each head's rows are cut into the parts
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Rule:
     """One PyTorch tensor and the Flax arrays that it becomes.
 
@@ -74,19 +34,58 @@ class Rule:
 
     torch: str
     flax: tuple[str, ...]
-    each: Each = Each.SAME
-    several: Several = Several.SPLIT
-    heads: int = 1
-    """Number of heads that axis 0 holds, for ``PER_HEAD``."""
+    axes: str
+    """The axes of the tensor and of each array, as einops writes them: ``o i -> i o`` transposes a
+    matrix, ``(h e) d -> d h e`` divides its rows among heads, ``1 v -> v`` drops an axis of length
+    1, and ``-x`` on the right turns an axis round. If empty, the axes are the same.
+
+    With several arrays, ``part`` on the left counts them: ``(part o) i -> i o`` cuts the rows into
+    consecutive parts, which may have several lengths, ``(h part e) d -> d (h e)`` does so within
+    each head, and ``part o i -> i o`` gives each array one matrix. Without ``part`` every array
+    has the same values.
+    """
+    sizes: Mapping[str, int]
+    """Lengths of axes that the shapes of the arrays do not show."""
+
+    def __init__(
+        self,
+        torch: str,
+        flax: str | Sequence[str],
+        axes: str = "",
+        sizes: Mapping[str, int] | None = None,
+    ):
+        names = (flax,) if isinstance(flax, str) else tuple(flax)
+        for field, value in zip(fields(self), (torch, names, axes, sizes or {}), strict=True):
+            object.__setattr__(self, field.name, value)
+        if axes:
+            _parse(axes)
+
+    @property
+    def cuts(self) -> bool:
+        """True if each array is a part of the tensor; otherwise each is all of it."""
+        return bool(self.axes) and any(PART in group for group in _parse(self.axes).left)
+
+    @property
+    def layout(self) -> str:
+        """The change of one array's axes in words; empty if there is none."""
+        if not self.axes:
+            return ""
+        left, right, turned = _parse(self.axes)
+        plain = [tuple(name for name in group if name != PART) for group in left]
+        if turned:
+            return self.axes
+        if () in left and [group for group in plain if group] == list(right):
+            return f"squeeze axis {left.index(())}"
+        if [group for group in plain if group] == list(right):
+            return ""
+        return "transpose" if len(plain) == 2 and plain[::-1] == list(right) else self.axes
 
     def torch_shape(self, flax_shapes: Sequence[Shape]) -> Shape:
         """Return the tensor's shape from its parts'."""
-        first, *others = map(self.each.torch_shape, flax_shapes)
-        rows = first[0]
-        if self.several is not Several.COPY:
-            for shape in others:
-                rows += shape[0]
-        return (rows, *first[1:])
+        if not self.axes:
+            return flax_shapes[0]
+        lengths = self._lengths(flax_shapes)
+        return tuple(math.prod(dims) for dims in self._cut_dims(lengths)[0])
 
     def part(
         self,
@@ -97,39 +96,158 @@ class Rule:
         own: bool = False,
     ) -> np.ndarray:
         """Return a part, contiguous; it may share the tensor's memory unless ``own`` is set."""
-        full = cut = tensor.read() if isinstance(tensor, LazyTensor) else tensor
-        if self.several is not Several.COPY and len(flax_shapes) > 1:
-            lengths = [self.each.torch_shape(shape)[0] // self.heads for shape in flax_shapes]
-            start = sum(lengths[:number])
-            heads = full.reshape(self.heads, -1, *full.shape[1:])
-            cut = heads[:, start : start + lengths[number]].reshape(-1, *full.shape[1:])
-        part = tensors.contiguous(self.each.to_flax(cut))
+        full = part = tensor.read() if isinstance(tensor, LazyTensor) else tensor
+        if self.axes:
+            axes, lengths = _parse(self.axes), self._lengths(flax_shapes)
+            cut = self._cut(full, number, lengths)
+            cut = cut.reshape([lengths[number][name] for name in axes.left_names])
+            part = np.flip(cut.transpose(axes.order), axes.reversed).reshape(flax_shapes[number])
+        part = tensors.contiguous(part)
         return _owned(part, full) if own else part
 
     def joined(self, arrays: Sequence[np.ndarray | LazyTensor], *, own: bool = False) -> np.ndarray:
         """Return the tensor, contiguous; it may share an array's memory unless ``own`` is set."""
-        read = [array.read() if isinstance(array, LazyTensor) else array for array in arrays]
-        if self.several is Several.COPY:
-            for name, array in zip(self.flax[1:], read[1:], strict=True):
-                if not tensors.same(array, read[0]):
-                    raise InputError(
-                        f"{name} and {self.flax[0]} differ, but {self.torch} holds both"
-                    )
-        elif len(read) > 1:
-            parts = [tensors.contiguous(self.each.to_torch(array)) for array in read]
-            rest = parts[0].shape[1:]
-            tensor = np.empty((sum(map(len, parts)), *rest), np.result_type(*parts))
-            by_head = [part.reshape(self.heads, -1, *rest) for part in parts]
-            np.concatenate(by_head, axis=1, out=tensor.reshape(self.heads, -1, *rest))
+        shapes = [array.shape for array in arrays]
+        if self.cuts and len(arrays) > 1:
+            lengths = self._lengths(shapes)
+            tensor = np.empty(self.torch_shape(shapes), tensors.DTYPES[self._dtype(arrays)])
+            for number, array in enumerate(arrays):
+                cut = self._cut(tensor, number, lengths)
+                cut[...] = self._uncut(_read(array)).reshape(cut.shape)
             return tensor
-        tensor = tensors.contiguous(self.each.to_torch(read[0]))
-        return _owned(tensor, read[0]) if own else tensor
+        first = _read(arrays[0])
+        for name, array in zip(self.flax[1:], arrays[1:], strict=True):
+            if not tensors.same(_read(array), first):
+                raise InputError(f"{name} and {self.flax[0]} differ, but {self.torch} holds both")
+        tensor = tensors.contiguous(self._uncut(first).reshape(self.torch_shape(shapes)))
+        return _owned(tensor, first) if own else tensor
 
     def holds(self, tensor: np.ndarray, arrays: Sequence[np.ndarray]) -> bool:
         """Return True if the tensor is made of the arrays, bit for bit. One alone is not copied."""
         if len(arrays) == 1:
-            return tensors.same(self.each.to_torch(arrays[0]), tensor)
+            shape = self.torch_shape([arrays[0].shape])
+            return tensors.same(self._uncut(arrays[0]).reshape(shape), tensor)
         return tensors.same(self.joined(arrays), tensor)
+
+    def _dtype(self, arrays: Sequence[np.ndarray | LazyTensor]) -> str:
+        """Return the name of the arrays' dtype. Raises InputError if they have several."""
+        dtypes = {str(array.dtype) for array in arrays}
+        if len(dtypes) > 1:
+            raise InputError(f"{self.torch}: its parts are {' and '.join(sorted(dtypes))}")
+        return dtypes.pop()
+
+    def _uncut(self, array: np.ndarray) -> np.ndarray:
+        """Return an array with the axes that the tensor's are made of, without ``part``."""
+        if not self.axes:
+            return array
+        axes, (lengths,) = _parse(self.axes), self._lengths([array.shape])
+        split = array.reshape([lengths[name] for name in axes.right_names])
+        return np.flip(split, axes.reversed).transpose(np.argsort(axes.order))
+
+    def _lengths(self, flax_shapes: Sequence[Shape]) -> list[dict[str, int]]:
+        """Return the length of each axis, for each array. Raises ConfigError if the shapes do not
+        have these axes.
+        """
+        right, found = _parse(self.axes).right, []
+        for name, shape in zip(self.flax, flax_shapes, strict=False):
+            lengths = dict(self.sizes)
+            for group, length in zip(right, shape, strict=False):
+                known = math.prod(lengths[axis] for axis in group if axis in lengths)
+                unknown = [axis for axis in group if axis not in lengths]
+                if len(unknown) == 1 and known:
+                    lengths[unknown[0]], known = length // known, length // known * known
+                if known != length or len(unknown) > 1:
+                    break
+            else:
+                if len(right) == len(shape):
+                    found.append(lengths)
+                    continue
+            sizes = "".join(f", {axis}={length}" for axis, length in self.sizes.items())
+            raise ConfigError(
+                f"{name} has the shape {shape}, and the rule of {self.torch} is"
+                f" '{self.axes}'{sizes}"
+            )
+        return found
+
+    def _cut_dims(self, lengths: Sequence[dict[str, int]]) -> tuple[list[list[int]], int, int]:
+        """Return the lengths that each axis of the tensor is made of, with those of all parts added
+        up; the axis that is cut, and its number among all lengths.
+        """
+        dims: list[list[int]] = []
+        at = before = -1
+        for axis, group in enumerate(_parse(self.axes).left):
+            if PART not in group:
+                dims.append([lengths[0][name] for name in group])
+                continue
+            outer, inner = group[: group.index(PART)], group[group.index(PART) + 1 :]
+            at, before = axis, sum(map(len, dims)) + len(outer)
+            total = sum(math.prod(each[name] for name in inner) for each in lengths)
+            dims.append([*(lengths[0][name] for name in outer), total])
+        return dims, at, before
+
+    def _cut(
+        self, tensor: np.ndarray, number: int, lengths: Sequence[dict[str, int]]
+    ) -> np.ndarray:
+        """Return a view of one part of the tensor."""
+        dims, at, axis = self._cut_dims(lengths)
+        if at < 0:
+            return tensor
+        group = _parse(self.axes).left[at]
+        inner = group[group.index(PART) + 1 :]
+        each = [math.prod(part[name] for name in inner) for part in lengths]
+        start = sum(each[:number])
+        view = tensor.reshape([length for group in dims for length in group])
+        return view[(slice(None),) * axis + (slice(start, start + each[number]),)]
+
+
+class _Axes(NamedTuple):
+    """The axes of a rule."""
+
+    left: tuple[tuple[str, ...], ...]
+    """The axes that each axis of the tensor is made of, outermost first."""
+    right: tuple[tuple[str, ...], ...]
+    reversed: tuple[int, ...]
+    """Numbers of the axes, among all on the right, that are turned round."""
+
+    @property
+    def left_names(self) -> list[str]:
+        return [name for group in self.left for name in group if name != PART]
+
+    @property
+    def right_names(self) -> list[str]:
+        return [name for group in self.right for name in group]
+
+    @property
+    def order(self) -> list[int]:
+        """The number on the left of each axis on the right."""
+        return [self.left_names.index(name) for name in self.right_names]
+
+
+@functools.cache
+def _parse(axes: str) -> _Axes:
+    """Read the notation. Raises ConfigError if it is not one."""
+    sides = [re.findall(r"\(([^()]*)\)|(\S+)", side) for side in axes.split("->")]
+    groups = [
+        tuple(() if word == "1" else tuple((inside or word).split()) for inside, word in side)
+        for side in sides
+    ]
+    names = [[name for group in side for name in group] for side in groups]
+    every = [name for side in names for name in side]
+    if len(sides) != 2 or not all(re.fullmatch(r"-?[a-z_]\w*", name) for name in every):
+        raise ConfigError(f"axes '{axes}': write them as 'o i -> i o' or '(h e) d -> d h e'")
+    turned = tuple(i for i, name in enumerate(names[1]) if name.startswith("-"))
+    right = tuple(tuple(name.removeprefix("-") for name in group) for group in groups[1])
+    once = {name.removeprefix("-") for name in names[1]} - {PART}
+    counts = len(names[0]) - (PART in names[0]), len(names[1]), len(once)
+    if set(names[0]) - {PART} != once or len(set(counts)) > 1:
+        raise ConfigError(
+            f"axes '{axes}': every axis stands once on each side, but '{PART}' on the left only"
+        )
+    return _Axes(groups[0], right, turned)
+
+
+def _read(array: np.ndarray | LazyTensor) -> np.ndarray:
+    return array.read() if isinstance(array, LazyTensor) else array
 
 
 def _owned(array: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -166,8 +284,15 @@ def repeat(layers: int, rules: Iterable[Rule | Alias]) -> Table:
 
 def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
     """Return the rules of a torch.nn.Linear."""
-    biases: Table = [Rule(f"{torch}.bias", (f"{flax}.bias",))] if bias else []
-    return [Rule(f"{torch}.weight", (f"{flax}.kernel",), Each.TRANSPOSE), *biases]
+    biases: Table = [Rule(f"{torch}.bias", f"{flax}.bias")] if bias else []
+    return [Rule(f"{torch}.weight", f"{flax}.kernel", "o i -> i o"), *biases]
+
+
+def convolution(torch: str, flax: str, window: str = "y x", *, bias: bool = True) -> Table:
+    """Return the rules of a torch.nn.Conv2d, or of one with other axes in its ``window``."""
+    biases: Table = [Rule(f"{torch}.bias", f"{flax}.bias")] if bias else []
+    axes = f"o i {window} -> {window} i o"
+    return [Rule(f"{torch}.weight", f"{flax}.kernel", axes), *biases]
 
 
 def layer_norm(
@@ -175,13 +300,13 @@ def layer_norm(
 ) -> Table:
     """Return the rules of a torch.nn.LayerNorm, or of another norm by its parameters' ``names``."""
     scale, shift = names
-    biases: Table = [Rule(f"{torch}.{shift}", (f"{flax}.bias",))] if bias else []
-    return [Rule(f"{torch}.{scale}", (f"{flax}.scale",)), *biases]
+    biases: Table = [Rule(f"{torch}.{shift}", f"{flax}.bias")] if bias else []
+    return [Rule(f"{torch}.{scale}", f"{flax}.scale"), *biases]
 
 
 def embedding(torch: str, flax: str) -> Table:
     """Return the rule of a torch.nn.Embedding."""
-    return [Rule(f"{torch}.weight", (f"{flax}.embedding",))]
+    return [Rule(f"{torch}.weight", f"{flax}.embedding")]
 
 
 def attention(
@@ -207,10 +332,10 @@ def packed_attention(torch: str, flax: str, *, bias: bool = True) -> Table:
     """
     kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
     biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
-    packed: Table = [Rule(f"{torch}.in_proj_weight", kernels, Each.TRANSPOSE)]
+    packed: Table = [Rule(f"{torch}.in_proj_weight", kernels, "(part o) i -> i o")]
     return [
         *packed,
-        *([Rule(f"{torch}.in_proj_bias", biases)] if bias else []),
+        *([Rule(f"{torch}.in_proj_bias", biases, "(part o) -> o")] if bias else []),
         *linear(f"{torch}.out_proj", f"{flax}.out", bias=bias),
     ]
 
@@ -230,10 +355,9 @@ def fused_attention(
     """
     kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
     biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
-    fused: Table = [Rule(f"{torch}.{qkv}.weight", kernels, Each.TRANSPOSE, Several.PER_HEAD, heads)]
-    fused += (
-        [Rule(f"{torch}.{qkv}.bias", biases, several=Several.PER_HEAD, heads=heads)] if bias else []
-    )
+    sizes = {"h": heads}
+    fused: Table = [Rule(f"{torch}.{qkv}.weight", kernels, "(h part e) d -> d (h e)", sizes)]
+    fused += [Rule(f"{torch}.{qkv}.bias", biases, "(h part e) -> (h e)", sizes)] if bias else []
     return [*fused, *linear(f"{torch}.{out}", f"{flax}.out", bias=bias)]
 
 
@@ -381,7 +505,7 @@ def to_torch_lazily(table: Table, arrays: LazyState) -> dict[str, LazyTensor]:
     for rule in table:
         if isinstance(rule, Rule):
             parts = [arrays[name] for name in rule.flax]
-            info = TensorInfo(rule.torch_shape([part.shape for part in parts]), parts[0].dtype)
+            info = TensorInfo(rule.torch_shape([part.shape for part in parts]), rule._dtype(parts))
             joined[rule.torch] = LazyTensor(info, partial(rule.joined, parts))
     state = {}
     for rule in table:

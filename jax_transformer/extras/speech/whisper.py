@@ -13,7 +13,7 @@ from jax_transformer.architectures import bart
 from jax_transformer.architectures.base import Preset
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import Mask, Positions, Sinusoids, TransformerConfig, Tying
-from jax_transformer.weights.rules import Alias, Table, embedding, linear
+from jax_transformer.weights.rules import Alias, Table, convolution, embedding, linear
 
 _END = "<|endoftext|>"
 
@@ -128,8 +128,8 @@ class Whisper(bart.BartFamily):
         if config.tying is Tying.NONE:
             output = linear("proj_out", "output", bias=False)
         return [
-            *linear("model.encoder.conv1", "stem.first"),
-            *linear("model.encoder.conv2", "stem.second"),
+            *convolution("model.encoder.conv1", "stem.first", "x"),
+            *convolution("model.encoder.conv2", "stem.second", "x"),
             *embedding("model.decoder.embed_tokens", "target_embedding"),
             *bart.stacks(config),
             *output,

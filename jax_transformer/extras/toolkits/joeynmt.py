@@ -72,7 +72,7 @@ def _stack(name: str, config: TransformerConfig) -> Table:
         else:
             module = f"{torch}.{_ATTENTIONS[name, part]}"
             layer += rules.attention(module, f"{flax}.{part.value}", _LINEARS)
-    table: Table = [rules.Rule(f"{name}.pe.pe", (f"{name}.positions.table",), rules.Each.SQUEEZE_0)]
+    table: Table = [rules.Rule(f"{name}.pe.pe", f"{name}.positions.table", "1 l d -> l d")]
     final = rules.layer_norm(f"{name}.layer_norm", f"{name}.final_norm") if stack.final_norm else []
     return [*table, *rules.repeat(stack.layers, layer), *final]
 

@@ -72,7 +72,7 @@ def weight_table(config: TransformerConfig) -> Table:
     source, target = (_WORDS.format(side) for side in ("encoder", "decoder"))
     tied: Table = [
         rules.Alias("generator.weight", f"{target}.weight"),
-        rules.Rule("generator.bias", ("output_bias",)),
+        rules.Rule("generator.bias", "output_bias"),
     ]
     output = tied if config.tying.tied_output else rules.linear("generator", "output")
     stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
@@ -97,7 +97,7 @@ def _stack(name: str, config: TransformerConfig) -> Table:
             layer += rules.attention(module, f"{flax}.{part.value}", _LINEARS, bias=biases)
     table = f"{name}.embeddings.make_embedding.pe.pe"
     positions: Table = (
-        [rules.Rule(table, (f"{name}.positions.table",), rules.Each.SQUEEZE_1)]
+        [rules.Rule(table, f"{name}.positions.table", "l 1 d -> l d")]
         if stack.positions is enums.Positions.SINUSOIDAL_STORED
         else []
     )

@@ -28,7 +28,7 @@ TABLE = [
     *rules.linear("up", "up"),
     *rules.layer_norm("norm", "norm"),
     *rules.linear("unused", "idle"),
-    rules.Rule("pe", ("positions.table",), rules.Each.SQUEEZE_1),
+    rules.Rule("pe", "positions.table", "l 1 d -> l d"),
 ]
 D = 4
 SHAPES = {

@@ -18,12 +18,13 @@ import jax_transformer as jt
 from jax_transformer import cli
 from jax_transformer.config import Positions
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
+from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_format, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
 from jax_transformer.formats import registry
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import TensorInfo
-from jax_transformer.weights import stacked
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule
 from parity_tests import t5x_files
 from parity_tests.t5x_files import Sizes
 from parity_tests.unit import helpers
@@ -110,20 +111,22 @@ def test_layers_of_one_array_take_the_memory_of_one_array(axis, tmp_path):
     stack = np.ascontiguousarray(np.moveaxis(stack, 0, axis))
     zarr.write(tmp_path / "a", stack)
     shape = np.take(stack, 0, axis).shape
-    rule = stacked.StackRule("a", tuple("0123"), shape, axis=axis)
-    arrays = stacked.to_flax([rule], {"a": zarr.open_array(tmp_path / "a").lazy()})
+    axes = {0: "part a b", 1: "a part b", -1: "a b part"}[axis]
+    rule = Rule("a", tuple("0123"), f"{axes} -> a b")
+    stored = {"a": zarr.open_array(tmp_path / "a").lazy()}
+    arrays = t5x_format._to_flax([rule], stored, dict.fromkeys("0123", shape))
     with helpers.memory_below(stack.nbytes + 3 * stack.nbytes // 4 + 2_200_000):
         for number in range(4):
             expected = np.take(stack, number, axis)
             np.testing.assert_array_equal(arrays[str(number)].read(), expected)
-    again = stacked.to_stored([rule], arrays)["a"].read()
+    again = rules.to_torch_lazily([rule], arrays)["a"].read()
     assert (again.shape, again.tobytes()) == (stack.shape, stack.tobytes())
 
 
 def test_layers_of_one_array_have_one_dtype():
     arrays = tensors.in_memory({"0": np.ones(3), "1": np.ones(3, np.float32)})
-    with pytest.raises(InputError, match="a: its layers are float32 and float64"):
-        stacked.to_stored([stacked.StackRule("a", ("0", "1"), (3,), axis=0)], arrays)
+    with pytest.raises(InputError, match="a: its parts are float32 and float64"):
+        rules.to_torch_lazily([Rule("a", ("0", "1"), "part a -> a")], arrays)
 
 
 # Names and sizes
@@ -147,6 +150,11 @@ def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
     expected = np.asarray(read(folder)["encoder.encoder.mlp.wi_0.kernel"][3])
     with pytest.raises(InputError, match="axis 1 or 0"):
         jt.convert.load(folder)
+    names = registry.open(folder, scan_axis=0).stored_names
+    assert names["encoder.blocks.3.feed_forward.up.kernel"] == (
+        "encoder.encoder.mlp.wi_0.kernel[layer 3 of axis 0]"
+    )
+    assert names["encoder.final_norm.scale"] == "encoder.encoder_norm.scale"
     model = jt.convert.load(folder, scan_axis=0)
     np.testing.assert_array_equal(model.encoder.blocks[3].feed_forward.up.kernel[...], expected)
     (folder / "config.gin").write_text(sizes.gin() + "network.T5Config.param_scan_axis = 0\n")

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,8 @@ from jax_transformer import convert, transformer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from jax_transformer.weights import arrays as weights
-from jax_transformer.weights import rules, stacked
-from jax_transformer.weights.rules import Alias, Each, Rule, Several
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Rule
 from parity_tests import preset_names
 from parity_tests.unit import helpers
 
@@ -303,8 +304,7 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
         Rule(
             "pos_enc.pe",
             ("encoder.positions.table", "decoder.positions.table"),
-            Each.SQUEEZE_1,
-            Several.COPY,
+            "l 1 d -> l d",
         )
     ]
     gradients = {
@@ -341,11 +341,10 @@ def test_a_part_stands_by_itself_only_if_nothing_of_it_is_elsewhere():
             rules.within([*inside, crossing, *outside], "encoder.")
 
 
-@pytest.mark.parametrize("several", Several)
-def test_a_tensor_holds_its_parts_bit_for_bit_only(several):
-    heads = 2 if several is Several.PER_HEAD else 1
-    rule = Rule("t", ("a", "b", "c"), Each.TRANSPOSE, several, heads)
-    parts = [counted((3, 4), 0 if several is Several.COPY else i) for i in range(3)]
+@pytest.mark.parametrize("axes", ["(part o) i -> i o", "o i -> i o", "(h part e) d -> d (h e)"])
+def test_a_tensor_holds_its_parts_bit_for_bit_only(axes):
+    rule = Rule("t", ("a", "b", "c"), axes, {"h": 2} if "h" in axes else None)
+    parts = [counted((3, 4), i if rule.cuts else 0) for i in range(3)]
     tensor = rule.joined(parts)
     assert rule.holds(tensor, parts)
     for i in range(len(tensor.flat)):
@@ -372,22 +371,86 @@ def test_merged_adapters_leave_the_kernel_s_dtype(dtype):
     assert np.abs(merged["x.kernel"].astype(np.float64) - expected).max() < 4 * max(step, 1e-7)
 
 
-@pytest.mark.parametrize("axis", range(-3, 3))
-def test_a_stacked_array_is_numpy_s_stack_of_its_layers(axis):
+@pytest.mark.parametrize("axis", range(3))
+def test_a_tensor_may_be_numpy_s_stack_of_its_parts(axis):
     layers = [counted((2, 3), i) for i in range(4)]
-    rule = stacked.StackRule("a", tuple("wxyz"), (2, 3), stacked.Layer.TRANSPOSE, axis)
+    left = ["a", "b"]
+    left.insert(axis, "part")
+    rule = Rule("t", tuple("wxyz"), f"{' '.join(left)} -> b a")
     expected = np.stack(layers, axis)
-    assert rule.stored_shape == expected.shape
+    assert rule.torch_shape([(3, 2)] * 4) == expected.shape
     info = TensorInfo((3, 2), "float64")
     read = {
         name: LazyTensor(info, layer.T.copy) for name, layer in zip("wxyz", layers, strict=True)
     }
-    tensor = stacked.to_stored([rule], read)["a"]
+    tensor = rules.to_torch_lazily([rule], read)["t"]
     assert (tensor.shape, tensor.dtype) == (expected.shape, "float64")
     assert (tensor.read() == expected).all()
-    for number, (name, back) in enumerate(stacked.to_flax([rule], {"a": tensor}).items()):
-        assert (name, rule.place(number)) == ("wxyz"[number], f"a[layer {number} of axis {axis}]")
-        assert (back.read() == layers[number].T).all() and back.shape == rule.flax_shape == (3, 2)
+    shapes = dict.fromkeys("wxyz", (3, 2))
+    for number, (name, back) in enumerate(
+        rules.to_flax_lazily([rule], {"t": tensor}, shapes).items()
+    ):
+        assert name == "wxyz"[number]
+        assert (back.read() == layers[number].T).all() and back.shape == (3, 2)
+
+
+LAYOUTS = {
+    "o i -> i o": ((5, 3), lambda x: x.T),
+    "l 1 d -> l d": ((5, 1, 3), lambda x: x[:, 0]),
+    "1 v -> v": ((1, 5), lambda x: x[0]),
+    "(h e) d -> d h e": ((6, 5), lambda x: x.reshape(2, 3, 5).transpose(2, 0, 1)),
+    "d (h e) -> h e d": ((5, 6), lambda x: x.T.reshape(2, 3, 5)),
+    "o i y x -> y x i o": ((2, 3, 4, 5), lambda x: x.transpose(2, 3, 1, 0)),
+    "i o x -> -x i o": ((2, 3, 5), lambda x: x.transpose(2, 0, 1)[::-1]),
+    "(g i) o y x -> -y -x i (g o)": (
+        (4, 3, 2, 5),
+        lambda x: (
+            x.reshape(2, 2, 3, 2, 5)[..., ::-1, ::-1].transpose(3, 4, 1, 0, 2).reshape(2, 5, 2, 6)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("axes", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_axes_are_changed_as_they_are_written_and_come_back_bit_for_bit(axes, dtype):
+    shape, expected = LAYOUTS[axes]
+    tensor = any_bits(shape, dtype, seed=1)
+    sizes = {name: 2 for name in "hg" if name in axes}
+    rule = Rule("t", "a", axes, sizes)
+    flax = expected(tensor)
+    part = rule.part(0, tensor, [flax.shape], own=True)
+    assert part.tobytes() == flax.tobytes() and part.shape == flax.shape
+    assert rule.torch_shape([flax.shape]) == shape
+    assert rule.joined([part], own=True).tobytes() == tensor.tobytes()
+    assert rule.holds(tensor, [part]) and not rule.holds(tensor[..., ::-1], [part])
+
+
+@pytest.mark.parametrize(
+    ("axes", "named"),
+    [
+        ("o i", "write them as"),
+        ("o i -> i o -> o i", "write them as"),
+        ("o I -> I o", "write them as"),
+        ("o i -> i", "every axis stands once"),
+        ("o i -> i o o", "every axis stands once"),
+        ("o o i -> i o", "every axis stands once"),
+        ("o i -> part i o", "every axis stands once"),
+        ("part part o -> o", "every axis stands once"),
+        ("-o -> o", "every axis stands once"),
+    ],
+)
+def test_axes_that_are_not_reversible_are_refused(axes, named):
+    with pytest.raises(ConfigError, match=f"axes '{axes}': {named}"):
+        Rule("t", "a", axes)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5,), (5, 6, 1)])
+def test_a_rule_that_does_not_fit_an_array_names_both(shape):
+    rule = Rule("t", "a", "(h e) d -> d (h e)", {"h": 2})
+    refusal = f"a has the shape {shape}, and the rule of t is '(h e) d -> d (h e)', h=2"
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
+        rule.torch_shape([shape])
 
 
 def test_placeholders_are_filled_on_both_sides():
@@ -406,13 +469,13 @@ def parts_of(rule: Rule, tensor: np.ndarray, shapes: list[tuple[int, ...]]) -> l
     return [rule.part(number, tensor, shapes, own=True) for number in range(len(shapes))]
 
 
-@pytest.mark.parametrize("each", Each)
-def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
+@pytest.mark.parametrize("axes", ["", "o i -> i o", "l 1 d -> l d", "1 v -> v"])
+def test_converted_arrays_are_contiguous_and_share_no_memory(axes):
     """Another library may write a view as other bytes, and a shared one changes."""
-    shape = {Each.SQUEEZE_0: (1, 5), Each.SQUEEZE_1: (5, 1, 3)}.get(each, (5, 3))
-    flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
+    shape = {"1 v -> v": (1, 5), "l 1 d -> l d": (5, 1, 3)}.get(axes, (5, 3))
+    flax = {"1 v -> v": (5,), "o i -> i o": (3, 5)}.get(axes, (5, 3))
     tensor = np.random.default_rng(0).normal(size=shape)
-    rule = Rule("t", ("a",), each)
+    rule = Rule("t", "a", axes)
     (part,) = parts_of(rule, tensor, [flax])
     assert part.shape == flax
     again = rule.joined([part], own=True)
@@ -454,7 +517,7 @@ def test_a_layer_fused_per_head_is_cut_within_each_head():
 @pytest.mark.parametrize("widths", [(2, 2, 2), (1, 4)], ids=str)
 def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: tuple[int, ...]):
     names = tuple(f"part{i}" for i in range(len(widths)))
-    rule = Rule("t", names, Each.TRANSPOSE, Several.PER_HEAD, heads)
+    rule = Rule("t", names, "(h part e) d -> d (h e)", {"h": heads})
     for dtype in DTYPES:
         tensor = any_bits((heads * sum(widths), 5), dtype, seed=heads)
         parts = parts_of(rule, tensor, [(5, heads * width) for width in widths])

@@ -6,10 +6,15 @@ bindings that matter; no gin runs, and nothing in the file is imported or evalua
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from jax_transformer.architectures import huggingface_config, registry
 from jax_transformer.config import LogitScale, TransformerConfig, Tying
@@ -21,9 +26,10 @@ from jax_transformer.formats import base
 from jax_transformer.formats.base import Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import huggingface_folder, read_back, run_files
-from jax_transformer.storage.tensors import LazyState, Note, TensorInfo
+from jax_transformer.storage.tensors import LazyState, LazyTensor, Note, Shape, TensorInfo
 from jax_transformer.storage.untrusted import shown
-from jax_transformer.weights import stacked
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule
 
 CONFIG = "config.gin"
 """T5X's configuration, in the folder that holds the checkpoints; an export has it in its own."""
@@ -126,17 +132,17 @@ class T5XCheckpoint(Format):
         with about_file(path):
             layout = t5x_names.find(infos, gin.scan_axis if scan_axis is None else scan_axis)
             config = configuration(layout, gin) if gin.activations else None
-        table = t5x_names.table(layout)
+        table, shapes = t5x_names.table(layout)
         return T5XWeights(
             self,
             path,
             str(path),
             {
-                name: TensorInfo(rule.flax_shape, infos[rule.stored].dtype)
+                name: TensorInfo(shapes[name], infos[rule.torch].dtype)
                 for rule in table
                 for name in rule.flax
             },
-            lambda: stacked.to_flax(table, weights),
+            lambda: _to_flax(table, weights, shapes),
             config,
             files=(*opened.files, *((gin.path,) if gin.path else ())),
             dropped=tuple(_not_weights(opened)),
@@ -172,12 +178,12 @@ class T5XCheckpoint(Format):
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
     ) -> Written:
-        table = t5x_names.table(_layout(to))
+        table, shapes = t5x_names.table(_layout(to))
         number = to.path.name.removeprefix("checkpoint_")
         step = int(number) if number.isdecimal() and int(number) < 2**31 else 0
         with read_back.new_folder(to.path, state) as new:
-            t5x_checkpoint.write(new.path, stacked.to_stored(table, new.state), step)
-            arrays = stacked.to_flax(table, t5x_checkpoint.find(new.path).weights)
+            t5x_checkpoint.write(new.path, rules.to_torch_lazily([*table], new.state), step)
+            arrays = _to_flax(table, t5x_checkpoint.find(new.path).weights, shapes)
             new.compare(arrays)
             check(arrays)
             huggingface_folder.write_files(new.path, to.files)
@@ -197,8 +203,59 @@ def _layout(to: Destination) -> Layout:
 
 def _places(layout: Layout) -> dict[str, str]:
     """Return the name of each array as T5X has it, with the layer that is meant."""
-    rules = t5x_names.table(layout)
-    return {name: rule.place(number) for rule in rules for number, name in enumerate(rule.flax)}
+    places = {}
+    for rule in t5x_names.table(layout)[0]:
+        for number, name in enumerate(rule.flax):
+            place = f"[layer {number} of axis {layout.scan_axis}]" if rule.cuts else ""
+            places[name] = f"{rule.torch}{place}"
+    return places
+
+
+def _to_flax(
+    table: Sequence[Rule], stored: LazyState, shapes: Mapping[str, Shape]
+) -> dict[str, LazyTensor]:
+    """Return the Flax arrays, none of them read. Those of several layers are decompressed once."""
+    spool, several = _Spool(), {rule.torch for rule in table if rule.cuts}
+    state = {
+        name: LazyTensor(tensor.info, partial(spool.read, name, tensor))
+        if name in several
+        else tensor
+        for name, tensor in stored.items()
+    }
+    return rules.to_flax_lazily([*table], state, shapes)
+
+
+class _Spool:
+    """Arrays that are decompressed once, each into a temporary file without a name.
+
+    A scanned array is read layer by layer; without this each layer would decompress all of them.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, Any] = {}
+
+    def read(self, name: str, tensor: LazyTensor) -> np.ndarray:
+        """Return the array, which the first call copies into a file unless it is mapped already.
+
+        Each call maps the file anew, so that pages of arrays that are no longer used are freed.
+        """
+        if name not in self._files:
+            array = tensor.read()
+            if isinstance(_base(array), np.memmap):
+                return array
+            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
+            weakref.finalize(self, file.close)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+            self._files[name] = file
+        raw = np.memmap(self._files[name], np.uint8, "r", 0, (tensor.nbytes,))
+        return np.asarray(raw).view(tensor.info.numpy_dtype()).reshape(tensor.shape)
+
+
+def _base(array: np.ndarray) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _scale_note(config: TransformerConfig | None) -> tuple[Note, ...]:

@@ -7,7 +7,7 @@ have the same names. Facts from ``network.py`` and ``layers.py`` of both network
 Flaxformer's ``t5_architecture.py``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import Shape, TensorInfo
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights.stacked import Layer, StackRule
+from jax_transformer.weights.rules import PART, Rule
 
 FAMILIES = ("t5", "mt5", "umt5")
 SCAN_AXIS = 1
@@ -34,8 +34,8 @@ _BRANCHES = {
     ),
 }
 _MOST_LAYERS = 10_000
-_Row = tuple[str, str, Shape, Layer]
-"""An array of one layer: stored name, Flax name, stored shape and operation."""
+_Row = tuple[str, str, Shape, str]
+"""An array of one layer: stored name, Flax name and shape, and the axes on both sides."""
 _EMBEDDING, _OUTPUT = "token_embedder.embedding", "decoder.logits_dense.kernel"
 
 
@@ -67,7 +67,10 @@ class Layout:
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of every stored array, without ``target.``."""
-        return {rule.stored: rule.stored_shape for rule in table(self)}
+        rules, shapes = table(self)
+        return {
+            rule.torch: rule.torch_shape([shapes[name] for name in rule.flax]) for rule in rules
+        }
 
     def sizes(self) -> dict[str, Any]:
         """Return the fields of the configuration that the shapes show."""
@@ -82,68 +85,75 @@ class Layout:
         }
 
 
-def table(layout: Layout) -> list[StackRule]:
-    """Return the rules between T5X's arrays and this project's."""
+def table(layout: Layout) -> tuple[list[Rule], dict[str, Shape]]:
+    """Return the rules between T5X's arrays, named ``torch`` there, and this project's, and the
+    shapes of the latter.
+    """
     d = layout.d_model
-    rules = [
-        StackRule(_EMBEDDING, ("target_embedding.embedding",), (layout.vocabulary, d)),
-        *_stack("encoder", layout),
-        *_stack("decoder", layout),
-    ]
+    rules = [Rule(_EMBEDDING, "target_embedding.embedding")]
+    shapes: dict[str, Shape] = {rules[0].flax[0]: (layout.vocabulary, d)}
     if not layout.tied:
-        rules.append(StackRule(_OUTPUT, ("output.kernel",), (d, layout.vocabulary)))
-    return rules
+        rules.append(Rule(_OUTPUT, "output.kernel"))
+        shapes["output.kernel"] = (d, layout.vocabulary)
+    for stack in ("encoder", "decoder"):
+        for rule, shape in _stack(stack, layout):
+            rules.append(rule)
+            shapes |= dict.fromkeys(rule.flax, shape)
+    return rules, shapes
 
 
-def _stack(stack: str, layout: Layout) -> list[StackRule]:
-    distances = (layout.heads, layout.buckets)
-    rules = [
-        StackRule(f"{stack}.{stack}_norm.scale", (f"{stack}.final_norm.scale",), (layout.d_model,))
-    ]
+def _stack(stack: str, layout: Layout) -> Iterator[tuple[Rule, Shape]]:
+    """Return each rule of a stack with the shape of its Flax arrays."""
+    d, distances = (layout.d_model,), (layout.buckets, layout.heads)
+    yield Rule(f"{stack}.{stack}_norm.scale", f"{stack}.final_norm.scale"), d
     if not layout.distances_in_layers:
         stored, flax = f"{stack}.relpos_bias.rel_embedding", f"{stack}.relative.embedding"
-        rules.append(StackRule(stored, (flax,), distances, Layer.TRANSPOSE))
-    layers: list[_Row] = []
+        yield Rule(stored, flax, "h b -> b h"), distances
+    rows: list[_Row] = []
     for branch, (norm, module, part) in enumerate(_BRANCHES[stack]):
-        scale = f"residuals.{branch}.norm.scale"
-        layers.append((f"{norm}.scale", scale, (layout.d_model,), Layer.SAME))
-        layers += [
-            (f"{module}.{stored}", f"{part.value}.{flax}", shape, layer)
-            for stored, flax, shape, layer in _part(part, layout)
+        rows.append((f"{norm}.scale", f"residuals.{branch}.norm.scale", d, "d -> d"))
+        rows += [
+            (f"{module}.{stored}", f"{part.value}.{flax}", shape, axes)
+            for stored, flax, shape, axes in _part(part, layout)
         ]
     if layout.distances_in_layers:
-        stored = "relpos_bias.rel_embedding"
-        layers.append((stored, "relative.embedding", distances, Layer.TRANSPOSE))
-    for stored, flax, shape, layer in layers:
-        names = tuple(f"{stack}.blocks.{i}.{flax}" for i in range(layout.layers(stack)))
-        if layout.scan_axis is not None:
-            name = f"{stack}.{stack}.{stored}"
-            rules.append(StackRule(name, names, shape, layer, layout.scan_axis))
-        else:
-            rules += [
-                StackRule(f"{stack}.layers_{i}.{stored}", (name,), shape, layer)
-                for i, name in enumerate(names)
-            ]
-    return rules
+        rows.append(("relpos_bias.rel_embedding", "relative.embedding", distances, "h b -> b h"))
+    for stored, flax, shape, axes in rows:
+        sizes = {"h": layout.heads} if "(h e)" in axes else {}
+        names = [f"{stack}.blocks.{i}.{flax}" for i in range(layout.layers(stack))]
+        if layout.scan_axis is None:
+            for i, name in enumerate(names):
+                yield Rule(f"{stack}.layers_{i}.{stored}", name, axes, sizes), shape
+            continue
+        left, arrow, right = axes.partition(" -> ")
+        scanned = left.split()
+        scanned.insert(layout.scan_axis % (len(scanned) + 1), PART)
+        axes = f"{' '.join(scanned)}{arrow}{right}"
+        yield Rule(f"{stack}.{stack}.{stored}", names, axes, sizes), shape
 
 
 def _part(part: Part, layout: Layout) -> list[_Row]:
     """Return the kernels of a module."""
-    d, h, e, f = layout.d_model, layout.heads, layout.head_dim, layout.d_ff
+    d, heads, f = layout.d_model, layout.heads * layout.head_dim, layout.d_ff
     if part is Part.FFN:
         # T5X applies the first activation to wi_0 and the second, which is the identity, to wi_1
         inputs = {"wi_0": "up", "wi_1": "gate"} if layout.gated else {"wi": "up"}
         rows: list[_Row] = [
-            (f"{stored}.kernel", f"{flax}.kernel", (d, f), Layer.SAME)
+            (f"{stored}.kernel", f"{flax}.kernel", (d, f), "d f -> d f")
             for stored, flax in inputs.items()
         ]
-        return [*rows, ("wo.kernel", "down.kernel", (f, d), Layer.SAME)]
-    heads: Shape = (h, e) if layout.split_heads else (h * e,)
-    into = Layer.JOIN_OUTPUTS if layout.split_heads else Layer.SAME
-    out = Layer.JOIN_INPUTS if layout.split_heads else Layer.SAME
+        return [*rows, ("wo.kernel", "down.kernel", (f, d), "f d -> f d")]
+    into, out = (
+        ("d h e -> d (h e)", "h e d -> (h e) d")
+        if layout.split_heads
+        else (
+            "d e -> d e",
+            "e d -> e d",
+        )
+    )
     names = [f"{name}.kernel" for name in ("query", "key", "value")]
-    rows = [(name, name, (d, *heads), into) for name in names]
-    return [*rows, ("out.kernel", "out.kernel", (*heads, d), out)]
+    rows = [(name, name, (d, heads), into) for name in names]
+    return [*rows, ("out.kernel", "out.kernel", (heads, d), out)]
 
 
 # From a checkpoint
@@ -186,7 +196,7 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
     # Axes that give every array the same rule, such as -1 where all arrays have two axes, are one
     layouts: dict[tuple[Any, ...], Layout] = {}
     for layout in fitting.values():
-        axes_of_rules = [(rule.axis or 0) % len(rule.stored_shape) for rule in table(layout)]
+        axes_of_rules = [rule.axes for rule in table(layout)[0]]
         layouts.setdefault((replace(layout, scan_axis=None), *axes_of_rules), layout)
     if len(layouts) > 1:
         raise InputError(
