@@ -148,7 +148,7 @@ class Rule:
         """Return the length of each axis, for each array. Raises ConfigError if the shapes do not
         have these axes.
         """
-        right, found = _parse(self.axes).right, []
+        right, every = _parse(self.axes).right, []
         for name, shape in zip(self.flax, flax_shapes, strict=False):
             lengths = dict(self.sizes)
             for group, length in zip(right, shape, strict=False):
@@ -160,14 +160,14 @@ class Rule:
                     break
             else:
                 if len(right) == len(shape):
-                    found.append(lengths)
+                    every.append(lengths)
                     continue
             sizes = "".join(f", {axis}={length}" for axis, length in self.sizes.items())
             raise ConfigError(
                 f"{name} has the shape {shape}, and the rule of {self.torch} is"
                 f" '{self.axes}'{sizes}"
             )
-        return found
+        return every
 
     def _cut_dims(self, lengths: Sequence[dict[str, int]]) -> tuple[list[list[int]], int, int]:
         """Return the lengths that each axis of the tensor is made of, with those of all parts added

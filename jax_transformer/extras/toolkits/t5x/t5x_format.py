@@ -203,12 +203,12 @@ def _layout(to: Destination) -> Layout:
 
 def _places(layout: Layout) -> dict[str, str]:
     """Return the name of each array as T5X has it, with the layer that is meant."""
-    places = {}
+    stored = {}
     for rule in t5x_names.table(layout)[0]:
         for number, name in enumerate(rule.flax):
-            place = f"[layer {number} of axis {layout.scan_axis}]" if rule.cuts else ""
-            places[name] = f"{rule.torch}{place}"
-    return places
+            layer = f"[layer {number} of axis {layout.scan_axis}]" if rule.cuts else ""
+            stored[name] = f"{rule.torch}{layer}"
+    return stored
 
 
 def _to_flax(
