@@ -389,10 +389,11 @@ def known_flags() -> str:
 
 OTHERS = set(
     """--extra-index-url --wheel --no-cache --logdir --strict --inplace --execute
-    --coalesce-streams --output_dir --quantization --xla_gpu_deterministic_ops --nodes
+    --coalesce-streams --junitxml --output_dir --quantization --xla_gpu_deterministic_ops --nodes
     --ntasks-per-node --gpus-per-node --signal --requeue""".split()
 )
-"""Flags of pip, build, import-linter, tensorboard, mkdocs, nbconvert, CTranslate2, XLA, SLURM."""
+"""Flags of pip, build, import-linter, pytest, tensorboard, mkdocs, nbconvert, CTranslate2, XLA and
+SLURM."""
 
 
 @pytest.mark.parametrize("page", PAGES)
