@@ -33,6 +33,7 @@ _MODULES = (
     "storage",
     "training",
     "transformer",
+    "weights",
 )
 
 __all__ = [
@@ -49,10 +50,11 @@ __all__ = [
     "preset",
     "preset_names",
     "register",
+    "weights",
 ]
 
 if TYPE_CHECKING:
-    from jax_transformer import convert, generate, parity
+    from jax_transformer import convert, generate, parity, weights
     from jax_transformer.architectures.base import Architecture, Preset
     from jax_transformer.architectures.registry import preset, preset_names, register
     from jax_transformer.config import TransformerConfig
