@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from jax_transformer.errors import ConfigError
 from jax_transformer.parity import evaluation, recording
 from jax_transformer.parity.evaluation import Point
 from jax_transformer.parity.recording import ModelFunction
+from jax_transformer.weights import any_model
 
 _PATH = "_parity_path"
 """A module's path, as its static attribute: nnx.jit, nnx.remat, nnx.scan and nnx.vmap call copies
@@ -104,16 +104,12 @@ class _Marker:
 
 def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> ModelFunction:
     """Return an NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
-    graphdef, state = nnx.split(model)
-    flat = list(nnx.to_flat_state(state))
-    leaves = {_dotted(path): variable for path, variable in flat}
-    values = {name: variable.get_value() for name, variable in leaves.items()}
-    trained = {name for name, variable in leaves.items() if issubclass(variable.type, nnx.Param)}
+    values, merge = any_model.opened(model)
+    trained = {_dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     shapes = {name: np.shape(value) for name, value in values.items()}
 
     def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
-        pairs = [(path, variable.replace(arrays[_dotted(path)])) for path, variable in flat]
-        merged = nnx.merge(graphdef, nnx.from_flat_state(pairs))
+        merged = merge(arrays)
         kinds = set()
         for path, part in nnx.iter_modules(merged):
             setattr(part, _PATH, _dotted(path))
@@ -187,11 +183,8 @@ def from_linen(
 
     ``call(bound_module, *batch)`` replaces ``bound_module(*batch)``.
     """
-    flat, treedef = jax.tree_util.tree_flatten_with_path(dict(variables))
-    paths = [tuple(str(getattr(key, "key", key)) for key in path) for path, _ in flat]
-    names = [_dotted(path[1:]) if path[0] == "params" else _dotted(path) for path in paths]
-    values = dict(zip(names, (leaf for _, leaf in flat), strict=True))
-    trained = {name for name, path in zip(names, paths, strict=True) if path[0] == "params"}
+    values, merge = any_model.opened(dict(variables))
+    trained = any_model.opened({"params": variables.get("params", {})})[0].keys()
     shapes = {name: np.shape(value) for name, value in values.items()}
 
     def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
@@ -208,9 +201,8 @@ def from_linen(
             path = _dotted(context.module.path)
             return marker.call(path, context.module, own_shapes, method, args, kwargs)
 
-        tree = jax.tree.unflatten(treedef, [arrays[name] for name in names])
         with linen.intercept_methods(intercept):
-            return module.apply(tree, *batch, method=call)
+            return module.apply(merge(arrays), *batch, method=call)
 
     return ModelFunction(*_divided(values, trained), run)
 
@@ -223,16 +215,11 @@ def from_function(
 
     ``call(function, parameters, *batch)`` replaces it. Leaves that are not arrays stay as they are.
     """
-    flat, treedef = jax.tree_util.tree_flatten_with_path(parameters)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
-    leaves = dict(zip(names, (leaf for _, leaf in flat), strict=True))
-    arrays = {name: x for name, x in leaves.items() if isinstance(x, jax.Array | np.ndarray)}
+    arrays, merge = any_model.opened(parameters)
     trained = [name for name, x in arrays.items() if jax.numpy.issubdtype(x.dtype, np.inexact)]
-    if len(set(names)) < len(names):
-        raise ConfigError("two parameters have the same path")
 
     def run(values: Mapping[str, Any], batch: Sequence[Any]) -> Any:
-        merged = jax.tree.unflatten(treedef, (leaves | dict(values)).values())
+        merged = merge(values)
         return call(function, merged, *batch) if call is not None else function(merged, *batch)
 
     return ModelFunction(*_divided(arrays, trained), run)
