@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,29 +63,25 @@ class Rule:
     @property
     def cuts(self) -> bool:
         """True if each array is a part of the tensor; otherwise each is all of it."""
-        return bool(self.axes) and any(PART in group for group in _parse(self.axes).left)
+        return bool(self.axes) and _parse(self.axes).cut is not None
 
     @property
     def layout(self) -> str:
         """The change of one array's axes in words; empty if there is none."""
         if not self.axes:
             return ""
-        left, right, turned = _parse(self.axes)
+        left, right, turned, _ = _parse(self.axes)
         plain = [tuple(name for name in group if name != PART) for group in left]
         if turned:
             return self.axes
-        if () in left and [group for group in plain if group] == list(right):
-            return f"squeeze axis {left.index(())}"
         if [group for group in plain if group] == list(right):
-            return ""
+            return f"squeeze axis {left.index(())}" if () in left else ""
         return "transpose" if len(plain) == 2 and plain[::-1] == list(right) else self.axes
 
     def torch_shape(self, flax_shapes: Sequence[Shape]) -> Shape:
         """Return the tensor's shape from its parts'."""
-        if not self.axes:
-            return flax_shapes[0]
         lengths = self._lengths(flax_shapes)
-        return tuple(math.prod(dims) for dims in self._cut_dims(lengths)[0])
+        return tuple(map(math.prod, self._dims(lengths))) if self.axes else flax_shapes[0]
 
     def part(
         self,
@@ -96,9 +92,10 @@ class Rule:
         own: bool = False,
     ) -> np.ndarray:
         """Return a part, contiguous; it may share the tensor's memory unless ``own`` is set."""
-        full = part = tensor.read() if isinstance(tensor, LazyTensor) else tensor
+        full = part = _read(tensor)
+        lengths = self._lengths(flax_shapes)
         if self.axes:
-            axes, lengths = _parse(self.axes), self._lengths(flax_shapes)
+            axes = _parse(self.axes)
             cut = self._cut(full, number, lengths)
             cut = cut.reshape([lengths[number][name] for name in axes.left_names])
             part = np.flip(cut.transpose(axes.order), axes.reversed).reshape(flax_shapes[number])
@@ -108,8 +105,8 @@ class Rule:
     def joined(self, arrays: Sequence[np.ndarray | LazyTensor], *, own: bool = False) -> np.ndarray:
         """Return the tensor, contiguous; it may share an array's memory unless ``own`` is set."""
         shapes = [array.shape for array in arrays]
-        if self.cuts and len(arrays) > 1:
-            lengths = self._lengths(shapes)
+        lengths = self._lengths(shapes)
+        if self.cuts:
             tensor = np.empty(self.torch_shape(shapes), tensors.DTYPES[self._dtype(arrays)])
             for number, array in enumerate(arrays):
                 cut = self._cut(tensor, number, lengths)
@@ -144,60 +141,73 @@ class Rule:
         split = array.reshape([lengths[name] for name in axes.right_names])
         return np.flip(split, axes.reversed).transpose(np.argsort(axes.order))
 
-    def _lengths(self, flax_shapes: Sequence[Shape]) -> list[dict[str, int]]:
-        """Return the length of each axis, for each array. Raises ConfigError if the shapes do not
-        have these axes.
+    def _lengths(self, flax_shapes: Sequence[Shape]) -> list[dict[Any, int]]:
+        """Return the length of each axis, for each array.
+
+        Raises ConfigError if a shape does not have these axes, or if an axis has several lengths
+        that no ``part`` has for itself.
         """
-        right, every = _parse(self.axes).right, []
-        for name, shape in zip(self.flax, flax_shapes, strict=False):
-            lengths = dict(self.sizes)
-            for group, length in zip(right, shape, strict=False):
-                known = math.prod(lengths[axis] for axis in group if axis in lengths)
-                unknown = [axis for axis in group if axis not in lengths]
-                if len(unknown) == 1 and known:
-                    lengths[unknown[0]], known = length // known, length // known * known
-                if known != length or len(unknown) > 1:
-                    break
-            else:
-                if len(right) == len(shape):
-                    every.append(lengths)
-                    continue
+        cut = _parse(self.axes).cut if self.axes else None
+        own = cut.inner if cut else ()
+        every = [self._match(*each) for each in zip(self.flax, flax_shapes, strict=False)]
+        common = [{name: n for name, n in each.items() if name not in own} for each in every]
+        if any(each != common[0] for each in common):
+            shapes = " and ".join(map(str, dict.fromkeys(flax_shapes)))
+            raise ConfigError(f"{self.torch} cannot hold arrays of the shapes {shapes}")
+        return every
+
+    def _match(self, name: str, shape: Shape) -> dict[Any, int]:
+        """Return the length of each axis on the right for an array of this name and shape."""
+        if not self.axes:
+            return dict(enumerate(shape))
+        right, lengths = _parse(self.axes).right, dict(self.sizes)
+        fits = len(right) == len(shape)
+        for group, length in zip(right, shape, strict=False):
+            unknown = [axis for axis in group if axis not in lengths]
+            known = math.prod(lengths[axis] for axis in group if axis in lengths)
+            if len(unknown) == 1 and known:
+                lengths[unknown[0]] = length // known
+            fits &= length == math.prod(lengths.get(axis, -1) for axis in group)
+        if not fits:
             sizes = "".join(f", {axis}={length}" for axis, length in self.sizes.items())
             raise ConfigError(
                 f"{name} has the shape {shape}, and the rule of {self.torch} is"
                 f" '{self.axes}'{sizes}"
             )
-        return every
+        return lengths
 
-    def _cut_dims(self, lengths: Sequence[dict[str, int]]) -> tuple[list[list[int]], int, int]:
-        """Return the lengths that each axis of the tensor is made of, with those of all parts added
-        up; the axis that is cut, and its number among all lengths.
-        """
-        dims: list[list[int]] = []
-        at = before = -1
-        for axis, group in enumerate(_parse(self.axes).left):
-            if PART not in group:
-                dims.append([lengths[0][name] for name in group])
-                continue
-            outer, inner = group[: group.index(PART)], group[group.index(PART) + 1 :]
-            at, before = axis, sum(map(len, dims)) + len(outer)
-            total = sum(math.prod(each[name] for name in inner) for each in lengths)
-            dims.append([*(lengths[0][name] for name in outer), total])
-        return dims, at, before
+    def _dims(self, lengths: Sequence[Mapping[str, int]]) -> list[list[int]]:
+        """Return the lengths that each axis of the tensor is made of; those of all parts added."""
+        axes, first = _parse(self.axes), lengths[0]
+        dims = [[first[name] for name in group if name != PART] for group in axes.left]
+        if axes.cut is not None:
+            outer = [first[name] for name in axes.cut.outer]
+            dims[axes.cut.axis] = [*outer, sum(map(axes.cut.length, lengths))]
+        return dims
 
     def _cut(
-        self, tensor: np.ndarray, number: int, lengths: Sequence[dict[str, int]]
+        self, tensor: np.ndarray, number: int, lengths: Sequence[Mapping[str, int]]
     ) -> np.ndarray:
         """Return a view of one part of the tensor."""
-        dims, at, axis = self._cut_dims(lengths)
-        if at < 0:
+        cut, dims = _parse(self.axes).cut, self._dims(lengths)
+        if cut is None:
             return tensor
-        group = _parse(self.axes).left[at]
-        inner = group[group.index(PART) + 1 :]
-        each = [math.prod(part[name] for name in inner) for part in lengths]
-        start = sum(each[:number])
+        start, end = (sum(map(cut.length, lengths[:n])) for n in (number, number + 1))
+        before = sum(map(len, dims[: cut.axis])) + len(cut.outer)
         view = tensor.reshape([length for group in dims for length in group])
-        return view[(slice(None),) * axis + (slice(start, start + each[number]),)]
+        return view[(slice(None),) * before + (slice(start, end),)]
+
+
+class _Cut(NamedTuple):
+    """The axis of a tensor that has ``part``."""
+
+    axis: int
+    outer: tuple[str, ...]
+    inner: tuple[str, ...]
+
+    def length(self, lengths: Mapping[str, int]) -> int:
+        """Return the length of a part."""
+        return math.prod(lengths[name] for name in self.inner)
 
 
 class _Axes(NamedTuple):
@@ -208,6 +218,7 @@ class _Axes(NamedTuple):
     right: tuple[tuple[str, ...], ...]
     reversed: tuple[int, ...]
     """Numbers of the axes, among all on the right, that are turned round."""
+    cut: _Cut | None
 
     @property
     def left_names(self) -> list[str]:
@@ -243,7 +254,12 @@ def _parse(axes: str) -> _Axes:
         raise ConfigError(
             f"axes '{axes}': every axis stands once on each side, but '{PART}' on the left only"
         )
-    return _Axes(groups[0], right, turned)
+    cuts = [
+        _Cut(axis, group[: group.index(PART)], group[group.index(PART) + 1 :])
+        for axis, group in enumerate(groups[0])
+        if PART in group
+    ]
+    return _Axes(groups[0], right, turned, cuts[0] if cuts else None)
 
 
 def _read(array: np.ndarray | LazyTensor) -> np.ndarray:

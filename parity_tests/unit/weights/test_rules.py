@@ -453,6 +453,28 @@ def test_a_rule_that_does_not_fit_an_array_names_both(shape):
         rule.torch_shape([shape])
 
 
+@pytest.mark.parametrize(
+    ("axes", "shapes"),
+    [
+        ("", [(2, 3), (3, 2)]),
+        ("", [(2, 3), (2, 3, 1)]),
+        ("o i -> i o", [(2, 3), (2, 4)]),
+        ("(part o) i -> i o", [(2, 3), (4, 3)]),
+        ("part o i -> i o", [(2, 3), (2, 4)]),
+        ("(h part e) d -> d h e", [(2, 3, 4), (2, 2, 4)]),
+    ],
+)
+def test_parts_that_make_no_tensor_are_refused(axes, shapes):
+    rule = Rule("t", ("a", "b"), axes)
+    refusal = f"t cannot hold arrays of the shapes {shapes[0]} and {shapes[1]}"
+    for convert_ in (
+        lambda: rule.torch_shape(shapes),
+        lambda: rule.joined([np.ones(shape) for shape in shapes]),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(refusal)):
+            convert_()
+
+
 def test_placeholders_are_filled_on_both_sides():
     twice = rules.repeat(3, [Rule("a.{i}.{i}", ("b.{i}.{i}",)), Alias("c.{i}.{i}", "a.{i}.{i}")])
     assert twice[-2:] == [Rule("a.2.2", ("b.2.2",)), Alias("c.2.2", "a.2.2")]
