@@ -7,6 +7,8 @@ docs/mutants.md.
 """
 
 import functools
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,17 +29,22 @@ def groups() -> list[list[Mutant]]:
 
 
 @functools.cache
-def _settings(cache: Path) -> None:
-    run.settings(cache)
+def own_tree(shared: Path) -> Path:
+    """A copy of the tree for this process alone.
+
+    Faults are written into it: what another process imports or starts must not have them.
+    """
+    run.settings(shared / "cache")
+    own = shared / f"tree-{os.getpid()}"
+    return Path(shutil.copytree(shared / "tree", own))
 
 
 def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
     """The faults of a group."""
     del scratch, seed
-    _settings(shared / "cache")
     for group in groups()[number : number + 1]:
         by_name = {mutant.name: mutant for mutant in group}
-        for result in run.results(group, shared / "tree"):
+        for result in run.results(group, own_tree(shared)):
             yield case_of(result, by_name[result.name])
 
 

@@ -2,11 +2,12 @@
 
 import ast
 import dataclasses
+import os
 from types import ModuleType
 
 import pytest
 
-from campaigns.mutants import faults, seed
+from campaigns.mutants import campaign, faults, run, seed
 from campaigns.mutants.faults import Area
 
 LISTED = faults.listed()
@@ -91,3 +92,14 @@ def test_a_mutant_that_no_longer_matches_is_refused():
         "f.py::test[b]",
         "f.py::tes",
     ]
+
+
+def test_each_process_seeds_into_a_tree_of_its_own(tmp_path, monkeypatch):
+    """Else a module that one process imports has the fault that another has just written."""
+    monkeypatch.setattr(run, "settings", lambda cache: None)
+    (tmp_path / "tree").mkdir()
+    trees = {tmp_path / "tree"}
+    for process in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        trees.add(campaign.own_tree.__wrapped__(tmp_path))
+    assert len(trees) == 3 and all(tree.is_dir() for tree in trees)
