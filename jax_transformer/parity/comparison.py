@@ -15,6 +15,7 @@ from jax_transformer.config import MatmulPrecision
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.parity import difference, functions, pairs, recording
+from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
 from jax_transformer.parity.measuring import PairedRuns
@@ -224,11 +225,7 @@ def _split_modules(model: Any) -> set[str]:
 def _native_dtype(function: ModelFunction) -> str:
     """Return the narrowest dtype of the parameters."""
     dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
-    return min(
-        dtypes.intersection(difference.DTYPES),
-        key=lambda name: np.dtype(jax.numpy.dtype(name)).itemsize,
-        default="float32",
-    )
+    return min(dtypes.intersection(difference.DTYPES), key=itemsize, default="float32")
 
 
 def _weight_table(model: Any, architecture: Architecture | str | None) -> Table | None:

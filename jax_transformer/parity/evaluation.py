@@ -76,8 +76,8 @@ class Visitor(Protocol):
         """Note that a constant of the model was rounded to such a dtype here."""
 
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint")
-"""Primitives whose body is run once; so are those of functions with a rule for a derivative."""
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_vjp_call")
+"""Primitives whose body is run once; a function's own rule for its derivative is not used."""
 _AS_THEY_ARE = ("bitcast_convert_type", "pure_callback", "io_callback", "ffi_call", "pallas_call")
 """Primitives whose dtypes are a part of what they do."""
 
@@ -149,18 +149,12 @@ class Evaluation:
                 f"a module is called inside {primitive.name}, whose body is not run a known number"
                 " of times: compare a call without it, for example with call_flax="
             )
-        if primitive.name == "scan":
-            return self._scan(params, inputs, iterations, tapped)
+        if tapped and primitive.name == "scan":
+            return self._scan(params, inputs, iterations)
         if primitive.name == "custom_jvp_call" and not tapped:
             return self._with_own_derivative(params, inputs)
-        if tapped or primitive.name in (*_CALLS, "custom_vjp_call"):
-            # jit, remat, or a function with a rule for its derivative, which is not used
+        if tapped or primitive.name in _CALLS:
             return self.run(bodies[0], inputs, iterations)
-        if primitive.name == "while":
-            return self._while(params, inputs)
-        if primitive.name == "cond":
-            branches = [lambda *xs, each=each: self.run(each, xs) for each in params["branches"]]
-            return jax.lax.switch(inputs[0], branches, *inputs[1:])
         return self._bind_wide(equation, inputs)
 
     def _bind_wide(self, equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
@@ -181,6 +175,8 @@ class Evaluation:
     def _wide_param(self, value: Any) -> Any:
         if isinstance(value, np.dtype):
             return _wide(value)
+        if type(value) is tuple:  # may be the branches of a condition
+            return tuple(map(self._wide_param, value))
         if isinstance(value, core.Jaxpr):  # what a reduction or a scatter does with two numbers
             return self._wide_param(core.ClosedJaxpr(value, ())).jaxpr
         if isinstance(value, core.ClosedJaxpr):
@@ -189,37 +185,18 @@ class Evaluation:
         return value
 
     def _scan(
-        self,
-        params: Mapping[str, Any],
-        inputs: Sequence[Any],
-        iterations: Iterations,
-        tapped: bool,
+        self, params: Mapping[str, Any], inputs: Sequence[Any], iterations: Iterations
     ) -> list[Any]:
-        """Run the body of ``jax.lax.scan``, once for each of its iterations if it has taps."""
+        """Run the body of ``jax.lax.scan`` once for each of its iterations."""
         length, reverse = params["length"], params["reverse"]
         first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
         constants, carry, xs = inputs[:first], inputs[first:last], inputs[last:]
-
-        def body(carry: Sequence[Any], xs: Sequence[Any], inside: Iterations = ()) -> Any:
-            outputs = self.run(params["jaxpr"], [*constants, *carry, *xs], inside)
-            return outputs[: len(carry)], outputs[len(carry) :]
-
-        if not tapped:
-            carry, ys = jax.lax.scan(body, list(carry), list(xs), length, reverse)
-            return [*carry, *ys]
         results: list[Any] = [None] * length
         for i in reversed(range(length)) if reverse else range(length):
-            carry, results[i] = body(carry, [x[i] for x in xs], (*iterations, (i, length)))
+            arguments = [*constants, *carry, *(x[i] for x in xs)]
+            outputs = self.run(params["jaxpr"], arguments, (*iterations, (i, length)))
+            carry, results[i] = outputs[: len(carry)], outputs[len(carry) :]
         return [*carry, *(jnp.stack(each) for each in zip(*results, strict=True))]
-
-    def _while(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
-        first = params["cond_nconsts"]
-        last = first + params["body_nconsts"]
-        return jax.lax.while_loop(
-            lambda carry: self.run(params["cond_jaxpr"], [*inputs[:first], *carry])[0],
-            lambda carry: self.run(params["body_jaxpr"], [*inputs[first:last], *carry]),
-            list(inputs[last:]),
-        )
 
     def _with_own_derivative(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """Run a function of ``jax.custom_jvp``, such as relu, whose derivative at 0 is its own."""
@@ -297,16 +274,12 @@ def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
     names = [np.dtype(aval.dtype).name for aval in avals if is_narrow(aval)]
     inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
     names += filter(None, map(_narrow_dtype, inner))
-    return min(names, key=_itemsize, default=None)
+    return min(names, key=itemsize, default=None)
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
+    """Return the bytes of a number."""
     return np.dtype(jnp.dtype(dtype)).itemsize
-
-
-def narrower(one: str, other: str) -> str:
-    """Return the dtype of fewer bytes."""
-    return min(one, other, key=_itemsize)
 
 
 def _has_taps(equation: core.JaxprEqn) -> bool:

@@ -3,6 +3,7 @@ Linen modules, and plain functions with :func:`jax_transformer.parity.tap`."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,13 +52,14 @@ class _Marker:
             name = f"{root}.{{}}{path.removeprefix(root)}"
         call = next(recording.calls)
 
-        def mark(tree: Any, array: Any, kind: str) -> Any:
-            marked = evaluation.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
-            return recording.replaced(tree, array, marked)
+        def mark(tree: Any, arrays: Sequence[Any], kind: str) -> Any:
+            marked = {}
+            for i, array in enumerate({id(array): array for array in arrays}.values()):
+                point = Point(call, name, f"{kind} {i}" if i else kind, layers)
+                marked[id(array)] = evaluation.mark(jax.numpy.asarray(array), point)
+            return recording.map_inexact(lambda array: marked.get(id(array), array), tree)
 
-        taken = {id(array): array for array in recording.inexact((args, kwargs))}
-        for i, array in enumerate(taken.values()):
-            args, kwargs = mark((args, kwargs), array, f"input {i}" if i else "input")
+        args, kwargs = mark((args, kwargs), recording.inexact((args, kwargs)), "input")
         self._open.add(id(module))
         self._stacks += [stack] if stack is not None else []
         try:
@@ -66,8 +68,7 @@ class _Marker:
             self._open.discard(id(module))
             if stack is not None:
                 self._stacks.pop()
-        output = next(recording.inexact(result), None)
-        return result if output is None else mark(result, output, "output")
+        return mark(result, recording.inexact(result)[:1], "output")
 
     def _stack(
         self, path: str, own_shapes: Mapping[str, tuple[int, ...]]
@@ -140,40 +141,29 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
 
     NNX has no hook of its own for a call's inputs.
     """
-    originals: dict[Any, Callable[..., Any]] = {}
-    for kind in kinds:
-        for base in reversed(kind.__mro__):
-            if "__call__" in vars(base):
-                originals[kind] = vars(base)["__call__"]
-    own = {kind for kind in originals if "__call__" in vars(kind)}
+    owners = {owner for kind in kinds for owner in kind.__mro__ if "__call__" in vars(owner)}
+    originals: dict[Any, Callable[..., Any]] = {each: each.__call__ for each in owners}
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not hasattr(self, _PATH):  # not of this model
+                return original(self, *args, **kwargs)
             shapes = {
                 _dotted(path): variable.get_value().shape
                 for path, variable in nnx.to_flat_state(nnx.state(self, nnx.Param))
             }
-            return marker.call(
-                getattr(self, _PATH, ""),
-                self,
-                shapes,
-                lambda *a, **k: original(self, *a, **k),
-                args,
-                kwargs,
-            )
+            method = partial(original, self)
+            return marker.call(getattr(self, _PATH), self, shapes, method, args, kwargs)
 
         return call
 
     try:
-        for kind, original in originals.items():
-            kind.__call__ = recorded(original)
+        for owner, original in originals.items():
+            owner.__call__ = recorded(original)
         yield
     finally:
-        for kind, original in originals.items():
-            if kind in own:
-                kind.__call__ = original
-            else:
-                del kind.__call__
+        for owner, original in originals.items():
+            owner.__call__ = original
 
 
 def from_linen(

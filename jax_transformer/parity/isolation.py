@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_transformer.parity.difference import (
-    AFTER_FLOAT32,
-    FAULT,
-    IN_FLOAT32,
-    Entry,
-    Measurement,
-    differs,
-)
+from jax_transformer.parity import difference
+from jax_transformer.parity.difference import FAULT, Entry, Measurement, differs
 from jax_transformer.parity.measuring import PairedRuns, axes, shows
 from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
@@ -137,10 +131,9 @@ class Isolation:
                 for each in [theirs.array.astype(dtype)]
             }
             measured = self.compared.measurement(arrays, theirs.order, "float32")
-        rounded = self.compared.rounded & self.compared.narrow.keys()
-        return dataclasses.replace(
-            measured, limit=IN_FLOAT32 if rounded.intersection(modules) else FAULT
-        )
+        if self.compared.rounded & self.compared.narrow.keys() & {*modules}:
+            return dataclasses.replace(measured, limit=difference.IN_FLOAT32)
+        return measured
 
     def _around(self, key: str) -> list[str]:
         """Return the measured calls around a call, the innermost first; the model's is ""."""
@@ -179,7 +172,7 @@ class Isolation:
 def _loosened(value: Any) -> Any:
     """Return a measurement, or an entry's measurements, with the limit after float32."""
     if isinstance(value, Measurement):
-        return dataclasses.replace(value, limit=AFTER_FLOAT32)
+        return dataclasses.replace(value, limit=difference.AFTER_FLOAT32)
     if isinstance(value, dict):
         return {name: _loosened(each) for name, each in value.items()}
     if isinstance(value, Entry):

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import difference, evaluation
+from jax_transformer.parity import difference
 from jax_transformer.parity.difference import FAULT, Entry, Measurement
+from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.pairs import GradientGetters, Pair
 from jax_transformer.parity.recording import Recording
 
@@ -97,7 +98,7 @@ class PairedRuns:
         for module, dtype in _narrow(side).items():
             owner = _owner(module, names)
             for each in (narrow, self.narrow):
-                each[owner] = evaluation.narrower(dtype, each.get(owner, dtype))
+                each[owner] = min(dtype, each.get(owner, dtype), key=itemsize)
         self.in_16_bits.append({owner for owner, dtype in narrow.items() if "16" in dtype})
         known = side.narrow is not None
         self.rounded |= {_owner(name, names) for name in side.rounded} if known else {*narrow}

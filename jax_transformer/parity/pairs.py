@@ -30,36 +30,34 @@ def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> 
     into a larger tensor, are not paired.
     """
     # Tables of relative positions are left out: T5 keeps the stack's in its first block
-    arrays = [rule for rule in table if isinstance(rule, Rule)]
-    relative = [any(".relative." in name for name in rule.flax) for rule in arrays]
-    numbered = [(i, rule) for i, rule in enumerate(arrays) if not relative[i]]
-    our_names = [(name, (i, name)) for i, rule in numbered for name in rule.flax]
-    our_weights = _weights_of_modules(our_names, ours)
-    their_weights = _weights_of_modules([(rule.torch, (i, "")) for i, rule in numbered], theirs)
-    by_rules = {
-        frozenset(i for i, _ in weights): module for module, weights in their_weights.items()
-    }
-    pairs = {}
-    for module, weights in our_weights.items():
-        key = frozenset(i for i, _ in weights)
-        # A module that holds a part of a packed tensor has no counterpart
-        if key in by_rules and len(weights) == sum(len(arrays[i].flax) for i in key):
-            pairs[key] = Pair(module, by_rules[key])
-    return list(pairs.values())
+    arrays = [
+        rule
+        for rule in table
+        if isinstance(rule, Rule) and not any(".relative." in name for name in rule.flax)
+    ]
+    our_modules = _by_weights(ours, [rule.flax for rule in arrays])
+    their_modules = _by_weights(theirs, [(rule.torch,) for rule in arrays])
+    return [
+        Pair(module, their_modules[weights])
+        for weights, module in our_modules.items()
+        if weights in their_modules
+    ]
 
 
-def _weights_of_modules(
-    weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[str]
-) -> dict[str, set[tuple[int, str]]]:
-    """Return the weights of each module that has some; outer modules come before inner ones."""
-    outer_first = sorted(modules, key=lambda name: name.count("."))
-    owned: dict[str, set[tuple[int, str]]] = {name: set() for name in outer_first}
-    for name, weight in weights:
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            if (module := ".".join(parts[:end])) in owned:
-                owned[module].add(weight)
-    return {name: members for name, members in owned.items() if members}
+def _by_weights(
+    modules: Collection[str], weights: Sequence[Sequence[str]]
+) -> dict[frozenset[int], str]:
+    """Return the innermost module that holds some of the weights, by the numbers of these.
+
+    Modules that hold some of one weight's names, but not all, are left out.
+    """
+    innermost = {}
+    for module in sorted(modules, key=lambda name: name.count(".")):
+        inside = [[name.startswith(f"{module}.") for name in names] for names in weights]
+        numbers = frozenset(i for i, each in enumerate(inside) if any(each))
+        if numbers and all(all(inside[i]) for i in numbers):
+            innermost[numbers] = module
+    return innermost
 
 
 def from_patterns(

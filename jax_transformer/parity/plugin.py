@@ -1,7 +1,9 @@
 """The pytest plugin: the fixture ``parity``. Importing it loads neither jax nor torch."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@dataclass
 class Parity:
     """An assertion that a Flax and a PyTorch model are equal; see :meth:`__call__`."""
 
-    def __init__(
-        self,
-        name: str,
-        pages: str | None,
-        make_goldens: bool,
-        properties: list[tuple[str, object]] | None = None,
-    ):
-        self._name, self._pages, self._make_goldens = name, pages, make_goldens
-        self._properties = [] if properties is None else properties
+    name: str
+    pages: str | None
+    make_goldens: bool
+    properties: list[tuple[str, object]] = field(default_factory=list)
 
     def __call__(
         self,
@@ -73,8 +71,9 @@ class Parity:
         """
         from jax_transformer.parity import comparison
 
-        options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
-        options["architecture"] = architecture
+        options: dict[str, Any] = dict(
+            dtype=dtype, gradients=gradients, seed=seed, architecture=architecture
+        )
         if torch_module is not None:
             if batch is None or torch_factory is not None or golden is not None:
                 raise pytest.UsageError(_USAGE)
@@ -93,7 +92,7 @@ class Parity:
             )
         if not report.agrees:
             self._write(report)
-            self._properties.append(("parity", report.summary()))
+            self.properties.append(("parity", report.summary()))
             pytest.fail("\n".join(report.lines()), pytrace=False)
         return report
 
@@ -114,7 +113,7 @@ class Parity:
                 raise pytest.UsageError(_USAGE)
             return process, batch
         if not Path(golden).exists():
-            if not self._make_goldens or process is None or batch is None:
+            if not self.make_goldens or process is None or batch is None:
                 pytest.fail(
                     f"{golden}: no such golden: pass torch_factory and batch, and run pytest"
                     " --parity-make-goldens",
@@ -125,14 +124,12 @@ class Parity:
         return loaded, loaded.batch
 
     def _write(self, report: "Report") -> None:
-        if self._pages is not None:
+        if self.pages is not None:
             from jax_transformer.storage import atomic
 
-            Path(self._pages).mkdir(parents=True, exist_ok=True)
-            name = "".join(
-                letter if letter.isalnum() or letter in "-_." else "_" for letter in self._name
-            )
-            atomic.write_text(Path(self._pages) / f"{name}.html", report.to_page(self._name))
+            Path(self.pages).mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^\w.-]", "_", self.name)
+            atomic.write_text(Path(self.pages) / f"{name}.html", report.to_page(self.name))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ in float64 in every place if float64 is asked for. ``torch_reference.recording``
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from flax import nnx
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import evaluation
-from jax_transformer.parity.evaluation import Evaluation, Iterations, Point
+from jax_transformer.parity.evaluation import Evaluation, Iterations, Point, itemsize
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ def _run(
 
 def _first_array(output: Any) -> jax.Array:
     """Return the first floating-point array of a result, or the parts of its first complex one."""
-    array = next(inexact(output), None)
-    if array is None:
+    arrays = inexact(output)
+    if not arrays:
         raise ConfigError(
             "the JAX model returns no floating-point array: pass call_flax= a function that does"
         )
-    array = jnp.asarray(array)
+    array = jnp.asarray(arrays[0])
     return jnp.stack([array.real, array.imag], axis=-1) if jnp.iscomplexobj(array) else array
 
 
@@ -246,7 +246,7 @@ class _Visitor:
 
     def compute_narrow(self, dtype: str) -> None:
         module = self._innermost().rpartition("#")[0]
-        self.narrow[module] = evaluation.narrower(dtype, self.narrow.get(module, dtype))
+        self.narrow[module] = min(dtype, self.narrow.get(module, dtype), key=itemsize)
 
     def round_constant(self) -> None:
         self.rounded.add(self._innermost().rpartition("#")[0])
@@ -317,43 +317,32 @@ def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
 # Floating-point and complex arrays in nested containers: pytrees and dataclasses
 
 
-def inexact(tree: Any) -> Iterator[Any]:
-    """Return the floating-point and complex arrays, in order. Those of an NNX module are left out:
-    a module that is passed as an argument must stay that object.
+def inexact(tree: Any) -> list[Any]:
+    """Return the floating-point and complex arrays, in order; see :func:`map_inexact`."""
+    arrays = []
+
+    def add(array: Any) -> Any:
+        arrays.append(array)
+        return array
+
+    map_inexact(add, tree)
+    return arrays
+
+
+def map_inexact(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with ``function(array)`` for each floating-point or complex array.
+
+    Those of an NNX module stay: a module that is passed as an argument must be that object.
     """
-    for leaf in jax.tree.leaves(tree, is_leaf=_is_module):
+
+    def mapped(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array | np.ndarray):
-            if jnp.issubdtype(leaf.dtype, jnp.inexact):
-                yield leaf
-        elif _is_dataclass(leaf):
-            for value in _fields(leaf).values():
-                yield from inexact(value)
+            return function(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type | nnx.Pytree):
+            return leaf
+        fields = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if f.init}
+        changed = {name: map_inexact(function, value) for name, value in fields.items()}
+        same = all(changed[name] is value for name, value in fields.items())
+        return leaf if same else dataclasses.replace(leaf, **changed)
 
-
-def replaced(tree: Any, old: Any, new: Any) -> Any:
-    """Return the tree with an array replaced wherever it occurs."""
-
-    def replace(leaf: Any) -> Any:
-        if leaf is old:
-            return new
-        if _is_dataclass(leaf):
-            fields = _fields(leaf)
-            changed = {name: replaced(value, old, new) for name, value in fields.items()}
-            if any(changed[name] is not value for name, value in fields.items()):
-                return dataclasses.replace(leaf, **changed)
-        return leaf
-
-    return jax.tree.map(replace, tree, is_leaf=_is_module)
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, nnx.Pytree)
-
-
-def _is_dataclass(value: Any) -> bool:
-    """Return True for an object of a dataclass that is neither a pytree nor a module."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and not _is_module(value)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    return jax.tree.map(mapped, tree, is_leaf=lambda value: isinstance(value, nnx.Pytree))

@@ -250,21 +250,15 @@ class Report:
 
 
 def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
-    names = ("input", "output", "input_gradient", "output_gradient")
-    measurements = {name: getattr(entry, name) for name in names}
-    return {
-        "ours": entry.ours,
-        "theirs": entry.theirs,
-        "call": entry.call,
-        "faulty": entry.faulty,
-        "faulty_backward": entry.faulty_backward,
-        "note": entry.note,
-        "narrow": entry.narrow,
-        **({"own": _own_data(entry.own, entry.own_place)} if entry.own else {}),
-        "first": first,
-        **{name: value.to_data() for name, value in measurements.items() if value is not None},
-        "parameters": {name: value.to_data() for name, value in entry.parameters.items()},
-    }
+    names = ("ours", "theirs", "call", "faulty", "faulty_backward", "note", "narrow")
+    data = {name: getattr(entry, name) for name in names} | {"first": first}
+    if entry.own is not None:
+        data["own"] = _own_data(entry.own, entry.own_place)
+    for name in ("input", "output", "input_gradient", "output_gradient"):
+        if (measurement := getattr(entry, name)) is not None:
+            data[name] = measurement.to_data()
+    parameters = {name: value.to_data() for name, value in entry.parameters.items()}
+    return data | {"parameters": parameters}
 
 
 def _own_data(measurement: Measurement, place: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Weight tables: rules that carry weights between PyTorch and JAX, for any model."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jax_transformer import lazy
 
 if TYPE_CHECKING:
     from jax_transformer.weights.any_model import Stacked, Unused, from_torch, to_torch
@@ -18,28 +19,9 @@ if TYPE_CHECKING:
         repeat,
     )
 
-_ANY_MODEL = ("Stacked", "Unused", "from_torch", "to_torch")
-
-__all__ = [
-    "Alias",
-    "Rule",
-    "Stacked",
-    "Unused",
-    "attention",
-    "convolution",
-    "embedding",
-    "from_torch",
-    "fused_attention",
-    "layer_norm",
-    "linear",
-    "packed_attention",
-    "repeat",
-    "to_torch",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'jax_transformer.weights' has no attribute {name!r}")
-    file = "any_model" if name in _ANY_MODEL else "rules"
-    return getattr(importlib.import_module(f"jax_transformer.weights.{file}"), name)
+__all__ = ["Alias", "Rule", "Stacked", "Unused", "attention", "convolution", "embedding"]
+__all__ += ["from_torch", "fused_attention", "layer_norm", "linear", "packed_attention", "repeat"]
+__all__ += ["to_torch"]
+_ANY_MODEL = ["Stacked", "Unused", "from_torch", "to_torch"]
+_RULES = [name for name in __all__ if name not in _ANY_MODEL]
+__getattr__ = lazy.attributes(__name__, {"weights.any_model": _ANY_MODEL, "weights.rules": _RULES})

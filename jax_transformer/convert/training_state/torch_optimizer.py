@@ -158,6 +158,8 @@ def parameter_names(state: Iterable[str], table: Table, buffers: Iterable[str] =
     return parameters
 
 
+optimizer_from_torch, optimizer_to_torch = from_torch, to_torch  # as ``convert`` names them
+
 # Groups of parameters
 
 
