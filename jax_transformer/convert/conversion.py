@@ -197,10 +197,7 @@ def check(
     config: TransformerConfig, table: rules.Table, torch_state: LazyState, flax_state: LazyState
 ) -> Checked:
     """Raise DifferentError if the two sides of a conversion are not equal."""
-    wrong = []
-    for rule in table:
-        if not _comes_back(rule, torch_state, flax_state):
-            wrong.append(rule.torch)
+    wrong = [rule.torch for rule in table if not _comes_back(rule, torch_state, flax_state)]
     if wrong:
         raise DifferentError(
             f"self-check: {', '.join(wrong)} do not come back bit for bit; nothing was changed"
@@ -231,9 +228,7 @@ def _comes_back(rule: rules.Rule | Alias, torch_state: LazyState, flax_state: La
 def _cannot_run(state: LazyState) -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed, so its twin was not run"
-    needed = 0
-    for tensor in state.values():
-        needed += _BYTES_A_NUMBER * tensor.info.size
+    needed = _BYTES_A_NUMBER * sum(tensor.info.size for tensor in state.values())
     free = _available_memory()
     if free is not None and needed > free:
         return (

@@ -137,9 +137,7 @@ def save(
     names = registry.model_weights(model.config, architecture)
     to = Destination(format, Path(path), config=model.config, frozen=names.frozen)
     formats.check_free(format, to.path, force=force)
-    leaves = transformer.flatten(model)
-    for name, leaf in leaves.items():
-        leaves[name] = np.asarray(leaf)
+    leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
     to_torch = format.has_torch_names
     state = renamed(tensors.in_memory(leaves), names, from_torch=False, to_torch=to_torch)
     format.write(to, state, lambda read_back: None)

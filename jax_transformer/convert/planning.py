@@ -222,11 +222,9 @@ def _destination(request: Request) -> Destination:
         "scan_layers": request.scan_layers or None,
         "param_scan_axis": request.param_scan_axis if request.scan_layers else None,
     }
-    options = {}
-    for name, value in values.items():
-        if value is not None:
-            options[name] = value
-        if value is not None and name not in (format.write_options or ()):
+    options = {name: value for name, value in values.items() if value is not None}
+    for name, value in options.items():
+        if name not in (format.write_options or ()):
             flag, text = name.replace("_", "-"), "" if value is True else f" {value}"
             of = next((f for f in formats.others() if name in (f.write_options or ())), None)
             of = of or formats.get("hf")

@@ -165,11 +165,10 @@ class Pretrained:
 
         from jax_transformer import transformer
 
-        arrays: dict[str, Any] = dict(self.arrays(config, dtype=dtype, architecture=architecture))
-        for name, array in arrays.items():
-            # A copy, whose memory JAX may use as it is; jnp.array compiles a program for each shape
-            arrays[name] = jax.device_put(np.array(array))
-        return transformer.unflatten(self.config or config, arrays)  # type: ignore[arg-type]
+        arrays = self.arrays(config, dtype=dtype, architecture=architecture)
+        # Of copies JAX may use the memory as it is; jnp.array compiles a program for each shape
+        on_device = {name: jax.device_put(np.array(array)) for name, array in arrays.items()}
+        return transformer.unflatten(self.config or config, on_device)  # type: ignore[arg-type]
 
     def arrays(
         self,
@@ -236,10 +235,8 @@ class Pretrained:
         """
         if self.config is None:
             raise ConfigError(f"{self.path} does not tell its architecture")
-        widths = [_NARROWEST]
-        while widths[-1] < self.config.longest:
-            widths.append(2 * widths[-1])
-        return tuple(width for width in widths if width < self.config.longest)
+        powers = (_NARROWEST << i for i in range(self.config.longest.bit_length()))
+        return tuple(width for width in powers if width < self.config.longest)
 
     # As the source of a conversion
 

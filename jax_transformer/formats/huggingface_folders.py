@@ -61,10 +61,11 @@ class HuggingFaceFolder(Format):
         except InputError as error:
             raise InputError(f"{path}/{error}") from None
         complete = huggingface_state.complete(stored, config)
-        dropped = []
-        for name in stored:
-            if name not in complete:
-                dropped.append(Note(name, huggingface_state.why_dropped(name, config)))
+        dropped = [
+            Note(name, huggingface_state.why_dropped(name, config))
+            for name in stored
+            if name not in complete
+        ]
         return HuggingFaceWeights(
             self,
             path,
@@ -134,10 +135,8 @@ class HuggingFaceFolder(Format):
             files |= _own_tokenizer(source, config)
         name = to.path.absolute().name
         if CARD not in files:
-            sizes = {name: tensor.size for name, tensor in source.tensors.items()}
-            for note in source.derived:
-                sizes.pop(note.name, None)
-            parameters = sum(sizes.values())
+            derived = {note.name for note in source.derived}
+            parameters = sum(x.size for name, x in source.tensors.items() if name not in derived)
             card = model_card.new(name, config.architecture, parameters, training)
             files[CARD] = card.encode()
         elif training is not None:
@@ -148,16 +147,17 @@ class HuggingFaceFolder(Format):
     def layout(self, to: Destination, names: Iterable[str]) -> Layout:
         config, path = to.config, to.source.path if to.source else Path()
         assert config is not None  # a folder is not a copy of a file
-        every, notes, computed = dict.fromkeys(names), [], {}
-        stored = huggingface_state.saved(every, config)
-        for name in every:
-            if name not in stored:
-                computed[name] = huggingface_state.why_completed(name, config)
-        for name in run_files.SIDE_FILES:
-            if (path / name).is_file():
-                reason = "one of two vocabularies, for which transformers has no file; train with "
-                notes.append(Note(name, f"{reason}--data.vocabularies shared"))
-        return Layout(computed=computed, notes=tuple(notes))
+        every = dict.fromkeys(names)
+        notes = completed_notes(every, huggingface_state.saved(every, config), config)
+        reason = (
+            "one of two vocabularies, for which transformers has no file; train with"
+            " --data.vocabularies shared"
+        )
+        vocabularies = [name for name in run_files.SIDE_FILES if (path / name).is_file()]
+        return Layout(
+            computed={note.name: note.reason for note in notes},
+            notes=tuple(Note(name, reason) for name in vocabularies),
+        )
 
     def stored(self, state: LazyState, config: TransformerConfig) -> LazyState:
         return huggingface_state.saved(state, config)
@@ -213,11 +213,8 @@ def completed_notes(
     complete: Mapping[str, Any], stored: Mapping[str, Any], config: TransformerConfig
 ) -> tuple[Note, ...]:
     """Return notes on the tensors that transformers computes or ties."""
-    notes = []
-    for name in complete:
-        if name not in stored:
-            notes.append(Note(name, huggingface_state.why_completed(name, config)))
-    return tuple(notes)
+    missing = [name for name in complete if name not in stored]
+    return tuple(Note(name, huggingface_state.why_completed(name, config)) for name in missing)
 
 
 def _shard_size(to: Destination) -> int:

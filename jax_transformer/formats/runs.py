@@ -31,14 +31,7 @@ from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, IN_R
 from jax_transformer.storage.read_back import NewFolder
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Note
-from jax_transformer.weights.arrays import (
-    LORA_A,
-    LORA_B,
-    LORA_SCALE,
-    adapted_kernels,
-    is_parameter,
-    merge_adapters,
-)
+from jax_transformer.weights.arrays import ADAPTER, adapted_kernels, is_parameter, merge_adapters
 
 _FILES = (CONFIG, "checkpoints", IN_RUN, *run_files.SIDE_FILES, run_files.SHA256SUMS)
 _NOT_WEIGHTS = {
@@ -233,19 +226,14 @@ def _opened(
     trained = "ema" if "ema" in groups else "params"
     if trained not in groups:
         raise CheckpointError(f"{path}: holds no weights among {', '.join(groups) or 'nothing'}")
-    stored = {}
-    for group in (trained, "frozen"):
-        for name in groups.pop(group, ()):
-            stored[name.partition("/")[2]] = name
+    names = [*groups.pop(trained), *groups.pop("frozen", ())]
+    stored = {name.partition("/")[2]: name for name in names}
     dropped = []
     for group, names in groups.items():
         name = group if names == [group] else f"{group}/ ({len(names)} arrays)"
         dropped.append(Note(name, _NOT_WEIGHTS.get(group, "not weights")))
-    extra = {}
-    if run is not None:
-        for name in EXTRA_FILES:
-            if (file := run.path / IN_RUN / name).is_file():
-                extra[name] = file
+    folder = None if run is None else run.path / IN_RUN
+    extra = {name: folder / name for name in EXTRA_FILES if folder and (folder / name).is_file()}
     derived = [Note(name, "with its low-rank adapter added") for name in adapted_kernels(stored)]
     return CheckpointWeights(
         format,
@@ -271,7 +259,7 @@ def _scan(
     arrays = checkpoint.scan(opened, groups)
 
     def merged(name: str) -> np.ndarray:
-        names = [name, *(name + part for part in (LORA_A, LORA_B, LORA_SCALE))]
+        names = [name, *(name + part for part in ADAPTER)]
         return merge_adapters({each: arrays[stored[each]].read() for each in names})[name]
 
     state = {name: arrays[full] for name, full in stored.items() if is_parameter(name)}
@@ -297,9 +285,7 @@ def _fill(
     saving.write(root, step, groups, about=about)
     # Its manifest has just been computed from the files
     scanned = checkpoint.scan(checkpoint.open(root, step, verified=True), groups)
-    arrays = {}
-    for name, tensor in scanned.items():
-        arrays[name.partition("/")[2]] = tensor
+    arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}
     new.compare(arrays)
     check(arrays)
 

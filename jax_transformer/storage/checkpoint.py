@@ -100,12 +100,8 @@ class Checkpoint:
 
     def selected(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """Read the arrays of these paths, as :meth:`arrays`."""
-        reading, loaded = {}, {}
-        for name, array in self._stored.items():
-            if name in names:
-                reading[name] = array.read()
-        for name, future in reading.items():
-            loaded[name] = np.asarray(future.result())
+        reading = {name: array.read() for name, array in self._stored.items() if name in names}
+        loaded = {name: np.asarray(future.result()) for name, future in reading.items()}
         self._check_unchanged()
         return loaded
 
@@ -161,11 +157,8 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, ascending."""
-    existing = []
-    for path in folder.glob("*"):
-        if path.name.isdecimal() and path.is_dir():
-            existing.append(int(path.name))
-    return sorted(existing)
+    numbers = [path for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()]
+    return sorted(int(path.name) for path in numbers)
 
 
 def open_arrays(path: Path) -> dict[str, Any]:
@@ -182,19 +175,14 @@ def open_arrays(path: Path) -> dict[str, Any]:
     for leaf in content["tree_metadata"].values():
         if leaf["value_metadata"]["skip_deserialize"]:  # None, or an empty part of the tree
             continue
-        keys = []
-        for part in leaf["key_metadata"]:
-            keys.append(str(part["key"]))
+        keys = [str(part["key"]) for part in leaf["key_metadata"]]
         kvstore = {
             "driver": "ocdbt",
             "base": {"driver": "file", "path": f"{folder}/"},
             "path": f"{'.'.join(keys)}/",
         }
         opened["/".join(keys)] = tensorstore.open({"driver": driver, "kvstore": kvstore}, read=True)
-    arrays = {}
-    for name in sorted(opened):
-        arrays[name] = opened[name].result()
-    return arrays
+    return {name: opened[name].result() for name in sorted(opened)}
 
 
 def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -220,10 +208,7 @@ def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
     def read(first: str) -> np.ndarray:
         if first in waiting:
             return waiting.pop(first)
-        left = 0
-        for array in waiting.values():
-            left += array.nbytes
-        if left > _READ:
+        if sum(array.nbytes for array in waiting.values()) > _READ:
             waiting.clear()
         chosen, size, group = [first], tensors[first].nbytes, first.partition("/")[0]
         following = names[names.index(first) + 1 :] if size <= _ALONE else []
@@ -238,11 +223,11 @@ def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
         waiting.update(opened.selected(chosen))
         return waiting.pop(first)
 
-    state = {}
-    for name, info in tensors.items():
-        if name.partition("/")[0] in groups:
-            state[name] = LazyTensor(info, partial(read, name))
-    return state
+    return {
+        name: LazyTensor(info, partial(read, name))
+        for name, info in tensors.items()
+        if name.partition("/")[0] in groups
+    }
 
 
 def _renamed(tree: Any, old: str, new: str) -> Any:

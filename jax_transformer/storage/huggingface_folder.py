@@ -98,14 +98,14 @@ def find(path: str | Path) -> Folder:
         reason = f"there is none of {', '.join(WEIGHTS)}{hint if others else ''}"
         raise InputError(f"{path}: holds no weights: {reason}")
     shards = untrusted.shards(weights) if weights.name.endswith(INDEX) else []
-    files, extra_names, left_out = (weights, *shards), [], []
-    for name in EXTRA_FILES:
-        if (path / name).is_file():
-            extra_names.append(name)
-    for entry in sorted(path.iterdir()):
-        if entry not in files and entry.name not in extra_names:
-            left_out.append((entry.name, _why(entry, weights.name)))
-    return Folder(path, data, weights, files, tuple(extra_names), tuple(left_out))
+    files = (weights, *shards)
+    extra_names = tuple(name for name in EXTRA_FILES if (path / name).is_file())
+    left_out = tuple(
+        (entry.name, _why(entry, weights.name))
+        for entry in sorted(path.iterdir())
+        if entry not in files and entry.name not in extra_names
+    )
+    return Folder(path, data, weights, files, extra_names, left_out)
 
 
 def _why(path: Path, chosen: str) -> str:
@@ -279,10 +279,7 @@ def with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 
 def contents(files: Mapping[str, Path]) -> dict[str, bytes]:
     """Return the content of files by their names. Raises InputError for one that cannot be read."""
-    read = {}
     try:
-        for name, path in files.items():
-            read[name] = path.read_bytes()
+        return {name: path.read_bytes() for name, path in files.items()}
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror or error}") from None
-    return read

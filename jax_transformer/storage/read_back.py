@@ -54,10 +54,10 @@ class Hashes(ThreadPoolExecutor):
 
     def watched(self, state: LazyState) -> dict[str, LazyTensor]:
         """Return the tensors, each of which is hashed when it is read."""
-        watched = {}
-        for name, tensor in state.items():
-            watched[name] = LazyTensor(tensor.info, partial(self._read, name, tensor))
-        return watched
+        return {
+            name: LazyTensor(tensor.info, partial(self._read, name, tensor))
+            for name, tensor in state.items()
+        }
 
     def _read(self, name: str, tensor: LazyTensor) -> np.ndarray:
         self.wait()
@@ -67,10 +67,7 @@ class Hashes(ThreadPoolExecutor):
 
     def result(self) -> dict[str, str]:
         """Return the SHA-256 of every tensor that was read, by name."""
-        hashes = {}
-        for name, pending in self._by_name.items():
-            hashes[name] = pending.result()
-        return hashes
+        return {name: pending.result() for name, pending in self._by_name.items()}
 
 
 class CheckedFile:
@@ -180,9 +177,7 @@ class NewFolder:
                 for tensor in own.watched(again).values():
                     tensor.read()
             read = own.result()
-            for name in again:
-                if read[name] != written[name]:
-                    differing.append(name)
+            differing = [name for name in again if read[name] != written[name]]
         self._refuse(", ".join(differing))
 
     def compare_files(self, files: Mapping[str, bytes], folder: str = "") -> None:

@@ -74,11 +74,8 @@ def read_sums(folder: Path) -> dict[str, list[str]]:
 
 def write_sums(folder: Path, sums: Sums) -> None:
     """Write the sums of a folder, in their order."""
-    text = ""
-    for name, listed in sums.items():
-        for each in listed:
-            text += f"{each}  {name}\n"
-    atomic.write_text(folder / SHA256SUMS, text)
+    lines = [f"{each}  {name}\n" for name, listed in sums.items() for each in listed]
+    atomic.write_text(folder / SHA256SUMS, "".join(lines))
 
 
 def changed(folder: Path, sums: Sums) -> Iterator[str]:
@@ -93,10 +90,8 @@ def changed(folder: Path, sums: Sums) -> Iterator[str]:
 
 def record(run: Path) -> None:
     """List the files that a run has; the listed ones keep the SHA-256 that they had."""
-    before, sums = read_sums(run), {}
-    for name in LISTED:
-        if (run / name).is_file():
-            sums[name] = before.get(name) or [sha256(run / name)]
+    before, existing = read_sums(run), [name for name in LISTED if (run / name).is_file()]
+    sums = {name: before.get(name) or [sha256(run / name)] for name in existing}
     if sums != before:
         write_sums(run, sums)
 

@@ -148,10 +148,8 @@ def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list
     Of equal scores the one with the lowest loss, then the earlier first.
     """
     sign = 1 if criterion == LOSS else -1
-    ranks = {}
-    for step, entry in figures.items():
-        ranks[step] = (sign * entry[criterion], entry[LOSS], step)
-    return sorted(figures, key=ranks.__getitem__)
+    ranks = [(sign * entry[criterion], entry[LOSS], step) for step, entry in figures.items()]
+    return [step for *_, step in sorted(ranks)]
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> T:

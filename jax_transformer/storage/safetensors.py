@@ -80,17 +80,16 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
     """Return every tensor by name, without reading one. Raises as :func:`read`."""
-    headers = {}
-    for file in files(path):
-        headers[file] = header(file)
+    headers = {file: header(file) for file in files(path)}
     if is_index(path):
         untrusted.check_shards(Path(path), headers)
-    state = {}
-    for extents in headers.values():
-        for name, tensor in extents.items():
-            info = TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
-            state[name] = LazyTensor(info, partial(_array, name, tensor))
-    return state
+    return {
+        name: LazyTensor(
+            TensorInfo(tensor.shape, DTYPES[tensor.dtype].name), partial(_array, name, tensor)
+        )
+        for extents in headers.values()
+        for name, tensor in extents.items()
+    }
 
 
 def _array(name: str, tensor: TensorExtent) -> np.ndarray:
@@ -103,11 +102,9 @@ def _array(name: str, tensor: TensorExtent) -> np.ndarray:
 
 def check_dtypes(target: Path, infos: Mapping[str, TensorInfo]) -> None:
     """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
-    unsupported = []
-    for name, info in infos.items():
-        if info.dtype not in _CODES:
-            unsupported.append(f"{name} is {info.dtype}")
-    if unsupported:
+    if unsupported := [
+        f"{name} is {info.dtype}" for name, info in infos.items() if info.dtype not in _CODES
+    ]:
         raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(unsupported)}")
 
 
@@ -166,10 +163,7 @@ def save(
                 array = tensors.map_file(path, same, dtype=dtype, shape=tensor.shape)
             file.write(array, name)
             del array
-    again = {}
-    for name, extent in header(path).items():
-        again[name] = extent.start
-    if again != starts:
+    if {name: extent.start for name, extent in header(path).items()} != starts:
         raise InputError(f"{target}: its header reads back different; nothing was changed")
     return file.sha256() if hashed else ""
 
@@ -241,10 +235,11 @@ def header(path: Path) -> dict[str, TensorExtent]:
 
 
 def _extents(path: Path, entries: dict[str, Any], data: int) -> dict[str, TensorExtent]:
-    extents = {}
-    for name, entry in entries.items():
-        if name != "__metadata__":
-            extents[name] = _extent(path, name, entry, data)
+    extents = {
+        name: _extent(path, name, entry, data)
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
     return dict(sorted(extents.items(), key=lambda item: (item[1].start, item[1].end)))
 
 

@@ -50,7 +50,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.numpy_dtype().itemsize
+        return self.size * self.numpy_dtype().itemsize
 
     def numpy_dtype(self) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
@@ -103,23 +103,17 @@ LazyState = Mapping[str, LazyTensor]
 def in_memory(state: Mapping[str, np.ndarray]) -> dict[str, LazyTensor]:
     """Return tensors of arrays that are in memory already; equal objects are tied."""
     lazily: dict[int, LazyTensor] = {}
-    result = {}
-    for name, array in state.items():
-        if id(array) not in lazily:
-            lazily[id(array)] = LazyTensor.of(np.asarray(array))
-        result[name] = lazily[id(array)]
-    return result
+    return {
+        name: lazily.setdefault(id(array), LazyTensor.of(np.asarray(array)))
+        for name, array in state.items()
+    }
 
 
 def arrays(state: LazyState) -> dict[str, np.ndarray]:
     """Read all tensors into memory of their own; names that are tied have one array."""
-    read: dict[LazyTensor, np.ndarray] = {}
-    result = {}
-    for name, tensor in state.items():
-        if tensor not in read:
-            read[tensor] = np.array(tensor.read(), order="C", subok=False)
-        result[name] = read[tensor]
-    return result
+    tensors = dict.fromkeys(state.values())
+    read = {tensor: np.array(tensor.read(), order="C", subok=False) for tensor in tensors}
+    return {name: read[tensor] for name, tensor in state.items()}
 
 
 def read_ahead(state: Iterable[LazyTensor]) -> Generator[np.ndarray, None, None]:
@@ -231,10 +225,8 @@ class TensorView:
         """One more than the last element that is used."""
         if not all(self.shape):
             return self.offset
-        end = self.offset + 1
-        for size, step in zip(self.shape, self.stride, strict=True):
-            end += (size - 1) * step
-        return end
+        steps = zip(self.shape, self.stride, strict=True)
+        return self.offset + 1 + sum((size - 1) * step for size, step in steps)
 
     def region(self) -> tuple[object, ...]:
         """Return a key: equal for tensors with the same elements, also transposed or flattened."""
@@ -275,9 +267,8 @@ def problems(
 
     With ``floating``, also every tensor whose numbers are not floating-point numbers.
     """
-    free, wrong = sorted(expected.keys() - tensors.keys()), []
-    for name in free:
-        wrong.append(f"missing {name} {expected[name]}")
+    free = sorted(expected.keys() - tensors.keys())
+    wrong = [f"missing {name} {expected[name]}" for name in free]
     for name in sorted(tensors.keys() - expected.keys()):
         hint = nearest(name, free or sorted(expected))
         wrong.append(f"unexpected {plain(name)} {tensors[name].shape}{hint}")

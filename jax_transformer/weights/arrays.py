@@ -16,7 +16,7 @@ from jax_transformer.errors import InputError
 if TYPE_CHECKING:
     import jax
 
-LORA_A, LORA_B, LORA_SCALE = ".lora_a", ".lora_b", ".lora_scale"
+ADAPTER = LORA_A, LORA_B, LORA_SCALE = ".lora_a", ".lora_b", ".lora_scale"
 
 
 def of(name: str, value: Any) -> np.ndarray:
@@ -67,7 +67,7 @@ def as_numpy(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
 
 def is_parameter(name: str) -> bool:
     """Return True for the name of an array of the model, false for one of an adapter."""
-    return not name.endswith((LORA_A, LORA_B, LORA_SCALE))
+    return not name.endswith(ADAPTER)
 
 
 def adapted_kernels(arrays: Mapping[str, Any]) -> list[str]:
@@ -79,6 +79,6 @@ def merge_adapters(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's arrays, NumPy's or JAX's, with each adapter added to its kernel."""
     merged = dict(arrays)
     for name in adapted_kernels(arrays):
-        a, b, scale = (merged.pop(name + part) for part in (LORA_A, LORA_B, LORA_SCALE))
+        a, b, scale = (merged.pop(name + part) for part in ADAPTER)
         merged[name] = (merged[name] + scale * (a @ b)).astype(merged[name].dtype)
     return merged

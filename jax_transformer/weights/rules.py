@@ -418,13 +418,12 @@ def within(table: Table, prefix: str) -> Table:
 
 def torch_shapes(table: Table, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shape of every PyTorch tensor that the table names."""
-    shapes = {}
-    for rule in table:
-        if isinstance(rule, Rule):
-            shapes[rule.torch] = rule.torch_shape([flax_shapes[name] for name in rule.flax])
-    for name, other in aliases(table).items():
-        shapes[name] = shapes[other]
-    return shapes
+    shapes = {
+        rule.torch: rule.torch_shape([flax_shapes[name] for name in rule.flax])
+        for rule in table
+        if isinstance(rule, Rule)
+    }
+    return shapes | {name: shapes[other] for name, other in aliases(table).items()}
 
 
 def check_complete(table: Table, flax_names: Iterable[str]) -> None:
