@@ -7,31 +7,24 @@ Lewis et al. 2020. Facts from ``configuration_bart.py``, ``modeling_bart.py`` an
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import huggingface_config
+from jax_transformer.architectures import base, huggingface_config
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
-from jax_transformer.weights.rules import (
-    Alias,
-    Rule,
-    Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Rule, Table
+
+
+def sizes(**of_both: int) -> dict[str, int]:
+    """Return the attributes of both stacks: ``layers``, ``ffn_dim`` and ``attention_heads``."""
+    return {f"{stack}_{name}": size for stack in BRANCHES for name, size in of_both.items()}
+
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 50265,
     "max_position_embeddings": 1024,
     "d_model": 1024,
-    "encoder_layers": 12,
-    "encoder_ffn_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_layers": 12,
-    "decoder_ffn_dim": 4096,
-    "decoder_attention_heads": 16,
+    **sizes(layers=12, ffn_dim=4096, attention_heads=16),
     "activation_function": "gelu",
     "dropout": 0.1,
     "attention_dropout": 0.0,
@@ -78,30 +71,26 @@ class BartFamily(HuggingFaceFamily):
     embedding_tensors: tuple[str, ...] = (SHARED, "model.decoder.embed_tokens.weight")
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         table: Table = []
         if config.logits_bias:
             table.append(Rule("final_logits_bias", "logits_bias", "1 v -> v"))
         if config.tying.one_embedding:
-            table += embedding("model.shared", "target_embedding")
+            table += rules.embedding("model.shared", "target_embedding")
             table.append(Alias("model.encoder.embed_tokens.weight", SHARED))
             table.append(Alias("model.decoder.embed_tokens.weight", SHARED))
         else:
-            table += embedding("model.encoder.embed_tokens", "source_embedding")
-            table += embedding("model.decoder.embed_tokens", "target_embedding")
+            table += rules.embedding("model.encoder.embed_tokens", "source_embedding")
+            table += rules.embedding("model.decoder.embed_tokens", "target_embedding")
         table += stacks(config)
-        if config.tying.tied_output:
-            one = config.tying is enums.Tying.ALL
-            tied = SHARED if one else "model.decoder.embed_tokens.weight"
-            return [*table, Alias("lm_head.weight", tied)]
-        return [*table, *linear("lm_head", "output", bias=False)]
+        one = config.tying is enums.Tying.ALL
+        tied = SHARED if one else "model.decoder.embed_tokens.weight"
+        return [*table, *base.output("lm_head", tied, config, bias=False)]
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Return the source's and target's vocabulary sizes, and if they have one embedding."""
         return values["vocab_size"], values["vocab_size"], True
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
-        """Return the configuration of a model with these attributes."""
         return TransformerConfig(**self.config_fields(values))
 
     def config_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,8 +112,7 @@ class BartFamily(HuggingFaceFamily):
                 **{**MASKS[name], **self.stack, **offset, **own},
             )
         source_size, target_size, shared = self.vocabularies(values)
-        tying = TYINGS[shared, values["tie_word_embeddings"]]
-        scaled = values["scale_embedding"]
+        pre_norm, scale = self.stack.get("final_norm"), enums.EmbeddingScale
         return {
             "source_vocab_size": source_size,
             "target_vocab_size": target_size,
@@ -132,18 +120,12 @@ class BartFamily(HuggingFaceFamily):
             "num_heads": values["encoder_attention_heads"],
             "d_ff": values["encoder_ffn_dim"],
             "max_length": values["max_position_embeddings"],
-            "norm_placement": (
-                enums.NormPlacement.PRE
-                if self.stack.get("final_norm")
-                else enums.NormPlacement.POST
-            ),
+            "norm_placement": enums.NormPlacement.PRE if pre_norm else enums.NormPlacement.POST,
             "output_bias": False,
             "logits_bias": self.logits_bias,
             "padding_trained": False,
-            "embedding_scale": enums.EmbeddingScale.SQRT_D_MODEL
-            if scaled
-            else enums.EmbeddingScale.NONE,
-            "tying": tying,
+            "embedding_scale": scale.SQRT_D_MODEL if values["scale_embedding"] else scale.NONE,
+            "tying": TYINGS[shared, values["tie_word_embeddings"]],
             "dropout": values["dropout"],
             "attention_dropout": values["attention_dropout"],
             "activation_dropout": values["activation_dropout"],
@@ -154,7 +136,6 @@ class BartFamily(HuggingFaceFamily):
         }
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
         values: dict[str, Any] = {}
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
             values[f"{name}_layers"] = stack.layers
@@ -204,28 +185,26 @@ def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
             positions = (f"{name}.positions.table",)
             table.append(Rule(f"{torch}.embed_positions.weight", positions, "(part l) d -> l d"))
         if stack.embedding_norm:
-            table += layer_norm(f"{torch}.layernorm_embedding", f"{name}.embedding_norm")
+            table += rules.layer_norm(f"{torch}.layernorm_embedding", f"{name}.embedding_norm")
         layer: Table = []
         for number, branch in enumerate(stack.branches):
             (part,) = branch.parts
             norm = f"{flax}.residuals.{number}.norm"
             if part is enums.Part.FFN:
-                layer += linear(f"{torch}.layers.{{i}}.fc1", f"{flax}.feed_forward.up")
-                layer += linear(f"{torch}.layers.{{i}}.fc2", f"{flax}.feed_forward.down")
-                layer += layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
+                layer += rules.linear(f"{torch}.layers.{{i}}.fc1", f"{flax}.feed_forward.up")
+                layer += rules.linear(f"{torch}.layers.{{i}}.fc2", f"{flax}.feed_forward.down")
+                layer += rules.layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
             else:
                 theirs, ours = f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}", f"{flax}.{part.value}"
-                layer += attention(theirs, ours, _LINEARS, key_bias=config.key_bias)
-                layer += layer_norm(f"{theirs}_layer_norm", norm)
-        table += repeat(stack.layers, layer)
+                layer += rules.attention(theirs, ours, _LINEARS, key_bias=config.key_bias)
+                layer += rules.layer_norm(f"{theirs}_layer_norm", norm)
+        table += rules.repeat(stack.layers, layer)
         if stack.final_norm:
-            table += layer_norm(f"{torch}.layer_norm", f"{name}.final_norm")
+            table += rules.layer_norm(f"{torch}.layer_norm", f"{name}.final_norm")
     return table
 
 
 class Bart(BartFamily):
-    """BART itself."""
-
     name = "bart"
     title = "BART"
     source = "Lewis et al. 2020, BART (transformers' bart)"
@@ -248,11 +227,6 @@ class Bart(BartFamily):
 ARCHITECTURE = Bart(
     "BART base (Lewis et al. 2020), whose translations begin with <s> here, not with </s>.",
     d_model=768,
-    encoder_layers=6,
-    encoder_ffn_dim=3072,
-    encoder_attention_heads=12,
-    decoder_layers=6,
-    decoder_ffn_dim=3072,
-    decoder_attention_heads=12,
+    **sizes(layers=6, ffn_dim=3072, attention_heads=12),
     decoder_start_token_id=0,
 )

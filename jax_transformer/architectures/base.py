@@ -97,12 +97,12 @@ def decoder(
     )
 
 
-def output(torch: str, tied: str, config: TransformerConfig) -> Table:
+def output(torch: str, tied: str, config: TransformerConfig, *, bias: bool) -> Table:
     """Return the rules of an output layer; its weight may be that of the tensor ``tied``."""
     if not config.tying.tied_output:
-        return linear(torch, "output", bias=config.output_bias)
-    bias: Table = [Rule(f"{torch}.bias", ("output_bias",))] if config.output_bias else []
-    return [Alias(f"{torch}.weight", tied), *bias]
+        return linear(torch, "output", bias=bias)
+    own: Table = [Rule(f"{torch}.bias", "output_bias")] if bias else []
+    return [Alias(f"{torch}.weight", tied), *own]
 
 
 # The arguments of a twin are derived from the configuration, so that the two cannot drift. Each of
@@ -123,8 +123,8 @@ def twin_of(config: TransformerConfig) -> str:
 
 def vocabularies(config: TransformerConfig) -> list[int]:
     """List both vocabularies' sizes and both padding ids."""
-    names = "source_vocab_size target_vocab_size source_pad_id target_pad_id".split()
-    return [getattr(config, name) for name in names]
+    sizes = [config.source_vocab_size, config.target_vocab_size]
+    return [*sizes, config.source_pad_id, config.target_pad_id]
 
 
 def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *free: str) -> bool:

@@ -11,8 +11,6 @@ from jax_transformer.config import Positions
 
 
 class Blenderbot(bart.BartFamily):
-    """BART's attributes, with norms before the branches."""
-
     name = "blenderbot"
     title = "Blenderbot"
     source = "Roller et al. 2020, BlenderBot (transformers' blenderbot)"
@@ -20,12 +18,9 @@ class Blenderbot(bart.BartFamily):
     defaults = bart.DEFAULTS | {
         "vocab_size": 8008,
         "max_position_embeddings": 128,
+        **bart.sizes(ffn_dim=10240, attention_heads=32),
         "encoder_layers": 2,
-        "encoder_ffn_dim": 10240,
-        "encoder_attention_heads": 32,
         "decoder_layers": 24,
-        "decoder_ffn_dim": 10240,
-        "decoder_attention_heads": 32,
         "d_model": 2560,
         "pad_token_id": 0,
         "bos_token_id": 1,
@@ -63,8 +58,7 @@ class Blenderbot(bart.BartFamily):
 ARCHITECTURE = Blenderbot(
     "BlenderBot of 400M, distilled (Roller et al. 2020).",
     d_model=1280,
-    encoder_ffn_dim=5120,
+    **bart.sizes(ffn_dim=5120),
     decoder_layers=12,
-    decoder_ffn_dim=5120,
     scale_embedding=True,
 )

@@ -11,18 +11,13 @@ from jax_transformer.config import EmbeddingNormOf, Positions
 
 
 class BlenderbotSmall(bart.BartFamily):
-    """BART's attributes, and a norm of the decoder's tokens."""
-
     name = "blenderbot-small"
     title = "BlenderbotSmall"
     source = "Roller et al. 2020, BlenderBot of 90M (transformers' blenderbot-small)"
     model_class = "BlenderbotSmallForConditionalGeneration"
     defaults = bart.DEFAULTS | {
         "max_position_embeddings": 512,
-        "encoder_layers": 8,
-        "encoder_ffn_dim": 2048,
-        "decoder_layers": 8,
-        "decoder_ffn_dim": 2048,
+        **bart.sizes(layers=8, ffn_dim=2048),
         "d_model": 512,
         "pad_token_id": 0,
         "bos_token_id": 1,
@@ -58,7 +53,6 @@ class BlenderbotSmall(bart.BartFamily):
 ARCHITECTURE = BlenderbotSmall(
     "BlenderBot of 90M (Roller et al. 2020), with norms after the branches.",
     vocab_size=54944,
-    encoder_attention_heads=16,
-    decoder_attention_heads=16,
+    **bart.sizes(attention_heads=16),
     scale_embedding=True,
 )

@@ -11,15 +11,8 @@ from typing import Any
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import Branch, StackConfig, TransformerConfig, enums
-from jax_transformer.weights.rules import (
-    Rule,
-    Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule, Table
 
 _NAMES = {"query": "queries", "key": "keys", "value": "values", "out": "fc"}
 
@@ -27,11 +20,11 @@ _NAMES = {"query": "queries", "key": "keys", "value": "values", "out": "fc"}
 def _shared_block(torch: str, flax: str, part: str, first: int, *, bias: bool) -> Table:
     """Return an encoder block with the norms of the Flax branches ``first`` and ``first + 1``."""
     return [
-        *attention(f"{torch}.attention", f"{flax}.{part}", _NAMES, bias=bias),
-        *layer_norm(f"{torch}.layer_norm1", f"{flax}.residuals.{first}.norm"),
-        *linear(f"{torch}.feed_forward.0", f"{flax}.feed_forward.up"),
-        *linear(f"{torch}.feed_forward.2", f"{flax}.feed_forward.down"),
-        *layer_norm(f"{torch}.layer_norm2", f"{flax}.residuals.{first + 1}.norm"),
+        *rules.attention(f"{torch}.attention", f"{flax}.{part}", _NAMES, bias=bias),
+        *rules.layer_norm(f"{torch}.layer_norm1", f"{flax}.residuals.{first}.norm"),
+        *rules.linear(f"{torch}.feed_forward.0", f"{flax}.feed_forward.up"),
+        *rules.linear(f"{torch}.feed_forward.2", f"{flax}.feed_forward.down"),
+        *rules.layer_norm(f"{torch}.layer_norm2", f"{flax}.residuals.{first + 1}.norm"),
     ]
 
 
@@ -40,23 +33,23 @@ def weight_table(config: TransformerConfig) -> Table:
     bias = config.bias if config.attention_bias is None else config.attention_bias
     layer, block = "decoder.decoder_layer.{i}", "decoder.blocks.{i}"
     decoder = [
-        *attention(f"{layer}.attention", f"{block}.self_attention", _NAMES, bias=bias),
-        *layer_norm(f"{layer}.layer_norm", f"{block}.residuals.0.norm"),
+        *rules.attention(f"{layer}.attention", f"{block}.self_attention", _NAMES, bias=bias),
+        *rules.layer_norm(f"{layer}.layer_norm", f"{block}.residuals.0.norm"),
         *_shared_block(f"{layer}.encoder_block", block, "cross_attention", 1, bias=bias),
     ]
     encoder = _shared_block(
         "encoder.encoder_layers.{i}", "encoder.blocks.{i}", "self_attention", 0, bias=bias
     )
     return [
-        *embedding("encoder.embed", "source_embedding"),
-        *embedding("decoder.embed", "target_embedding"),
+        *rules.embedding("encoder.embed", "source_embedding"),
+        *rules.embedding("decoder.embed", "target_embedding"),
         *(
             Rule(f"{stack}.position_embed.pe", (f"{stack}.positions.table",))
             for stack in ("encoder", "decoder")
         ),
-        *repeat(config.encoder.layers, encoder),
-        *repeat(config.decoder.layers, decoder),
-        *linear("decoder.fc", "output"),
+        *rules.repeat(config.encoder.layers, encoder),
+        *rules.repeat(config.decoder.layers, decoder),
+        *rules.linear("decoder.fc", "output"),
     ]
 
 

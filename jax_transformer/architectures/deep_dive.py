@@ -11,15 +11,8 @@ from typing import Any
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import StackConfig, TransformerConfig, enums
-from jax_transformer.weights.rules import (
-    Rule,
-    Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule, Table
 
 _SELF = {"query": "W_q", "key": "W_k", "value": "W_v", "out": "fc"}
 _CROSS = {
@@ -35,11 +28,11 @@ def _encoder_block(
 ) -> Table:
     """Return the document's encoder block; the arguments after ``torch`` are Flax modules."""
     return [
-        *attention(f"{torch}.attention_mechanism", attend, _SELF),
-        *layer_norm(f"{torch}.normalization1", attend_norm),
-        *linear(f"{torch}.feed_forward_layers.0", f"{feed_forward}.up"),
-        *linear(f"{torch}.feed_forward_layers.2", f"{feed_forward}.down"),
-        *layer_norm(f"{torch}.normalization2", feed_forward_norm),
+        *rules.attention(f"{torch}.attention_mechanism", attend, _SELF),
+        *rules.layer_norm(f"{torch}.normalization1", attend_norm),
+        *rules.linear(f"{torch}.feed_forward_layers.0", f"{feed_forward}.up"),
+        *rules.linear(f"{torch}.feed_forward_layers.2", f"{feed_forward}.down"),
+        *rules.layer_norm(f"{torch}.normalization2", feed_forward_norm),
     ]
 
 
@@ -47,10 +40,10 @@ def _decoder_block(torch: str, flax: str, *, computes_feed_forward: bool) -> Tab
     used = (f"{flax}.feed_forward", f"{flax}.residuals.2.norm")
     unused = (f"{flax}.unused.1.part", f"{flax}.unused.1.norm")
     return [
-        *attention(f"{torch}.attention_layer", f"{flax}.self_attention", _SELF),
-        *layer_norm(f"{torch}.normalization1", f"{flax}.residuals.0.norm"),
-        *attention(f"{torch}.EncoderDecoderAttention", f"{flax}.cross_attention", _CROSS),
-        *layer_norm(f"{torch}.normalization2", f"{flax}.residuals.1.norm"),
+        *rules.attention(f"{torch}.attention_layer", f"{flax}.self_attention", _SELF),
+        *rules.layer_norm(f"{torch}.normalization1", f"{flax}.residuals.0.norm"),
+        *rules.attention(f"{torch}.EncoderDecoderAttention", f"{flax}.cross_attention", _CROSS),
+        *rules.layer_norm(f"{torch}.normalization2", f"{flax}.residuals.1.norm"),
         *_encoder_block(
             f"{torch}.transformer_block",
             f"{flax}.unused.0.part",
@@ -76,13 +69,13 @@ def weight_table(config: TransformerConfig) -> Table:
         computes_feed_forward=enums.Part.FFN in config.decoder.parts,
     )
     return [
-        *embedding("encoder.words_embedding", "source_embedding"),
+        *rules.embedding("encoder.words_embedding", "source_embedding"),
         Rule("encoder.positional_embedding.weight", ("encoder.positions.table",)),
-        *repeat(config.encoder.layers, encoder),
-        *embedding("decoder.words_embedding", "target_embedding"),
+        *rules.repeat(config.encoder.layers, encoder),
+        *rules.embedding("decoder.words_embedding", "target_embedding"),
         Rule("decoder.positional_embedding.weight", ("decoder.positions.table",)),
-        *repeat(config.decoder.layers, decoder),
-        *linear("decoder.fc_out", "output"),
+        *rules.repeat(config.decoder.layers, decoder),
+        *rules.linear("decoder.fc_out", "output"),
     ]
 
 

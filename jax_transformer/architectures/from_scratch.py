@@ -10,16 +10,8 @@ from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
-from jax_transformer.weights.rules import (
-    Alias,
-    Rule,
-    Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Rule, Table
 
 _LINEARS = {
     "query": "queries_transform",
@@ -30,7 +22,7 @@ _LINEARS = {
 
 
 def _attention(torch: str, flax: str, config: TransformerConfig) -> Table:
-    return attention(
+    return rules.attention(
         torch,
         flax,
         _LINEARS,
@@ -45,17 +37,17 @@ def _transformer_block(
     bias = config.bias
     return [
         *_attention(f"{torch}.self_attention", f"{flax}.{part.value}", config),
-        *layer_norm(f"{torch}.norm1", f"{flax}.residuals.{first}.norm", bias=bias),
-        *linear(f"{torch}.feed_forward.0", f"{flax}.feed_forward.up", bias=bias),
-        *linear(f"{torch}.feed_forward.2", f"{flax}.feed_forward.down", bias=bias),
-        *layer_norm(f"{torch}.norm2", f"{flax}.residuals.{first + 1}.norm", bias=bias),
+        *rules.layer_norm(f"{torch}.norm1", f"{flax}.residuals.{first}.norm", bias=bias),
+        *rules.linear(f"{torch}.feed_forward.0", f"{flax}.feed_forward.up", bias=bias),
+        *rules.linear(f"{torch}.feed_forward.2", f"{flax}.feed_forward.down", bias=bias),
+        *rules.layer_norm(f"{torch}.norm2", f"{flax}.residuals.{first + 1}.norm", bias=bias),
     ]
 
 
 def _decoder_block(torch: str, flax: str, config: TransformerConfig) -> Table:
     return [
         *_attention(f"{torch}.self_attention", f"{flax}.{enums.Part.SELF.value}", config),
-        *layer_norm(f"{torch}.norm", f"{flax}.residuals.0.norm", bias=config.bias),
+        *rules.layer_norm(f"{torch}.norm", f"{flax}.residuals.0.norm", bias=config.bias),
         *_transformer_block(f"{torch}.transformer_block", flax, enums.Part.CROSS, 1, config),
     ]
 
@@ -74,24 +66,26 @@ def weight_table(config: TransformerConfig) -> Table:
     source = (
         tied
         if config.tying is enums.Tying.ALL
-        else embedding("encoder.word_embedding", "source_embedding")
+        else rules.embedding("encoder.word_embedding", "source_embedding")
     )
     return [
-        *embedding("decoder.word_embedding", "target_embedding"),
+        *rules.embedding("decoder.word_embedding", "target_embedding"),
         *source,
         *_positions("encoder", config.encoder),
         *_positions("decoder", config.decoder),
-        *repeat(
+        *rules.repeat(
             config.encoder.layers,
             _transformer_block(
                 "encoder.layers.{i}", "encoder.blocks.{i}", enums.Part.SELF, 0, config
             ),
         ),
-        *repeat(
+        *rules.repeat(
             config.decoder.layers,
             _decoder_block("decoder.layers.{i}", "decoder.blocks.{i}", config),
         ),
-        *base.output("decoder.fc_out", "decoder.word_embedding.weight", config),
+        *base.output(
+            "decoder.fc_out", "decoder.word_embedding.weight", config, bias=config.output_bias
+        ),
     ]
 
 

@@ -8,10 +8,11 @@ Ng et al. 2019. Facts from ``configuration_fsmt.py``, ``modeling_fsmt.py`` and
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import bart
+from jax_transformer.architectures import bart, base
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import TransformerConfig, enums
-from jax_transformer.weights.rules import Alias, Table, embedding, linear
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Table
 
 _EMBEDDINGS = ("model.decoder.embed_tokens", "model.encoder.embed_tokens")
 _OUTPUT = "model.decoder.output_projection"
@@ -19,8 +20,6 @@ _DEFAULTS = {name: value for name, value in bart.DEFAULTS.items() if name != "vo
 
 
 class FSMT(bart.BartFamily):
-    """BART's attributes with the sizes of two vocabularies."""
-
     name = "fsmt"
     title = "FSMT (WMT 2019)"
     source = "Ng et al. 2019, FAIR's WMT19 submission (transformers' fsmt)"
@@ -67,38 +66,29 @@ class FSMT(bart.BartFamily):
     )
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Return the sizes of both vocabularies, and True if all embeddings are one."""
         return values["src_vocab_size"], values["tgt_vocab_size"], values["tie_word_embeddings"]
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
         return super().to_attributes(config) | {
             "src_vocab_size": config.source_vocab_size,
             "tgt_vocab_size": config.target_vocab_size,
         }
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         target, source = _EMBEDDINGS
-        if config.tying is enums.Tying.ALL:
-            tied: Table = [
-                Alias(f"{name}.weight", f"{target}.weight") for name in (source, _OUTPUT)
-            ]
-            return [*embedding(target, "target_embedding"), *tied, *bart.stacks(config)]
+        one = config.tying is enums.Tying.ALL
+        tied: Table = [Alias(f"{source}.weight", f"{target}.weight")]
         return [
-            *embedding(source, "source_embedding"),
-            *embedding(target, "target_embedding"),
+            *(tied if one else rules.embedding(source, "source_embedding")),
+            *rules.embedding(target, "target_embedding"),
             *bart.stacks(config),
-            *linear(_OUTPUT, "output", bias=False),
+            *base.output(_OUTPUT, f"{target}.weight", config, bias=False),
         ]
 
 
 ARCHITECTURE = FSMT(
     "The models of WMT 2019 (Ng et al. 2019), of six layers, whose translations begin with"
     " <s> here, not with </s>.",
-    encoder_layers=6,
-    decoder_layers=6,
-    encoder_ffn_dim=8192,
-    decoder_ffn_dim=8192,
+    **bart.sizes(layers=6, ffn_dim=8192),
     decoder_start_token_id=0,
 )

@@ -54,15 +54,9 @@ class HuggingFaceFamily(Architecture, abc.ABC):
     """Attributes that have one value in this family."""
     ignored: Mapping[str, str] = {}
     """Attributes of this family that have no effect on what a model computes, with the reason."""
-    not_written: tuple[str, ...] = (
-        "dropout",
-        "attention_dropout",
-        "activation_dropout",
-        "embedding_dropout",
-        "dropout_masks",
-        "init",
-        "padding_frozen",
-        "compute_dtype",
+    not_written: tuple[str, ...] = tuple(
+        """dropout attention_dropout activation_dropout embedding_dropout dropout_masks init
+        padding_frozen compute_dtype""".split()
     )
     """Fields without an attribute: they act only in training, or are the precision of numbers."""
 
@@ -170,11 +164,8 @@ class HuggingFaceFamily(Architecture, abc.ABC):
 
 def families() -> dict[str, HuggingFaceFamily]:
     """Return every registered family by its ``model_type``."""
-    known = {}
-    for architecture in registry.architectures():
-        if isinstance(architecture, HuggingFaceFamily):
-            known[architecture.name] = architecture
-    return known
+    known = registry.architectures()
+    return {each.name: each for each in known if isinstance(each, HuggingFaceFamily)}
 
 
 def find_family(model_type: object) -> HuggingFaceFamily | None:

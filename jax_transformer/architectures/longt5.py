@@ -15,8 +15,6 @@ _SPANS = {"local": AttentionSpan.LOCAL, "transient-global": AttentionSpan.TRANSI
 
 
 class LongT5(t5.T5Family):
-    """T5's attributes and the encoder's kind of attention."""
-
     name = "longt5"
     title = "LongT5"
     source = "Guo et al. 2022, LongT5 (transformers' longt5)"
@@ -30,7 +28,6 @@ class LongT5(t5.T5Family):
     longest = 4096
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
-        """Return the configuration of a model with these attributes."""
         kind = values["encoder_attention_type"]
         if kind not in _SPANS:
             raise ConfigError(f"encoder_attention_type={kind!r} is not {' or '.join(_SPANS)}")
@@ -44,7 +41,6 @@ class LongT5(t5.T5Family):
         return replace(config, encoder=encoder)
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
         encoder = config.encoder
         kinds = [name for name, span in _SPANS.items() if span is encoder.attention_span]
         return super().to_attributes(config) | {

@@ -7,20 +7,12 @@ Junczys-Dowmunt et al. 2018, Tiedemann and Thottingal 2020. Facts from ``configu
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import bart
-from jax_transformer.architectures.tokenizer_recipe import (
-    Algorithm,
-    LanguagePlace,
-    Languages,
-    TargetStart,
-    TokenizerRecipe,
-)
+from jax_transformer.architectures import bart, tokenizer_recipe
+from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
 from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 
 
 class Marian(bart.BartFamily):
-    """BART's attributes with a vocabulary for each side, if the file asks for it."""
-
     name = "marian"
     title = "Marian (OPUS-MT)"
     source = "Junczys-Dowmunt et al. 2018, Marian (transformers' marian)"
@@ -41,29 +33,27 @@ class Marian(bart.BartFamily):
     tokenizers = (
         TokenizerRecipe(
             name="Marian",
-            algorithm=Algorithm.PIECES,
+            algorithm=tokenizer_recipe.Algorithm.PIECES,
             files=("source.spm", "target.spm", "vocab.json"),
             reads_own_files_first=True,
             code_brackets=(">>", "<<"),
             underlines_are_spaces=True,
             tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
             start="pad_token",
-            languages=Languages(
+            languages=tokenizer_recipe.Languages(
                 token=">>{}<<",
                 pattern=">>([^<>]+)<<",
-                place=LanguagePlace.TARGET_BEFORE_SOURCE,
-                target_start=TargetStart.SOURCE,
+                place=tokenizer_recipe.LanguagePlace.TARGET_BEFORE_SOURCE,
+                target_start=tokenizer_recipe.TargetStart.SOURCE,
             ),
         ),
     )
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Return the sizes of both vocabularies, and True if they have one embedding."""
         target_size = values["decoder_vocab_size"] or values["vocab_size"]
         return values["vocab_size"], target_size, values["share_encoder_decoder_embeddings"]
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
         return super().to_attributes(config) | {
             "decoder_vocab_size": config.target_vocab_size,
             "share_encoder_decoder_embeddings": config.tying.one_embedding,
@@ -85,12 +75,7 @@ ARCHITECTURE = Marian(
     padding_frozen=True,
     max_position_embeddings=512,
     d_model=512,
-    encoder_layers=6,
-    encoder_ffn_dim=2048,
-    encoder_attention_heads=8,
-    decoder_layers=6,
-    decoder_ffn_dim=2048,
-    decoder_attention_heads=8,
+    **bart.sizes(layers=6, ffn_dim=2048, attention_heads=8),
     activation_function="swish",
     scale_embedding=True,
 )

@@ -6,16 +6,8 @@ Liu et al. 2020, Tang et al. 2020. Facts from ``configuration_mbart.py``, ``mode
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart
-from jax_transformer.architectures.tokenizer_recipe import (
-    Algorithm,
-    LanguagePlace,
-    Languages,
-    RebuiltPieces,
-    Scored,
-    TargetStart,
-    TokenizerRecipe,
-)
+from jax_transformer.architectures import bart, tokenizer_recipe
+from jax_transformer.architectures.tokenizer_recipe import Scored, TokenizerRecipe
 from jax_transformer.config import Positions
 
 LANGUAGES = (
@@ -42,9 +34,9 @@ def _arrange(first_role: str, scored: Scored, tokens: Mapping[str, str], own: Se
 
 MBART = TokenizerRecipe(
     name="MBart",
-    algorithm=Algorithm.REBUILT_PIECES,
+    algorithm=tokenizer_recipe.Algorithm.REBUILT_PIECES,
     files=("sentencepiece.bpe.model",),
-    pieces=RebuiltPieces(
+    pieces=tokenizer_recipe.RebuiltPieces(
         arrange=lambda *arguments: _arrange("bos_token", *arguments),
         unknown_id=3,
         normalizes=False,  # as the class of transformers 5
@@ -53,20 +45,20 @@ MBART = TokenizerRecipe(
     tokens=bart.TOKENS,
     token_flags=_MASK,
     own_tokens=lambda settings: LANGUAGES,
-    languages=Languages(
+    languages=tokenizer_recipe.Languages(
         token="{}",
         pattern=_PATTERN,
-        place=LanguagePlace.LAST,
-        target_start=TargetStart.DECODER_START,
+        place=tokenizer_recipe.LanguagePlace.LAST,
+        target_start=tokenizer_recipe.TargetStart.DECODER_START,
         published=LANGUAGES,
         default_source="en_XX",
     ),
 )
 MBART50 = TokenizerRecipe(
     name="MBart50",
-    algorithm=Algorithm.REBUILT_PIECES,
+    algorithm=tokenizer_recipe.Algorithm.REBUILT_PIECES,
     files=("sentencepiece.bpe.model",),
-    pieces=RebuiltPieces(
+    pieces=tokenizer_recipe.RebuiltPieces(
         arrange=lambda *arguments: _arrange("cls_token", *arguments),
         unknown_id=3,
         replaces=((" {2,}", " "),),
@@ -75,11 +67,11 @@ MBART50 = TokenizerRecipe(
     tokens=bart.TOKENS,
     token_flags=_MASK,
     own_tokens=lambda settings: LANGUAGES_50,
-    languages=Languages(
+    languages=tokenizer_recipe.Languages(
         token="{}",
         pattern=_PATTERN,
-        place=LanguagePlace.FIRST,
-        target_start=TargetStart.FORCED,
+        place=tokenizer_recipe.LanguagePlace.FIRST,
+        target_start=tokenizer_recipe.TargetStart.FORCED,
         published=LANGUAGES_50,
         default_source="en_XX",
     ),
@@ -87,8 +79,6 @@ MBART50 = TokenizerRecipe(
 
 
 class MBart(bart.BartFamily):
-    """BART's attributes, with norms before the branches and after the embeddings."""
-
     name = "mbart"
     title = "mBART, mBART-50"
     source = "Liu et al. 2020, mBART (transformers' mbart)"

@@ -15,8 +15,6 @@ DEFAULTS = t5.DEFAULTS | {
 
 
 class MT5(t5.T5Family):
-    """T5's attributes with other sizes."""
-
     name = "mt5"
     title = "mT5"
     source = "Xue et al. 2021, mT5 (transformers' mt5)"

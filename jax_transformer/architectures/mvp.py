@@ -9,8 +9,6 @@ from jax_transformer.architectures import bart
 
 
 class Mvp(bart.Bart):
-    """BART, if no prompts are added to its attention."""
-
     name = "mvp"
     title = "MVP"
     source = "Tang et al. 2023, MVP (transformers' mvp)"

@@ -13,7 +13,8 @@ from typing import Any
 from jax_transformer.architectures import base, lesson10, torch_nn
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import Branch, StackConfig, TransformerConfig, enums
-from jax_transformer.weights.rules import Table, fused_attention, layer_norm, linear, repeat
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Table
 
 
 def _encoder(config: TransformerConfig) -> Table:
@@ -22,21 +23,21 @@ def _encoder(config: TransformerConfig) -> Table:
     for part in config.encoder.parts:
         if part is enums.Part.FFN:
             for number, name in ((1, "up"), (2, "down")):
-                layer += linear(
+                layer += rules.linear(
                     f"{torch}.fnn.linear{number}", f"{flax}.feed_forward.{name}", bias=config.bias
                 )
         else:
-            layer += fused_attention(
+            layer += rules.fused_attention(
                 f"{torch}.attention", f"{flax}.{part.value}", config.num_heads, bias=config.bias
             )
     for k in range(len(config.encoder.branches)):
-        layer += layer_norm(
+        layer += rules.layer_norm(
             f"{torch}.norm{k + 1}",
             f"{flax}.residuals.{k}.norm",
             bias=config.bias,
             names=("gamma", "beta"),
         )
-    return repeat(config.encoder.layers, layer)
+    return rules.repeat(config.encoder.layers, layer)
 
 
 def weight_table(config: TransformerConfig) -> Table:

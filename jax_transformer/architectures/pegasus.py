@@ -6,14 +6,8 @@ Zhang et al. 2020. Facts from ``configuration_pegasus.py``, ``modeling_pegasus.p
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart
-from jax_transformer.architectures.tokenizer_recipe import (
-    Algorithm,
-    RebuiltPieces,
-    Scored,
-    Settings,
-    TokenizerRecipe,
-)
+from jax_transformer.architectures import bart, tokenizer_recipe
+from jax_transformer.architectures.tokenizer_recipe import Scored, Settings, TokenizerRecipe
 from jax_transformer.config import Positions, Sinusoids
 
 _FIRST_MASK = "<mask_1>"
@@ -31,8 +25,6 @@ def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> S
 
 
 class Pegasus(bart.BartFamily):
-    """BART's attributes, with norms before the branches."""
-
     name = "pegasus"
     title = "Pegasus"
     source = "Zhang et al. 2020, PEGASUS (transformers' pegasus)"
@@ -53,9 +45,9 @@ class Pegasus(bart.BartFamily):
     tokenizers = (
         TokenizerRecipe(
             name="Pegasus",
-            algorithm=Algorithm.REBUILT_PIECES,
+            algorithm=tokenizer_recipe.Algorithm.REBUILT_PIECES,
             files=("spiece.model",),
-            pieces=RebuiltPieces(
+            pieces=tokenizer_recipe.RebuiltPieces(
                 arrange=_arrange,
                 replaces=((" {2,}", " "),),
                 replaces_without_map=(("\n", " "), (" {2,}", " ")),
@@ -77,10 +69,7 @@ ARCHITECTURE = Pegasus(
     vocab_size=96103,
     max_position_embeddings=512,
     d_model=768,
-    encoder_ffn_dim=3072,
-    encoder_attention_heads=12,
-    decoder_ffn_dim=3072,
-    decoder_attention_heads=12,
+    **bart.sizes(ffn_dim=3072, attention_heads=12),
     activation_function="relu",
     scale_embedding=True,
 )

@@ -6,16 +6,8 @@ Ahmad et al. 2021. Facts from ``configuration_plbart.py``, ``modular_plbart.py``
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart
-from jax_transformer.architectures.tokenizer_recipe import (
-    Algorithm,
-    LanguagePlace,
-    Languages,
-    RebuiltPieces,
-    Scored,
-    TargetStart,
-    TokenizerRecipe,
-)
+from jax_transformer.architectures import bart, tokenizer_recipe
+from jax_transformer.architectures.tokenizer_recipe import Scored, TokenizerRecipe
 from jax_transformer.config import Positions
 
 LANGUAGES = "java python en_XX".split()
@@ -36,8 +28,6 @@ def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> S
 
 
 class PLBart(bart.BartFamily):
-    """BART's attributes, with languages."""
-
     name = "plbart"
     title = "PLBART"
     source = "Ahmad et al. 2021, PLBART (transformers' plbart)"
@@ -45,12 +35,7 @@ class PLBart(bart.BartFamily):
     defaults = bart.DEFAULTS | {
         "vocab_size": 50005,
         "d_model": 768,
-        "encoder_layers": 6,
-        "encoder_ffn_dim": 3072,
-        "encoder_attention_heads": 12,
-        "decoder_layers": 6,
-        "decoder_ffn_dim": 3072,
-        "decoder_attention_heads": 12,
+        **bart.sizes(layers=6, ffn_dim=3072, attention_heads=12),
         "attention_dropout": 0.1,
         "scale_embedding": True,
         "decoder_start_token_id": None,
@@ -61,17 +46,17 @@ class PLBart(bart.BartFamily):
     tokenizers = (
         TokenizerRecipe(
             name="PLBart",
-            algorithm=Algorithm.ARRANGED_PIECES,
+            algorithm=tokenizer_recipe.Algorithm.ARRANGED_PIECES,
             files=("sentencepiece.bpe.model",),
             reads_own_files_first=True,
-            pieces=RebuiltPieces(arrange=_arrange),
+            pieces=tokenizer_recipe.RebuiltPieces(arrange=_arrange),
             cleans_up=True,
             tokens=bart.TOKENS,
-            languages=Languages(
+            languages=tokenizer_recipe.Languages(
                 token="__{}__",
                 pattern="__(.+)__",
-                place=LanguagePlace.LAST,
-                target_start=TargetStart.DECODER_START,
+                place=tokenizer_recipe.LanguagePlace.LAST,
+                target_start=tokenizer_recipe.TargetStart.DECODER_START,
                 sets={"base": LANGUAGES, "multi": LANGUAGES_MULTI},
                 default_sources={"multi": "en_XX"},
             ),

@@ -11,12 +11,11 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
+from jax_transformer.runtime import process
 from jax_transformer.weights import rules
 
 ENTRY_POINTS = f"{__package__}"  # jax_transformer.architectures
@@ -76,10 +76,8 @@ def find(name: str) -> Architecture | None:
     known = _added.get(name) or _of_file(name.replace("-", "_"))
     if known is not None and known.name == name:
         return known
-    for entry_point in _entry_points():
-        if entry_point.name == name:
-            return register(_loaded(entry_point))
-    return None
+    entry_point = process.entry_points(ENTRY_POINTS).get(name)
+    return None if entry_point is None else _installed(entry_point)
 
 
 def resolve(architecture: Architecture | str) -> Architecture:
@@ -111,10 +109,10 @@ def usual_length(config: TransformerConfig) -> int:
 
 def architectures() -> list[Architecture]:
     """Return every architecture: built in, registered, and of installed packages."""
-    for entry_point in _entry_points():
-        if entry_point.name not in built_in() | _added:
+    for name, entry_point in process.entry_points(ENTRY_POINTS).items():
+        if name not in built_in() | _added:
             try:
-                register(_loaded(entry_point))
+                _installed(entry_point)
             except ConfigError as error:
                 if str(error) not in _skipped:
                     _skipped.add(str(error))
@@ -209,12 +207,8 @@ def load_from(spec: str) -> Architecture:
 @functools.cache
 def built_in() -> dict[str, Architecture]:
     """Return the architectures of this folder by name, in the order of their files."""
-    known = {}
-    for path in sorted(_FOLDER.glob("*.py")):
-        architecture = _of_file(path.stem)
-        if architecture is not None:
-            known[architecture.name] = architecture
-    return known
+    defined = [_of_file(path.stem) for path in sorted(_FOLDER.glob("*.py"))]
+    return {each.name: each for each in defined if each is not None}
 
 
 @functools.cache
@@ -241,38 +235,14 @@ def _check(architecture: Architecture) -> None:
             )
 
 
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    folders = []
-    for path in sys.path:
-        if os.path.isdir(path or "."):
-            folders.append((path or ".", os.stat(path or ".").st_mtime_ns))
-    return _entry_points_of(tuple(folders))
-
-
-@functools.lru_cache(maxsize=1)
-def _entry_points_of(
-    folders: tuple[tuple[str, int], ...],
-) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Return the entry points of packages in these folders, as they were changed last.
-
-    Reading the metadata of every installed package takes 6 ms, and each preset asks for it.
-    """
-    return tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
-
-
-def _loaded(entry_point: importlib.metadata.EntryPoint) -> Architecture:
-    try:
-        value = entry_point.load()
-    except Exception as error:
-        raise ConfigError(
-            f"entry point {entry_point.name} = {entry_point.value}: {_one_line(error)}"
-        ) from error
+def _installed(entry_point: EntryPoint) -> Architecture:
+    value = process.load_entry_point(entry_point)
     if not isinstance(value, Architecture) or value.name != entry_point.name:
         raise ConfigError(
             f"entry point {entry_point.name} = {entry_point.value}: not an Architecture of that"
             " name"
         )
-    return value
+    return register(value)
 
 
 def _import_module(name: str) -> ModuleType:

@@ -9,27 +9,13 @@ Facts from ``configuration_t5.py``, ``modeling_t5.py`` and ``tokenization_t5.py`
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_transformer.architectures import huggingface_config
+from jax_transformer.architectures import base, huggingface_config, tokenizer_recipe
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
-from jax_transformer.architectures.tokenizer_recipe import (
-    Algorithm,
-    RebuiltPieces,
-    Scored,
-    Settings,
-    TokenizerRecipe,
-)
+from jax_transformer.architectures.tokenizer_recipe import Scored, Settings, TokenizerRecipe
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
-from jax_transformer.weights.rules import (
-    Alias,
-    Rule,
-    Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Rule, Table
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32128,
@@ -86,9 +72,9 @@ def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> S
 TOKENIZER = TokenizerRecipe(
     name="T5",
     other_classes=("MT5Tokenizer",),
-    algorithm=Algorithm.REBUILT_PIECES,
+    algorithm=tokenizer_recipe.Algorithm.REBUILT_PIECES,
     files=("spiece.model",),
-    pieces=RebuiltPieces(arrange=_arrange, unknown_id=2, splits_words=True),
+    pieces=tokenizer_recipe.RebuiltPieces(arrange=_arrange, unknown_id=2, splits_words=True),
     tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
     own_tokens=_sentinels,
     start="pad_token",
@@ -138,7 +124,6 @@ class T5Family(HuggingFaceFamily):
         return {"scale_decoder_outputs": values["tie_word_embeddings"], **values}
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
-        """Return the configuration of a model with these attributes."""
         activation, gated = _feed_forward(values)
         layers = {
             "encoder": values["num_layers"],
@@ -191,7 +176,6 @@ class T5Family(HuggingFaceFamily):
         )
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
         encoder = config.encoder
         activation = huggingface_config.activation_name(encoder.activation)
         # transformers reads gated GELU as the approximation, and GELU without a gate as exact
@@ -217,22 +201,16 @@ class T5Family(HuggingFaceFamily):
         return values
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
         copies = [
             Alias(f"{stack}.embed_tokens.weight", "shared.weight")
             for stack in ("encoder", "decoder")
         ]
-        output: Table = (
-            [Alias("lm_head.weight", "shared.weight")]
-            if config.tying is enums.Tying.ALL
-            else linear("lm_head", "output", bias=False)
-        )
         return [
-            *embedding("shared", "target_embedding"),
+            *rules.embedding("shared", "target_embedding"),
             *copies,
             *_stack("encoder", config),
             *_stack("decoder", config),
-            *output,
+            *base.output("lm_head", "shared.weight", config, bias=False),
         ]
 
 
@@ -265,20 +243,21 @@ def _stack(name: str, config: TransformerConfig) -> Table:
             if stack.gated:
                 inner = {"up": "wi_0", "gate": "wi_1", "down": "wo"}
             for ours, theirs in inner.items():
-                layer += linear(
+                layer += rules.linear(
                     f"{torch}.DenseReluDense.{theirs}", f"{flax}.feed_forward.{ours}", bias=False
                 )
         else:
-            layer += attention(
+            layer += rules.attention(
                 f"{torch}.{attentions[part]}", f"{flax}.{part.value}", _LINEARS, bias=False
             )
             if part is enums.Part.SELF and has_sums:
-                layer += layer_norm(
+                layer += rules.layer_norm(
                     f"{torch}.{attentions[part]}.global_input_layer_norm",
                     f"{flax}.{part.value}.global_norm",
                     bias=False,
                 )
-        layer += layer_norm(f"{torch}.layer_norm", f"{flax}.residuals.{branch}.norm", bias=False)
+        norm = f"{flax}.residuals.{branch}.norm"
+        layer += rules.layer_norm(f"{torch}.layer_norm", norm, bias=False)
     relative = (
         f"{name}.block.{{i}}.layer.0.{attentions[enums.Part.SELF]}.relative_attention_bias.weight"
     )
@@ -291,15 +270,13 @@ def _stack(name: str, config: TransformerConfig) -> Table:
         of_sums = relative.format(i=0).replace(".relative_", ".global_relative_")
         shared.append(Rule(of_sums, (f"{name}.global_relative.embedding",)))
     return [
-        *repeat(stack.layers, layer),
+        *rules.repeat(stack.layers, layer),
         *shared,
-        *layer_norm(f"{name}.final_layer_norm", f"{name}.final_norm", bias=False),
+        *rules.layer_norm(f"{name}.final_layer_norm", f"{name}.final_norm", bias=False),
     ]
 
 
 class T5(T5Family):
-    """T5 itself, of versions 1 and 1.1."""
-
     name = "t5"
     title = "T5, T5 v1.1, Flan-T5"
     source = "Raffel et al. 2020, T5 (transformers' t5)"

@@ -11,16 +11,8 @@ from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
-from jax_transformer.weights.rules import (
-    Alias,
-    Rule,
-    Table,
-    embedding,
-    layer_norm,
-    linear,
-    packed_attention,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Rule, Table
 
 _ATTENTION = {enums.Part.SELF: "self_attn", enums.Part.CROSS: "multihead_attn"}
 
@@ -31,22 +23,22 @@ def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
         torch, flax = f"{name}.layers.{{i}}", f"{name}.blocks.{{i}}.{part.value}"
         if part is enums.Part.FFN:
             layer += [
-                *linear(f"{torch}.linear1", f"{flax}.up", bias=bias),
-                *linear(f"{torch}.linear2", f"{flax}.down", bias=bias),
+                *rules.linear(f"{torch}.linear1", f"{flax}.up", bias=bias),
+                *rules.linear(f"{torch}.linear2", f"{flax}.down", bias=bias),
             ]
         else:
-            layer += packed_attention(f"{torch}.{_ATTENTION[part]}", flax, bias=bias)
+            layer += rules.packed_attention(f"{torch}.{_ATTENTION[part]}", flax, bias=bias)
     for k in range(len(stack.branches)):
-        layer += layer_norm(
+        layer += rules.layer_norm(
             f"{name}.layers.{{i}}.norm{k + 1}", f"{name}.blocks.{{i}}.residuals.{k}.norm", bias=bias
         )
-    final = layer_norm(f"{name}.norm", f"{name}.final_norm", bias=bias) if stack.final_norm else []
-    return [*repeat(stack.layers, layer), *final]
+    final = rules.layer_norm(f"{name}.norm", f"{name}.final_norm", bias=bias)
+    return [*rules.repeat(stack.layers, layer), *(final if stack.final_norm else [])]
 
 
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``."""
-    source = embedding("src_emb", "source_embedding")
+    source = rules.embedding("src_emb", "source_embedding")
     if config.tying is enums.Tying.ALL:
         source = [Alias("src_emb.weight", "tgt_emb.weight")]
     stored: list[str] = []
@@ -59,13 +51,13 @@ def weight_table(config: TransformerConfig) -> Table:
             learned.append(Rule(f"{own}.weight", (table,)))
     shared: Table = [Rule("pos_enc.pe", stored, "l 1 d -> l d")]
     return [
-        *embedding("tgt_emb", "target_embedding"),
+        *rules.embedding("tgt_emb", "target_embedding"),
         *source,
         *(shared if stored else []),
         *learned,
         *_stack("encoder", config.encoder, bias=config.bias),
         *_stack("decoder", config.decoder, bias=config.bias),
-        *base.output("linear", "tgt_emb.weight", config),
+        *base.output("linear", "tgt_emb.weight", config, bias=config.output_bias),
     ]
 
 

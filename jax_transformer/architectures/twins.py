@@ -140,19 +140,13 @@ def outputs(
 
 def _without_dropout(config: TransformerConfig) -> TransformerConfig:
     """Return the same model with every rate 0."""
-    stacks = []
-    for stack in (config.encoder, config.decoder):
-        branches = [replace(branch, dropout=None) for branch in stack.branches]
-        stacks.append(replace(stack, attention_dropout=None, branches=tuple(branches)))
-    return replace(
-        config,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        embedding_dropout=0.0,
-        encoder=stacks[0],
-        decoder=stacks[1],
-    )
+    changes: dict[str, Any] = {}
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        branches = tuple(replace(branch, dropout=None) for branch in stack.branches)
+        changes[name] = replace(stack, attention_dropout=None, branches=branches)
+    for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
+        changes[name] = 0.0
+    return replace(config, **changes)
 
 
 def recorded(
@@ -182,13 +176,13 @@ def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig)
             f"the PyTorch twin of architecture {family.name!r} is transformers' own:"
             " pip install transformers"
         )
-    wrong = []
-    for name in family.shared_rates():
-        if getattr(config, name) != config.dropout:
-            wrong.append(f"{name}={getattr(config, name)}")
-    for name in ("encoder", "decoder"):
-        if getattr(config, name).attention_dropout is not None:
-            wrong.append(f"{name}.attention_dropout")
+    rates = {name: getattr(config, name) for name in family.shared_rates()}
+    wrong = [f"{name}={rate}" for name, rate in rates.items() if rate != config.dropout]
+    wrong += [
+        f"{name}.attention_dropout"
+        for name in ("encoder", "decoder")
+        if getattr(config, name).attention_dropout is not None
+    ]
     if wrong:
         raise ConfigError(
             f"{', '.join(wrong)}: the PyTorch twin of architecture {config.architecture!r} has one"

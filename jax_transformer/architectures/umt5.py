@@ -8,8 +8,6 @@ from jax_transformer.config import Positions
 
 
 class UMT5(t5.T5Family):
-    """T5's attributes, with distances in every block."""
-
     name = "umt5"
     title = "UMT5"
     source = "Chung et al. 2023, UMT5 (transformers' umt5)"

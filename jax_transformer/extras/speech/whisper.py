@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from jax_transformer.architectures import bart
+from jax_transformer.architectures import bart, base
 from jax_transformer.architectures.base import Preset
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import Mask, Positions, Sinusoids, TransformerConfig, Tying
-from jax_transformer.weights.rules import Alias, Table, convolution, embedding, linear
+from jax_transformer.weights.rules import Table, convolution, embedding
 
 _END = "<|endoftext|>"
 
@@ -31,8 +31,6 @@ _SIZES = {"tiny": (4, 384), "base": (6, 512), "small": (12, 768), "medium": (24,
 
 
 class Whisper(bart.BartFamily):
-    """BART's attributes, with lengths of their own for sound and text."""
-
     name = "whisper"
     title = "Whisper"
     source = "Radford et al. 2022, Whisper (transformers' whisper)"
@@ -41,12 +39,7 @@ class Whisper(bart.BartFamily):
         "vocab_size": 51865,
         "num_mel_bins": 80,
         "d_model": 384,
-        "encoder_layers": 4,
-        "encoder_ffn_dim": 1536,
-        "encoder_attention_heads": 6,
-        "decoder_layers": 4,
-        "decoder_ffn_dim": 1536,
-        "decoder_attention_heads": 6,
+        **bart.sizes(layers=4, ffn_dim=1536, attention_heads=6),
         "activation_function": "gelu",
         "dropout": 0.0,
         "attention_dropout": 0.0,
@@ -89,7 +82,6 @@ class Whisper(bart.BartFamily):
     )
 
     def config_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of the configuration of a model with these attributes."""
         longest = values["max_target_positions"]
         fields = super().config_fields(
             {**values, "max_position_embeddings": longest, "scale_embedding": False}
@@ -112,7 +104,6 @@ class Whisper(bart.BartFamily):
         }
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
         attributes = super().to_attributes(config)
         for name in ("max_position_embeddings", "scale_embedding"):
             del attributes[name]
@@ -123,16 +114,12 @@ class Whisper(bart.BartFamily):
         }
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        """Return the rules for every name of the module's ``state_dict()``, tied copies too."""
-        output: Table = [Alias("proj_out.weight", "model.decoder.embed_tokens.weight")]
-        if config.tying is Tying.NONE:
-            output = linear("proj_out", "output", bias=False)
         return [
             *convolution("model.encoder.conv1", "stem.first", "x"),
             *convolution("model.encoder.conv2", "stem.second", "x"),
             *embedding("model.decoder.embed_tokens", "target_embedding"),
             *bart.stacks(config),
-            *output,
+            *base.output("proj_out", self.embedding_tensors[0], config, bias=False),
         ]
 
     @cached_property
@@ -153,15 +140,12 @@ class Whisper(bart.BartFamily):
 
     def _published(self, size: str, layers: int, d_model: int, **attributes: Any) -> Preset:
         """Return a published size: heads of 64 numbers, inner layers four times as wide."""
-        numbers = _ids(50257)
-        for stack in ("encoder", "decoder"):
-            numbers |= {f"{stack}_layers": layers, f"{stack}_ffn_dim": 4 * d_model}
-            numbers[f"{stack}_attention_heads"] = d_model // 64
+        sizes = bart.sizes(layers=layers, ffn_dim=4 * d_model, attention_heads=d_model // 64)
         return self.preset(
             f"Whisper {size} (Radford et al. 2022), which reads sound.",
             last_ids=("source_pad_id", "target_pad_id", "bos_id", "eos_id"),
             d_model=d_model,
-            **(numbers | attributes),
+            **(_ids(50257) | sizes | attributes),
         )
 
 

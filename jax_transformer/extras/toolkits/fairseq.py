@@ -59,7 +59,7 @@ def weight_table(config: TransformerConfig) -> Table:
     return [
         *toolkit.embeddings(config, source, target),
         *bart.stacks(config, prefix=""),
-        *toolkit.output(config, "decoder.output_projection", target),
+        *base.output("decoder.output_projection", f"{target}.weight", config, bias=False),
     ]
 
 

@@ -54,7 +54,7 @@ def weight_table(config: TransformerConfig) -> Table:
     return [
         *toolkit.embeddings(config, "src_embed.lut", target),
         *(rule for name in ("encoder", "decoder") for rule in _stack(name, config)),
-        *toolkit.output(config, "decoder.output_layer", target),
+        *base.output("decoder.output_layer", f"{target}.weight", config, bias=False),
     ]
 
 

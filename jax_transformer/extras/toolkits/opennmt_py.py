@@ -70,11 +70,7 @@ _ROLES = {"pad": "<blank>", "eos": "</s>", "unknown": "<unk>"}
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for every name of the module's ``state_dict()``, ``generator.`` too."""
     source, target = (_WORDS.format(side) for side in ("encoder", "decoder"))
-    tied: Table = [
-        rules.Alias("generator.weight", f"{target}.weight"),
-        rules.Rule("generator.bias", "output_bias"),
-    ]
-    output = tied if config.tying.tied_output else rules.linear("generator", "output")
+    output = base.output("generator", f"{target}.weight", config, bias=True)
     stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
     return [*toolkit.embeddings(config, source, target), *stacks, *output]
 

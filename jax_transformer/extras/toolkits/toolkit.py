@@ -21,7 +21,7 @@ from jax_transformer.storage import pt, run_files, safetensors
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Note, TensorInfo
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import rules
-from jax_transformer.weights.rules import Alias, Table, embedding, linear
+from jax_transformer.weights.rules import Alias, Table, embedding
 
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _REAL = re.compile(r"(\d{1,9}(\.\d{0,20})?|\.\d{1,20})([eE][-+]?\d{1,3})?", re.ASCII)
@@ -243,13 +243,6 @@ def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
     if config.tying.one_embedding:
         return [*written, Alias(f"{source}.weight", f"{target}.weight")]
     return [*written, *embedding(source, "source_embedding")]
-
-
-def output(config: TransformerConfig, name: str, target: str) -> Table:
-    """Return the rules for an output layer without a bias, perhaps the target embedding."""
-    if config.tying.tied_output:
-        return [Alias(f"{name}.weight", f"{target}.weight")]
-    return linear(name, "output", bias=False)
 
 
 # Tokenizers
