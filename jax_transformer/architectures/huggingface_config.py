@@ -86,10 +86,7 @@ _ACTIVATIONS = {
 
 
 def from_config(
-    data: Mapping[str, Any],
-    *,
-    names: Collection[str] | None = None,
-    same: AreEqual | None = None,
+    data: Mapping[str, Any], *, names: Collection[str] | None = None, same: AreEqual | None = None
 ) -> TransformerConfig:
     """Return the configuration of the model that a ``config.json`` describes.
 
@@ -97,15 +94,10 @@ def from_config(
     the output layer is tied to the embeddings, as transformers 5 decides it: what is missing is
     tied, and what is equal if ``tie_word_embeddings`` is true.
 
-    Args:
-        data: the file's attributes.
-        names: the file's tensors; without them ``tie_word_embeddings`` decides.
-        same: returns True if two tensors are equal; without it ``tie_word_embeddings`` decides
-            about a file that holds both.
-
-    Raises:
-        InputError: names every attribute that is unknown, mistyped, or has a value that no model
-            here has.
+    ``names`` are the file's tensors; without them ``tie_word_embeddings`` decides. ``same`` returns
+    True if two tensors are equal; without it the attribute decides about a file that holds both.
+    Raises InputError that names every attribute which is unknown, mistyped, or has a value that no
+    model here has.
     """
     model_type = data.get("model_type")
     family = huggingface.find_family(model_type)
@@ -140,15 +132,9 @@ def to_config(
 
     The inverse of :func:`from_config`. Left out are fields that act only in training here and have
     no attribute there (dropouts other than the family's, masks, initialisation, dtypes), and the
-    longest sequence of families whose positions have no end.
-
-    Args:
-        config: the model's configuration.
-        original: the ``config.json`` that the model came from: it is returned with what has changed
-            since.
-
-    Raises:
-        ConfigError: names the fields that no model of the family has so.
+    longest sequence of families whose positions have no end. If the model came from an
+    ``original``, that is returned with what has changed since. Raises ConfigError that names the
+    fields which no model of the family has so.
     """
     family = huggingface.family_of(config)
     attributes = {
@@ -182,9 +168,8 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
         "decoder_start_token_id": config.bos_id,
         "tie_word_embeddings": config.tying.tied_output,
     }
-    for name in common.keys() - family.defaults.keys():
-        del common[name]
-    return common | family.to_attributes(config)
+    read = {name: value for name, value in common.items() if name in family.defaults}
+    return read | family.to_attributes(config)
 
 
 def _check_read_back(
@@ -214,8 +199,7 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
             "d_ff": stack.d_ff or config.d_ff,
             "head_dim": config.head_width_of(stack),
         }
-        for field, value in own.items():
-            fields[f"{name}.{field}"] = value
+        fields |= {f"{name}.{field}": value for field, value in own.items()}
     return fields
 
 
@@ -225,9 +209,7 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
 def read(family: HuggingFaceFamily, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that decide the model, with defaults filled in.
 
-    Args:
-        family: the family of the file.
-        data: the file's attributes, for which :func:`problems` lists nothing.
+    They are those of a file, for which :func:`problems` lists nothing.
     """
     values = dict(family.defaults)
     for name, value in data.items():
@@ -268,13 +250,11 @@ def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str
 def _fits(name: str, value: Any, default: Any) -> bool:
     if value is None:
         return default is None or name in _TOKENS
-    if isinstance(default, bool):
-        return isinstance(value, bool)
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
     if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, str if isinstance(default, str) else int) and not isinstance(
-        value, bool
-    )
+        return isinstance(value, int | float)
+    return isinstance(value, str if isinstance(default, str) else int)
 
 
 def _kind(name: str, default: Any) -> str:

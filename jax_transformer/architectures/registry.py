@@ -70,8 +70,7 @@ def register(architecture: Architecture, *, replace: bool = False) -> Architectu
 def find(name: str) -> Architecture | None:
     """Return the architecture of that name, or None. No other architecture is imported.
 
-    Raises:
-        ConfigError: an installed package has one of that name, which cannot be loaded.
+    Raises ConfigError if an installed package has one of that name, which cannot be loaded.
     """
     known = _added.get(name) or _of_file(name.replace("-", "_"))
     if known is not None and known.name == name:
@@ -81,11 +80,7 @@ def find(name: str) -> Architecture | None:
 
 
 def resolve(architecture: Architecture | str) -> Architecture:
-    """Return the architecture itself, or the one of that name.
-
-    Raises:
-        ConfigError: no architecture has the name.
-    """
+    """Return the architecture itself, or the one of that name; ConfigError if there is none."""
     if not isinstance(architecture, str):
         return architecture
     known = find(architecture)
@@ -121,17 +116,12 @@ def architectures() -> list[Architecture]:
 
 
 def names() -> list[str]:
-    """List the names of every architecture."""
     return [architecture.name for architecture in architectures()]
 
 
 def presets() -> dict[str, Preset]:
     """Return every preset by name."""
-    return {
-        name: entry
-        for architecture in architectures()
-        for name, entry in architecture.presets.items()
-    }
+    return {name: entry for each in architectures() for name, entry in each.presets.items()}
 
 
 def preset_names() -> list[str]:
@@ -143,10 +133,7 @@ def find_preset(name: str, architecture: Architecture | str | None = None) -> Pr
     """Return the preset of that name: of ``architecture`` if it has one, else of any.
 
     The architecture of a configuration that names none, and the one after which a preset is named,
-    are asked before all others are imported.
-
-    Raises:
-        ConfigError: no preset has the name.
+    are asked before all others are imported. Raises ConfigError if no preset has the name.
     """
     if architecture is not None and name in resolve(architecture).presets:
         return resolve(architecture).presets[name]
@@ -168,10 +155,8 @@ def preset(name: str, **sizes: Any) -> TransformerConfig:
     """Return a preset's configuration with fields changed as by ``TransformerConfig.with_sizes``.
 
     A size that is not given keeps the number of the source, or its rule (such as ``d_ff`` = 4
-    ``d_model``).
-
-    Raises:
-        ConfigError: no preset has the name, or a field is unknown or has a value that cannot be.
+    ``d_model``). Raises ConfigError if no preset has the name, or a field is unknown or has a value
+    that cannot be.
     """
     return find_preset(name).with_sizes(**sizes)
 
@@ -196,8 +181,7 @@ def load_from(spec: str) -> Architecture:
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     if not hasattr(module, name):
         raise ConfigError(f"{where} has no {name!r}{nearest(name, list(vars(module)))}")
-    value = getattr(module, name)
-    if not isinstance(value, Architecture):
+    if not isinstance(value := getattr(module, name), Architecture):
         raise ConfigError(
             f"{where}:{name} is a {type(value).__name__}, not a jax_transformer.Architecture"
         )
@@ -283,8 +267,7 @@ def _one_line(error: BaseException) -> str:
 def unchecked_table(architecture: Architecture | str, config: TransformerConfig) -> rules.Table:
     """Return the rules that an architecture has for a configuration, unchecked.
 
-    Raises:
-        ConfigError: the architecture is not known, or its function raises an exception.
+    Raises ConfigError if the architecture is not known, or its function raises an exception.
     """
     known = resolve(architecture)
     try:
@@ -311,9 +294,8 @@ def weight_table(
         architecture: whose names the PyTorch weights have, as an Architecture or a registered name;
             ``config.architecture`` if None.
 
-    Raises:
-        ConfigError: the architecture is not known or has no names for this configuration, or its
-            encoder does not stand by itself.
+    Raises ConfigError if the architecture is not known or has no names for this configuration, or
+    its encoder does not stand by itself.
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; known: {', '.join(PARTS)}")

@@ -27,15 +27,8 @@ from jax_transformer.weights import arrays, rules
 def twin(config: TransformerConfig, architecture: Architecture | str | None = None) -> Any:
     """Return the PyTorch module that computes the same as a Transformer of ``config``.
 
-    It is newly initialised.
-
-    Args:
-        config: the model.
-        architecture: the architecture, or its registered name; ``config.architecture`` if None.
-
-    Raises:
-        ConfigError: the architecture has no twin, or the twin cannot be set to some fields, which
-            are named.
+    It is newly initialised. The architecture, or its registered name, is ``config``'s if None.
+    Raises ConfigError if it has no twin, or one that cannot be set to some fields, which are named.
     """
     known = registry.resolve(architecture or config.architecture)
     twin_class = _reference_class(known)
@@ -54,8 +47,7 @@ def twin(config: TransformerConfig, architecture: Architecture | str | None = No
 def _reference_class(architecture: Architecture) -> Callable[..., Any]:
     """Import and return the class of the PyTorch twin, or the function that makes one.
 
-    Raises:
-        ConfigError: the architecture has no twin, or its module or class cannot be imported.
+    Raises ConfigError if there is no twin, or its module or class cannot be imported.
     """
     reference = architecture.reference
     if reference is None:
@@ -109,33 +101,18 @@ def outputs(
     target: np.ndarray,
     modules: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
-    """Return float64 outputs of the twin with these weights.
+    """Return float64 outputs of the twin with these weights, under PyTorch's names, for ids (b, s)
+    and (b, t): ``logits`` (b, t, v), and the output of each of ``modules``, which has the names of
+    PyTorch modules by the key that their outputs get.
 
-    Args:
-        config: the model.
-        state: the weights under PyTorch's names.
-        source: ids (b, s).
-        target: ids (b, t).
-        modules: names of PyTorch modules, by the key that their outputs get.
-
-    Returns:
-        ``logits`` (b, t, v), and the output of each of ``modules``.
-
-    Raises:
-        ConfigError: the configuration has no twin, or the twin raises an exception.
+    Raises ConfigError if the configuration has no twin, or the twin raises an exception.
     """
     from jax_transformer.weights import torch_bridge
 
     if isinstance(registry.resolve(config.architecture), HuggingFaceFamily):
         config = _without_dropout(config)  # transformers' modules have fewer rates
-    return _of_twin(
-        config.architecture,
-        torch_bridge.outputs,
-        twin(config),
-        dict(state),
-        (source, target),
-        modules,
-    )
+    batch, run = (source, target), torch_bridge.outputs
+    return _of_twin(config.architecture, run, twin(config), dict(state), batch, modules)
 
 
 def _without_dropout(config: TransformerConfig) -> TransformerConfig:
@@ -197,11 +174,8 @@ def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig)
         elif stack.position_index is PositionIndex.NOT_PADDING:
             offset, layout = config.encoder.position_offset, config.encoder.sinusoids
             table = sinusoids(config.max_length + offset, config.d_model, layout=layout)
-            counted[name] = {
-                "table": np.array(table),
-                "padding": config.source_pad_id,
-                "offset": offset,
-            }
+            padding = config.source_pad_id
+            counted[name] = {"table": np.array(table), "padding": padding, "offset": offset}
     return (family.model_class, attributes), {
         "prefix": family.prefix.rstrip("."),
         "untied": config.tying is Tying.EMBEDDINGS,
@@ -282,13 +256,9 @@ def from_torch(
     try:
         flax = rules.to_flax(table, state, transformer.shapes(config, kind))
     except InputError as error:
-        names = {rule.torch for rule in table}
-        raise tensor_names.explained(error, state, names) from None
-    return transformer.unflatten_part(
-        config,
-        {name: arrays.as_jax(name, array, dtype) for name, array in flax.items()},
-        kind,
-    )
+        raise tensor_names.explained(error, state, tensor_names.torch_names(table)) from None
+    leaves = {name: arrays.as_jax(name, array, dtype) for name, array in flax.items()}
+    return transformer.unflatten_part(config, leaves, kind)
 
 
 def to_torch(

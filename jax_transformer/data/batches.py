@@ -320,10 +320,10 @@ def eval_batches(
     """Return every pair once, in order of length, with the indices that put results back in place:
     result[indices] = outputs[: len(indices)].
     """
-    batches = []
-    for bucket, indices in by_length(encoded.lengths.max(axis=1), widths, rows):
-        batches.append((indices, make_batch(encoded, indices, widths[bucket], rows[bucket])))
-    return batches
+    return [
+        (indices, make_batch(encoded, indices, widths[bucket], rows[bucket]))
+        for bucket, indices in by_length(encoded.lengths.max(axis=1), widths, rows)
+    ]
 
 
 def row_counts(most: int) -> tuple[int, ...]:

@@ -72,11 +72,8 @@ class EncodedPairs:
 
     @property
     def special_tokens(self) -> tuple[SpecialTokens, SpecialTokens]:
-        """Special tokens of a source and of a target."""
-        return self.added or (
-            SpecialTokens((), (self.ids.source_eos,)),
-            SpecialTokens((), (self.ids.target_eos,)),
-        )
+        ends = self.ids.source_eos, self.ids.target_eos
+        return self.added or (SpecialTokens((), ends[:1]), SpecialTokens((), ends[1:]))
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:
@@ -91,11 +88,9 @@ def named_tokenizer(options: DataOptions) -> Vocabulary | None:
     if options.tokenizer is None:
         return None
     first = Tokenizer.load(options.tokenizer)
-    return (
-        first
-        if options.target_tokenizer is None
-        else TokenizerPair(first, Tokenizer.load(options.target_tokenizer))
-    )
+    if options.target_tokenizer is None:
+        return first
+    return TokenizerPair(first, Tokenizer.load(options.target_tokenizer))
 
 
 def has_tokenizer(path: str | Path) -> bool:
@@ -109,10 +104,7 @@ def load_tokenizer(path: str | Path) -> Vocabulary:
     Raises InputError that names a missing file.
     """
     folder = Path(path)
-    sides = []
-    for name in SIDE_FILES:
-        if (folder / name).exists():
-            sides.append(name)
+    sides = [name for name in SIDE_FILES if (folder / name).exists()]
     if (folder / SHARED_FILE).exists():
         if sides:
             raise errors.InputError(

@@ -11,13 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jax_transformer.architectures.tokenizer_recipe import (
-    Algorithm,
-    LanguagePlace,
-    Languages,
-    TargetStart,
-)
+from jax_transformer.architectures import tokenizer_recipe
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, LanguagePlace, TargetStart
 from jax_transformer.data import vocabulary
 from jax_transformer.data.tokenizer import TokenizerPair
 from jax_transformer.data.vocabulary import LineEnds, TokenizerSettings, Vocabulary
@@ -27,14 +24,11 @@ from jax_transformer.storage.run_files import LANGUAGES_FILE
 from jax_transformer.storage.untrusted import shown
 
 MAX_FILE_SIZE = 200_000_000  # bytes
-_SETTINGS_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 _MODEL_FILES = ("config.json", "generation_config.json")
+_SETTINGS_FILES = (
+    *_MODEL_FILES,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -131,13 +125,10 @@ def read_files(folder: Path) -> TokenizerFiles:
         raise InputError(f"{folder}: no such folder")
     settings = vocabulary.read_settings(folder)
     recipe = settings.recipe
-    contents = {}
-    for name in _SETTINGS_FILES:
-        if (folder / name).exists():
-            contents[name] = _bytes(folder / name)
-    names = [*recipe.files]
-    if settings.flag("separate_vocabs"):
-        names.append("target_vocab.json")
+    small = [name for name in _SETTINGS_FILES if (folder / name).exists()]
+    contents = {name: _bytes(folder / name) for name in small}
+    separate = settings.flag("separate_vocabs")
+    names = [*recipe.files, *(["target_vocab.json"] if separate else [])]
     missing = [name for name in names if not (folder / name).is_file()]
     fast = folder / "tokenizer.json"
     if fast.exists() and (missing or not recipe.reads_own_files_first):
@@ -203,7 +194,7 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _languages(languages: Languages, side: Vocabulary) -> tuple[str, ...]:
+def _languages(languages: tokenizer_recipe.Languages, side: Vocabulary) -> tuple[str, ...]:
     pattern = re.compile(languages.pattern)
     codes = [match[1] for name in side.names() if (match := pattern.fullmatch(name))]
     codes += [
@@ -271,8 +262,7 @@ class HuggingFaceTokenizer(TokenizerPair):
     ) -> "HuggingFaceTokenizer":
         """Return the same tokenizer between other languages; None keeps a language.
 
-        Raises:
-            ConfigError: it does not have a language.
+        Raises ConfigError if it does not have a language.
         """
         _check_languages(self.files, source_lang, target_lang)
         return _assemble(
@@ -284,10 +274,8 @@ class HuggingFaceTokenizer(TokenizerPair):
 
         That is the target language's in mBART-50, M2M100 and NLLB. None in other families, and if
         no target language is given here or before: then the model's ``forced_bos_token_id`` counts.
-        mBART's decoder starts with the language instead, which is ``bos_id``.
-
-        Raises:
-            ConfigError: it does not have the language.
+        mBART's decoder starts with the language instead, which is ``bos_id``. Raises ConfigError if
+        it does not have the language.
         """
         code, recipe = target_lang or self.target_lang, self.files.settings.recipe.languages
         if recipe is not None and recipe.target_start is TargetStart.FORCED and code is not None:
@@ -388,15 +376,11 @@ def _assemble(
     elif target_lang is not None and files.languages:
         code = files.language_id(files.source, target_lang)
         ends = (source_ends._replace(prefix=(code,)), target_ends)
-    sides, digest = [], files.digest
-    for side, line_ends in zip((files.source, files.target), ends, strict=True):
-        eos_id = files.role_id(side, "eos_token")
-        sides.append(
-            side.with_ends(
-                line_ends, pad_id=files.pad_id, bos_id=start, eos_id=eos_id, digest=digest
-            )
-        )
-    source, target = sides
+    ids: dict[str, Any] = {"pad_id": files.pad_id, "bos_id": start, "digest": files.digest}
+    source, target = (
+        side.with_ends(line_ends, eos_id=files.role_id(side, "eos_token"), **ids)
+        for side, line_ends in zip((files.source, files.target), ends, strict=True)
+    )
     return HuggingFaceTokenizer(source, target, files, source_lang, target_lang)
 
 
@@ -416,10 +400,8 @@ def _with_language(
         some = ", ".join(files.languages[:8])
         return ConfigError(f"{settings.folder}: give {option}, one of {some}, ...")
     code = files.language_id(vocabulary, language)
-    last = languages.place is LanguagePlace.LAST
-    if languages.last_if is not None and settings.flag(languages.last_if):
-        last = True
-    if last:
+    last_if = languages.last_if is not None and settings.flag(languages.last_if)
+    if last_if or languages.place is LanguagePlace.LAST:
         return LineEnds(plain.prefix, (*plain.suffix, code))
     return LineEnds((code, *plain.prefix), plain.suffix)
 
@@ -429,12 +411,7 @@ def _plain_ends(files: TokenizerFiles, vocabulary: Vocabulary, after: tuple[str,
     a line, or none that ends it but ``eos_token``.
     """
     recipe, named = files.settings.recipe, files.settings.special_tokens
-    prefix, suffix = [], []
-    for text in recipe.before_without_role:
-        prefix.append(files.id_of(vocabulary, text))
-    for role in recipe.before:
-        if role in named:
-            prefix.append(files.role_id(vocabulary, role))
-    for role in after:
-        suffix.append(files.role_id(vocabulary, role if role in named else "eos_token"))
-    return LineEnds(tuple(prefix), tuple(suffix))
+    prefix = [files.id_of(vocabulary, text) for text in recipe.before_without_role]
+    prefix += [files.role_id(vocabulary, role) for role in recipe.before if role in named]
+    roles = [role if role in named else "eos_token" for role in after]
+    return LineEnds(tuple(prefix), tuple(files.role_id(vocabulary, role) for role in roles))

@@ -48,10 +48,9 @@ class DataSource(enum.StrEnum):
 
 
 _SOURCES = {
-    "train_source": DataSource.LINES,
-    "train_target": DataSource.LINES,
-    "valid_source": DataSource.LINES,
-    "valid_target": DataSource.LINES,
+    **dict.fromkeys(
+        "train_source train_target valid_source valid_target".split(), DataSource.LINES
+    ),
     "train": DataSource.PAIRS,
     "valid": DataSource.PAIRS,
     "dataset": DataSource.DATASET,
@@ -159,10 +158,8 @@ class DataOptions:
     @property
     def kind(self) -> DataSource:
         """The form of the text that the options name."""
-        for name, kind in _SOURCES.items():
-            if getattr(self, name):
-                return kind
-        return DataSource.PHRASES
+        named = (kind for name, kind in _SOURCES.items() if getattr(self, name))
+        return next(named, DataSource.PHRASES)
 
     @property
     def builtin(self) -> bool:
@@ -172,11 +169,8 @@ class DataOptions:
     @property
     def languages(self) -> dict[str, str]:
         """The languages that are named, by their options."""
-        named = {}
-        for name in ("source_lang", "target_lang"):
-            if getattr(self, name) is not None:
-                named[f"data.{name}"] = getattr(self, name)
-        return named
+        named = {"data.source_lang": self.source_lang, "data.target_lang": self.target_lang}
+        return {name: language for name, language in named.items() if language is not None}
 
     @property
     def files(self) -> list[str]:
@@ -192,11 +186,8 @@ class DataOptions:
                 options.setdefault(kind, f"data.{name}")
         if len(options) > 1:
             raise ConfigError(f"text comes from one place: give {' or '.join(options.values())}")
-        absent = []
-        for name, kind in _SOURCES.items():
-            if kind is self.kind and not getattr(self, name):
-                absent.append(f"data.{name}")
-        if absent:
+        own = [name for name, kind in _SOURCES.items() if kind is self.kind]
+        if absent := [f"data.{name}" for name in own if not getattr(self, name)]:
             raise ConfigError(
                 f"training on files needs all of them; not given: {', '.join(absent)}"
             )

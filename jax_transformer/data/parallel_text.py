@@ -39,30 +39,12 @@ class Pairs:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, plain or gzipped (by its content, not its suffix)."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise errors.InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if content.startswith(GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise errors.InputError(
-                f"{path}: the gzip data are truncated or damaged: {error}"
-            ) from error
-    return split_lines(content, str(path))
-
-
-def split_lines(content: bytes, name: str) -> list[str]:
-    r"""Return the lines of UTF-8 bytes; ``name`` is their name in messages.
+    r"""Return the lines of a UTF-8 text file, plain or gzipped (by its content, not its suffix).
 
     A line ends at ``\n`` only: ``str.splitlines`` also splits at U+2028, U+0085 and form feeds, so
     the two sides would no longer match.
     """
-    if not content.removeprefix(UTF8_BOM):
-        raise errors.InputError(f"{name}: the file is empty")
-    return _lines(content.removesuffix(b"\n"), name)
+    return [line for lines in read_chunks(path) for line in lines]
 
 
 def read_chunks(path: str | Path) -> Iterator[list[str]]:
@@ -82,7 +64,7 @@ def read_chunks(path: str | Path) -> Iterator[list[str]]:
 def split_chunks(file: io.BufferedReader, name: str) -> Iterator[list[str]]:
     """Yield the lines of an open file as they come, plain or gzipped; ``name`` is for messages.
 
-    A line ends as in :func:`split_lines`; the last one may have no end.
+    A line ends as in :func:`read_lines`; the last one may have no end.
     """
     zipped = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
     reader: Any = gzip.GzipFile(fileobj=file) if zipped else file

@@ -29,10 +29,10 @@ class Tokenizer:
     """Text to ids and back.
 
     Special tokens are added where batches are built; in text, ``<eos>`` is five characters.
+    ``path`` is the file of the model, for messages.
     """
 
     def __init__(self, model: tokenizers.Tokenizer, path: str | Path = "tokenizer") -> None:
-        """``path`` is the file of the model, for messages."""
         vocabulary = model.get_vocab(with_added_tokens=True)
         if PAD not in vocabulary or EOS not in vocabulary:
             missing = [text for text in (PAD, EOS) if text not in vocabulary]
@@ -88,12 +88,9 @@ class Tokenizer:
             [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
         model.decoder = decoders.ByteLevel()
-        special_tokens = []
-        for i in range(max(specials) + 1):
-            special_tokens.append(specials.get(i, f"<unused{i}>"))
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=special_tokens,
+            special_tokens=[specials.get(i, f"<unused{i}>") for i in range(max(specials) + 1)],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             max_token_length=LONGEST_TOKEN,
             show_progress=False,
@@ -160,10 +157,7 @@ class Tokenizer:
         """This tokenizer: one vocabulary for both sides."""
         return self
 
-    @property
-    def target(self) -> "Tokenizer":
-        """This tokenizer: one vocabulary for both sides."""
-        return self
+    target = source
 
     @property
     def hash(self) -> str:
@@ -214,45 +208,40 @@ def guarded(path: str | Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """A vocabulary for each side instead of a shared one: it reads sources and writes targets."""
+    """A vocabulary for each side instead of a shared one: it reads sources and writes targets.
+
+    So ids, prefix and suffix are the source's, and :meth:`decode` returns the text of a target.
+    """
 
     source: Tokenizer
     target: Tokenizer
 
     @property
     def pad_id(self) -> int:
-        """The source's id of padding."""
         return self.source.pad_id
 
     @property
     def eos_id(self) -> int:
-        """The source's id of the end."""
         return self.source.eos_id
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before a source line."""
         return self.source.prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after a source line."""
         return self.source.suffix
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a source line, without special tokens."""
         return self.source.encode(line)
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return :meth:`encode` of each line, on all cores."""
         return self.source.encode_batch(lines)
 
     def fewest_tokens(self, line: str) -> int:
-        """Return a lower bound of the number of tokens of a source line, without encoding."""
         return self.source.fewest_tokens(line)
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """Return the text of a target's ids; special tokens are dropped."""
         return self.target.decode(ids)
 
     @property

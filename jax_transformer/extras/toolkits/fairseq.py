@@ -14,7 +14,7 @@ from typing import Any
 
 from jax_transformer.architectures import bart, base
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.config import TransformerConfig, enums
+from jax_transformer.config import TYINGS, TransformerConfig, enums
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
 from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
@@ -92,13 +92,9 @@ def configuration(model: Options, source_size: int, target_size: int) -> Transfo
     pre = [model.flag(f"{side}_normalize_before", False) for side in ("encoder", "decoder")]
     learned = [model.flag(f"{side}_learned_pos", False) for side in ("encoder", "decoder")]
     longest = [model.number(f"max_{side}_positions", 1024) for side in ("source", "target")]
-    for name, values in (
-        ("normalize_before", pre),
-        ("learned_pos", learned),
-        ("max_positions", longest if any(learned) else []),
-    ):
-        if len(set(values)) > 1:
-            raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
+    toolkit.equal("normalize_before", pre)
+    if toolkit.equal("learned_pos", learned):
+        toolkit.equal("max_positions", longest)
     norms = [pre[0], pre[1] and not model.flag("no_decoder_final_norm", False)]
     stacks = [
         make(
@@ -136,7 +132,7 @@ def configuration(model: Options, source_size: int, target_size: int) -> Transfo
         output_bias=False,
         padding_trained=False,
         embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL if scaled else enums.EmbeddingScale.NONE,
-        tying=enums.Tying.ALL if shared else enums.Tying.OUTPUT if tied else enums.Tying.NONE,
+        tying=TYINGS[shared, shared or tied],
         dropout=dropout,
         attention_dropout=model.real("attention_dropout", 0.0),
         activation_dropout=model.real("activation_dropout", 0.0),

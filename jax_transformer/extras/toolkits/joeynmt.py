@@ -8,7 +8,7 @@ decoder norms after them.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture
@@ -20,7 +20,6 @@ from jax_transformer.storage import untrusted, yaml_data
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Table
 
-T = TypeVar("T")
 CONFIG = "config.yaml"
 _LONGEST = 5000
 """Rows of the table of positions, which is a buffer of every checkpoint."""
@@ -91,14 +90,15 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
     if tied_embeddings and words.source != words.target:
         raise InputError("tied_embeddings: the vocabularies differ")
     stacks = (encoder, decoder)
-    d_model = _equal("hidden_size", [stack.number("hidden_size", 512) for stack in stacks])
-    dropout = _equal("dropout", [stack.real("dropout", 0.1) for stack in stacks])
+    d_model = toolkit.equal("hidden_size", [stack.number("hidden_size", 512) for stack in stacks])
+    dropout = toolkit.equal("dropout", [stack.real("dropout", 0.1) for stack in stacks])
     scaled = [stack.section("embeddings").flag("scale", False) for stack in stacks]
     if not tied_embeddings:  # a shared embedding is the encoder's
-        _equal("embeddings.scale", scaled)
-    is_pre = {"pre": True, "post": False}
+        toolkit.equal("embeddings.scale", scaled)
+    scale, is_pre = enums.EmbeddingScale, {"pre": True, "post": False}
     sides = ((encoder, "pre"), (decoder, "post"))
-    pre = _equal("layer_norm", [one.choice("layer_norm", is_pre, usual) for one, usual in sides])
+    norms = [stack.choice("layer_norm", is_pre, usual) for stack, usual in sides]
+    pre = toolkit.equal("layer_norm", norms)
     return TransformerConfig(
         **words.config_fields(),
         d_model=d_model,
@@ -109,9 +109,7 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         norm_epsilon=1e-6,
         output_bias=False,
         padding_trained=False,
-        embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL
-        if scaled[0]
-        else enums.EmbeddingScale.NONE,
+        embedding_scale=scale.SQRT_D_MODEL if scaled[0] else scale.NONE,
         tying=TYINGS[tied_embeddings, model.flag("tied_softmax", False)],
         dropout=dropout,
         attention_dropout=dropout,
@@ -121,13 +119,6 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         encoder=base.encoder(encoder.layers("num_layers", 8), **_sizes(encoder, 4, pre)),
         decoder=base.decoder(decoder.layers("num_layers", 4), **_sizes(decoder, 8, pre)),
     )
-
-
-def _equal(name: str, values: Sequence[T]) -> T:
-    """Return the value of encoder and decoder. Raises InputError if they differ."""
-    if len(set(values)) > 1:
-        raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
-    return values[0]
 
 
 def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:

@@ -47,6 +47,7 @@ _SINUSOIDS = {
     "SinusoidalInterleaved": enums.Sinusoids.INTERLEAVED,
     "SinusoidalConcat": enums.Sinusoids.TENSOR2TENSOR,
 }
+_NORM_KINDS = {"standard": enums.Norm.LAYER, "rms": enums.Norm.RMS}
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_task": ("seq2seq",),
     "model_type": ("text",),
@@ -92,11 +93,9 @@ def _stack(name: str, config: TransformerConfig) -> Table:
             module, biases = f"{torch}.{_ATTENTIONS[part]}", bool(config.attention_bias)
             layer += rules.attention(module, f"{flax}.{part.value}", _LINEARS, bias=biases)
     table = f"{name}.embeddings.make_embedding.pe.pe"
-    positions: Table = (
-        [rules.Rule(table, f"{name}.positions.table", "l 1 d -> l d")]
-        if stack.positions is enums.Positions.SINUSOIDAL_STORED
-        else []
-    )
+    positions: Table = []
+    if stack.positions is enums.Positions.SINUSOIDAL_STORED:
+        positions.append(rules.Rule(table, f"{name}.positions.table", "l 1 d -> l d"))
     final = rules.layer_norm(f"{name}.layer_norm", f"{name}.final_norm", bias=with_bias)
     return [*positions, *rules.repeat(stack.layers, layer), *final]
 
@@ -123,10 +122,8 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
     for name in ("dec_hid_size", "src_word_vec_size", "tgt_word_vec_size"):
         if options.number(name, width) != width:
             raise InputError(f"{name} is not enc_hid_size={width}")
-    norm = options.choice(
-        "layer_norm", {"standard": enums.Norm.LAYER, "rms": enums.Norm.RMS}, "standard"
-    )
-    bias = norm is enums.Norm.LAYER
+    norm = options.choice("layer_norm", _NORM_KINDS, "standard")
+    bias, scale = norm is enums.Norm.LAYER, enums.EmbeddingScale
     if options.flag("add_ffnbias", True) and not bias:
         raise InputError("add_ffnbias=True: with rms norms no layer has biases here")
     positions = options.flag("position_encoding", False)
@@ -154,9 +151,7 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
         attention_bias=options.flag("add_qkvbias", False),
         output_bias=True,
         padding_trained=False,
-        embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL
-        if positions
-        else enums.EmbeddingScale.NONE,
+        embedding_scale=scale.SQRT_D_MODEL if positions else scale.NONE,
         tying=tying,
         dropout=dropout,
         attention_dropout=options.real("attention_dropout", dropout),
@@ -208,12 +203,10 @@ class OpenNMTPy(Toolkit):
             if config.bias and not options.flag("add_ffnbias", True):
                 names = [rule.torch for rule in weight_table(config)]
                 zero = tuple(filter(_FFN_BIAS.search, names))
+            states, weights = {"": ("model",), "generator.": ("generator",)}, tuple[Path, ...]()
             if "model" not in content:
-                return Description(
-                    config, {}, zero=zero, vocabularies=words, weights=_weights(path)
-                )
-        states = {"": ("model",), "generator.": ("generator",)}
-        return Description(config, states, zero=zero, vocabularies=words)
+                states, weights = {}, _weights(path)
+        return Description(config, states, zero=zero, vocabularies=words, weights=weights)
 
 
 FORMAT = OpenNMTPy()

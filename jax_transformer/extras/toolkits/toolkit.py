@@ -4,11 +4,11 @@ of a checkpoint before its weights are read; and vocabularies as this project's 
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Table, embedding
 
+T = TypeVar("T")
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _REAL = re.compile(r"(\d{1,9}(\.\d{0,20})?|\.\d{1,20})([eE][-+]?\d{1,3})?", re.ASCII)
 
@@ -151,6 +152,13 @@ class Toolkit(Format):
             derived=tuple(derived),
             vocabularies=described.vocabularies,
         )
+
+
+def equal(name: str, values: Sequence[T]) -> T:
+    """Return the value of encoder and decoder. Raises InputError if they differ."""
+    if len(set(values)) > 1:
+        raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
+    return values[0]
 
 
 class Options:

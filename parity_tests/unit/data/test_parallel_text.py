@@ -1,7 +1,7 @@
 """Reading parallel text: line ends, dropped pairs, and refusals in one line that names the file."""
 
 import gzip
-import itertools
+import io
 from pathlib import Path
 
 import hypothesis
@@ -41,7 +41,8 @@ def test_written_lines_are_read_back(lines, crlf):
     hypothesis.assume(not lines[0].startswith("\ufeff"))
     content = "".join(line + ("\r\n" if crlf else "\n") for line in lines).encode()
     expected = lines if crlf else [line.removesuffix("\r") for line in lines]
-    assert parallel_text.split_lines(content, "name") == expected
+    file = io.BufferedReader(io.BytesIO(content))
+    assert [line for part in parallel_text.split_chunks(file, "") for line in part] == expected
 
 
 @pytest.mark.parametrize("name", ["text.gz", "text.de"])
@@ -90,10 +91,10 @@ def test_unreadable_paths_are_refused(tmp_path, monkeypatch):
     assert "No such file" in refusal(parallel_text.read_lines, str(tmp_path / "absent.txt"))
     assert "directory" in refusal(parallel_text.read_lines, tmp_path)
 
-    def refuse(path):
+    def refuse(path, mode):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
     assert "Permission denied" in refusal(parallel_text.read_lines, tmp_path / "secret")
 
 
@@ -209,12 +210,10 @@ def test_content_hash_is_the_same_in_every_version():
     "content", [b"one\ntwo\n", b"one\n\ntwo", b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\r\nthree", b"\n\n"]
 )
 def test_lines_that_come_in_pieces_are_those_of_the_file(tmp_path, monkeypatch, content, size):
+    path = written(tmp_path / "text", content)
+    expected = parallel_text.read_lines(path)
     monkeypatch.setattr(parallel_text, "_CHUNK", size)
-    path = tmp_path / "text"
-    path.write_bytes(content)
-    assert list(itertools.chain.from_iterable(parallel_text.read_chunks(path))) == (
-        parallel_text.read_lines(path)
-    )
+    assert parallel_text.read_lines(path) == expected
 
 
 def test_a_line_that_is_not_utf_8_is_named_by_its_number_in_the_file(tmp_path, monkeypatch):
