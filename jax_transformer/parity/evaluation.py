@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from jax_transformer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jax_transformer.parity.recording import Visitor
 
 Iterations = tuple[tuple[int, int], ...]
 """The number of the pass and the length of each scan around, outermost first."""
@@ -61,21 +64,6 @@ def mark(x: jax.Array, point: Point) -> jax.Array:
     return _tap.bind(x, point=point)
 
 
-class Visitor(Protocol):
-    """Follows an evaluation."""
-
-    def visit(
-        self, point: Point, iterations: Iterations, array: jax.Array, narrow: str | None
-    ) -> jax.Array:
-        """Return the array to go on with; ``narrow`` is its dtype in the model below float64."""
-
-    def compute_narrow(self, dtype: str) -> None:
-        """Note that the model computes in a dtype below float64 here."""
-
-    def round_constant(self) -> None:
-        """Note that a constant of the model was rounded to such a dtype here."""
-
-
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_vjp_call")
 """Primitives whose body is run once; a function's own rule for its derivative is not used."""
 _AS_THEY_ARE = ("bitcast_convert_type", "pure_callback", "io_callback", "ffi_call", "pallas_call")
@@ -86,7 +74,7 @@ _AS_THEY_ARE = ("bitcast_convert_type", "pure_callback", "io_callback", "ffi_cal
 class Evaluation:
     """An evaluation of jaxprs for a visitor; in float64 only if ``wide``."""
 
-    visitor: Visitor
+    visitor: "Visitor"
     wide: bool = False
 
     def run(
@@ -138,7 +126,7 @@ class Evaluation:
         narrow = _narrow_dtype(equation)
         if primitive is _tap:
             return [self.visitor.visit(params["point"], iterations, inputs[0], narrow)]
-        tapped = _has_taps(equation)
+        tapped = any(each.primitive is _tap for each in _equations(equation))
         if narrow and not tapped:
             self.visitor.compute_narrow(narrow)
         if not tapped and not (narrow and self.wide):
@@ -270,10 +258,8 @@ def _exact(rounded: Any) -> float | None:
 
 def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
     """Return the narrowest dtype below float64 that an equation has anywhere."""
-    avals: Any = (atom.aval for atom in (*equation.invars, *equation.outvars))
-    names = [np.dtype(aval.dtype).name for aval in avals if is_narrow(aval)]
-    inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
-    names += filter(None, map(_narrow_dtype, inner))
+    atoms: Any = (atom for each in _equations(equation) for atom in (*each.invars, *each.outvars))
+    names = [np.dtype(atom.aval.dtype).name for atom in atoms if is_narrow(atom.aval)]
     return min(names, key=itemsize, default=None)
 
 
@@ -282,9 +268,12 @@ def itemsize(dtype: str) -> int:
     return np.dtype(jnp.dtype(dtype)).itemsize
 
 
-def _has_taps(equation: core.JaxprEqn) -> bool:
-    inner = (each for body in _jaxprs(equation) for each in body.jaxpr.eqns)
-    return any(each.primitive is _tap or _has_taps(each) for each in inner)
+def _equations(equation: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
+    """Return the equation and all in it."""
+    yield equation
+    for body in _jaxprs(equation):
+        for each in body.jaxpr.eqns:
+            yield from _equations(each)
 
 
 def _jaxprs(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:

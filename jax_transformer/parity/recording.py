@@ -6,6 +6,7 @@ in float64 in every place if float64 is asked for. ``torch_reference.recording``
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,9 +63,9 @@ class Recording:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     result: np.ndarray | None = None
-    points: frozenset[str] = frozenset()
+    points: set[str] = field(default_factory=set)
     narrow: dict[str, str] | None = None
-    rounded: Sequence[str] = ()
+    rounded: list[str] = field(default_factory=list)
     note: str = ""
     callers: dict[str, str] = field(default_factory=dict)
     """The call in which each call was made; the model's is ""."""
@@ -172,21 +173,22 @@ def _run(
 ) -> Recording:
     """Evaluate a traced model on its parameters, other arrays and batch."""
     parameters, *rest = arrays
-    visitor = _Visitor({}, {})
+    recording = Recording()
 
     def run(
         parameters: Mapping[str, Any],
         perturbations: Mapping[str, Any],
         replacements: Mapping[str, Any],
     ) -> tuple[Any, tuple[dict[str, Any], Any]]:
-        nonlocal visitor
-        visitor = _Visitor(perturbations, replacements)
+        nonlocal recording
+        recording = Recording(narrow={})
+        visitor = Visitor(recording, perturbations, replacements)
         leaves = jax.tree.leaves((parameters, *rest))
         (output,) = Evaluation(visitor, wide).run(jaxpr, leaves)
         if seed is None:
-            return jnp.zeros((), output.dtype), (visitor.arrays, output)
+            return jnp.zeros((), output.dtype), (recording.arrays, output)
         weights = np.random.default_rng(seed).standard_normal(output.shape)
-        return (output * jnp.asarray(weights, output.dtype)).sum(), (visitor.arrays, output)
+        return (output * jnp.asarray(weights, output.dtype)).sum(), (recording.arrays, output)
 
     gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     if seed is None:
@@ -196,22 +198,14 @@ def _run(
         zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
         differentiate = jax.grad(run, argnums=(0, 1), has_aux=True)
         gradients, (recorded, output) = jax.jit(differentiate)(parameters, zeros, {})
-    of_parameters, of_arrays = (
+    recording.parameters, of_arrays = (
         {name: _to_numpy(array, gradient=True) for name, array in group.items()}
         for group in gradients
     )
-    named = {name: _to_numpy(array) for name, array in recorded.items()}
-    named |= {f"{name} gradient": array for name, array in of_arrays.items()}
-    return Recording(
-        visitor.order,
-        named,
-        of_parameters,
-        _to_numpy(output),
-        frozenset(visitor.points),
-        visitor.narrow if wide else None,
-        sorted(visitor.rounded),
-        callers=visitor.callers,
-    )
+    recording.arrays = {name: _to_numpy(array) for name, array in recorded.items()}
+    recording.arrays |= {f"{name} gradient": array for name, array in of_arrays.items()}
+    recording.result, recording.narrow = _to_numpy(output), recording.narrow if wide else None
+    return recording
 
 
 def _first_array(output: Any) -> jax.Array:
@@ -225,52 +219,54 @@ def _first_array(output: Any) -> jax.Array:
     return jnp.stack([array.real, array.imag], axis=-1) if jnp.iscomplexobj(array) else array
 
 
-class _Visitor:
-    """Records the marked arrays of one evaluation.
+@dataclass
+class Visitor:
+    """Notes the marked arrays of one evaluation in a recording.
 
     ``perturbations`` (zeros) are added to them, so that the gradient with respect to a perturbation
     is the gradient with respect to that array. ``replacements`` take their places afterwards.
     """
 
-    def __init__(self, perturbations: Mapping[str, Any], replacements: Mapping[str, Any]):
-        self.perturbations, self.replacements = perturbations, replacements
-        self.order: list[str] = []
-        self.points: set[str] = set()
-        self.narrow: dict[str, str] = {}
-        self.rounded: set[str] = set()
-        self.arrays: dict[str, Any] = {}
-        self.callers: dict[str, str] = {}
-        self._counts: dict[str, int] = {}
-        self._open: dict[Any, str] = {}
-        """The calls that are going on, the innermost last."""
+    recording: Recording
+    perturbations: Mapping[str, Any]
+    replacements: Mapping[str, Any]
+    _counts: Counter[str] = field(default_factory=Counter)
+    _open: dict[Any, str] = field(default_factory=dict)
+    """The calls that are going on, the innermost last."""
 
     def compute_narrow(self, dtype: str) -> None:
-        module = self._innermost().rpartition("#")[0]
-        self.narrow[module] = min(dtype, self.narrow.get(module, dtype), key=itemsize)
+        """Note that the model computes in a dtype below float64 here."""
+        module, narrow = self._innermost().rpartition("#")[0], self.recording.narrow
+        if narrow is not None:
+            narrow[module] = min(dtype, narrow.get(module, dtype), key=itemsize)
 
     def round_constant(self) -> None:
-        self.rounded.add(self._innermost().rpartition("#")[0])
+        """Note that a constant of the model was rounded to such a dtype here."""
+        module = self._innermost().rpartition("#")[0]
+        if module not in self.recording.rounded:
+            self.recording.rounded.append(module)
 
     def _innermost(self) -> str:
         return next(reversed(self._open.values()), "")
 
     def visit(self, point: Point, iterations: Iterations, array: Any, narrow: str | None) -> Any:
+        """Return the array to go on with; ``narrow`` is its dtype in the model below float64."""
         call = (point.call, iterations)
         if call not in self._open:
             name = point.path(iterations)
-            key = f"{name}#{self._counts.get(name, 0)}"
-            self._counts[name] = self._counts.get(name, 0) + 1
-            self.callers[key] = self._innermost()
+            key = f"{name}#{self._counts[name]}"
+            self._counts[name] += 1
+            self.recording.callers[key] = self._innermost()
             self._open[call] = key
         key = self._open[call]
-        if narrow:
-            self.narrow.setdefault(key.rpartition("#")[0], narrow)
+        if narrow and self.recording.narrow is not None:
+            self.recording.narrow.setdefault(key.rpartition("#")[0], narrow)
         kind = point.kind
         if kind == "point":
-            self.points.add(key)
+            self.recording.points.add(key)
             kind = "output"
         if kind == "output":
-            self.order.append(key)
+            self.recording.order.append(key)
             while self._open.popitem()[1] != key:  # calls in it that returned no such array
                 pass
         if not jnp.issubdtype(array.dtype, jnp.inexact):
@@ -278,7 +274,7 @@ class _Visitor:
         name = f"{key}/{kind}"
         if name in self.perturbations:
             array = array + self.perturbations[name]
-        self.arrays[name] = array
+        self.recording.arrays[name] = array
         return _like(self.replacements[name], array) if name in self.replacements else array
 
 
