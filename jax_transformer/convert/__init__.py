@@ -1,7 +1,4 @@
-"""Convert weights between PyTorch and Flax.
-
-Importing this package loads no jax, so that commands which only read files start quickly.
-"""
+"""Convert weights between PyTorch and Flax. Importing this package loads no jax."""
 
 from typing import TYPE_CHECKING
 

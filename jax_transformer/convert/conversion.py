@@ -1,8 +1,5 @@
-"""Run a planned conversion, check its result, and report it.
-
-A conversion reads, casts, renames, writes, reads back and checks: it is converted back, bit for
-bit. If the PyTorch twin can be built and there is memory for both models, they are run and
-compared.
+"""Run a planned conversion and report it: it is read back, converted back bit for bit, and, if the
+PyTorch twin can be built and there is memory for both models, they are run and compared.
 """
 
 import contextlib
@@ -10,6 +7,7 @@ import importlib.util
 import itertools
 import os
 import posixpath
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -67,10 +65,7 @@ class Outcome:
     loss: tensors.CastLoss | None
     checked: Checked
     sha256: str
-    """Hash of the file, or of a folder's weights by name, dtype, shape and bytes.
-
-    The files of a folder themselves contain the time of writing.
-    """
+    """Hash of the file, or of a folder's weights: its files contain the time of writing."""
     files: tuple[str, ...] = ()
     """Files that were written with the weights."""
 
@@ -114,10 +109,7 @@ def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def convert(prepared: Prepared) -> Outcome:
-    """Run the conversion; the destination appears complete, or stays as it was.
-
-    Raises InputError listing everything that does not fit, before anything is written.
-    """
+    """Convert, whole or not at all. Raises InputError first, listing all that does not fit."""
     source, to, model = prepared.source, prepared.to, prepared.model
     from_torch, to_torch = source.format.has_torch_names, to.format.has_torch_names
     state = source.scan()
@@ -242,15 +234,11 @@ def _cannot_run(state: LazyState) -> str | None:
 
 
 def _available_memory() -> int | None:
-    """Return the bytes that are free, or that the system would free; None if it does not say.
-
-    A container's limit (cgroup version 2) counts as well.
-    """
+    """Return the bytes that are free, within a container's limit (cgroup 2); None if unknown."""
     free = []
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if "MemAvailable:" in line:
-                free.append(int(line.split()[1]) * 1024)
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        free += [1024 * int(number) for number in re.findall(r"MemAvailable:\s*(\d+)", text)]
     except (OSError, ValueError):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -306,8 +294,8 @@ def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
             block = f"{stack}.blocks.{i}"
             paths = [
                 rule.torch.rpartition(".")[0].replace(".", "/")
-                for rule in table
-                if isinstance(rule, rules.Rule) and rule.flax[0].startswith(f"{block}.")
+                for rule in rules.without_aliases(table)
+                if rule.flax[0].startswith(f"{block}.")
             ]
             modules[block] = posixpath.commonpath(paths).replace("/", ".")
     return modules

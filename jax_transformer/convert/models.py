@@ -24,14 +24,8 @@ from jax_transformer.weights.rules import Alias, Shape, Table
 
 Shapes = Mapping[str, Shape]
 # Each size has its own prime factor, so that the length of an axis identifies its size
-_PROBE = {
-    "source_vocab_size": 10007,
-    "target_vocab_size": 20011,
-    "d_model": 2 * 1009,
-    "d_ff": 4001,
-    "max_length": 6007,
-    "head_dim": 3001,
-}
+_PROBE = {"source_vocab_size": 10007, "target_vocab_size": 20011, "d_model": 2 * 1009}
+_PROBE |= {"d_ff": 4001, "max_length": 6007, "head_dim": 3001}
 _PROBE_OF_SOUND = {"mel_bins": 5003, "mel_frames": 2 * 8009}
 # Fields that a shorthand sets
 _SHORTHANDS = {
@@ -244,10 +238,8 @@ def with_model_names(
     config: TransformerConfig,
     architecture: Architecture | str | None = None,
 ) -> tuple[Pretrained, str, set[str]]:
-    """Return a file's tensors under the names that a model of ``config`` has in PyTorch, a prefix
-    that was found, and the model's names.
-
-    If no name is one of the model's, a prefix before most of them is removed as well.
+    """Return a file's tensors under the names of ``config``'s model in PyTorch, the prefix that was
+    removed because no name was one of these, and these names.
     """
     table = registry.unchecked_table(architecture or config.architecture, config)
     names, prefix = set(map(operator.attrgetter("torch"), table)), ""

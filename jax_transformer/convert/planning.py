@@ -168,9 +168,8 @@ def plan(
 
 
 def prepare(request: Request) -> Prepared:
-    """Open the source, find its model and plan; no weights are read.
-
-    Raises ConfigError or InputError if the request contradicts itself, the source or the target.
+    """Open the source, find its model and plan; no weights are read. Raises ConfigError or
+    InputError if the request contradicts itself, the source or the target.
     """
     tensors.check_dtype(request.dtype)
     to = _destination(request)
@@ -184,23 +183,19 @@ def prepare(request: Request) -> Prepared:
         raise ConfigError(f"{to.path}: is the source as well")
     source = source.converted_to(to.format)
     between_files = source.format.is_file and to.format.is_file
-    is_copy = between_files and request.description == ModelDescription()
+    described, architecture = request.description, request.architecture
+    is_copy = between_files and described == ModelDescription()
     own_config = _own_config(request, source, to)
     prefix = ""
     if source.format.is_file and not is_copy:
-        named = own_config or request.description.named_config(source, request.architecture)
-        source, prefix, _ = models.with_model_names(
-            source, request.names, named, request.architecture
-        )
+        named = own_config or described.named_config(source, architecture)
+        source, prefix, _ = models.with_model_names(source, request.names, named, architecture)
     else:
         source = source.with_names(request.names)
     if own_config is None and is_copy:
         return Prepared(source, to, None, _map_tensors(source, to, None), {}, [])
-    if own_config is not None:
-        settled = Settled(own_config, {}, {})
-    else:
-        settled = request.description.settle(source, request.architecture)
-    model = registry.model_weights(settled.config, request.architecture)
+    settled = Settled(own_config, {}, {}) if own_config else described.settle(source, architecture)
+    model = registry.model_weights(settled.config, architecture)
     to = replace(to, source=source, config=model.config, frozen=model.frozen)
     names = "torch" if source.format.has_torch_names else "flax"
     problems = tensors.problems(source.tensors, model.shapes[names])

@@ -1,7 +1,4 @@
-"""A file format as a value, weights that it opened, and the destination that it writes.
-
-Loads no jax.
-"""
+"""A file format as a value, weights that it opened, and its destination. Loads no jax."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,9 +40,8 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Opened weights with their configuration, tokenizer and generation settings.
-
-    Arrays are read on demand. A format whose files know more has a subclass.
+    """Opened weights, read on demand, with their configuration, tokenizer and generation settings.
+    A format whose files know more has a subclass.
     """
 
     format: "Format"
@@ -81,9 +77,8 @@ class Pretrained:
     """True if a configuration that the user names wins over that of the files."""
 
     def with_names(self, changes: NameChanges) -> "Pretrained":
-        """Return the same weights under other names, without the ignored ones.
-
-        Raises as :meth:`.NameChanges.apply`, and ConfigError for a folder.
+        """Return the same weights under other names, without the ignored ones. Raises as
+        :meth:`.NameChanges.apply`, and ConfigError for a folder.
         """
         if changes == NameChanges():
             return self
@@ -399,10 +394,7 @@ class Format:
         return self.has_extra_files
 
     def layout(self, to: Destination, names: Iterable[str]) -> "Layout":
-        """Return how the destination stores a model whose tensors have these names in PyTorch.
-
-        Raises ConfigError if it cannot.
-        """
+        """Return how a model of these names is stored. Raises ConfigError if it cannot be."""
         return Layout()
 
     def stored(self, state: LazyState, config: TransformerConfig) -> LazyState:

@@ -109,10 +109,7 @@ class HuggingFaceFolder(Format):
         return folder.is_written(name)
 
     def files(self, to: Destination) -> Mapping[str, bytes]:
-        """Return the files of the source, unchanged, and those that are created or changed here.
-
-        Raises ConfigError if no Hugging Face family has this model.
-        """
+        """Return the folder's files. Raises ConfigError if no Hugging Face family has the model."""
         source, config = to.source, to.config
         assert source is not None and config is not None  # a folder is not a copy of a file
         files = folder.contents(source.extra_files)
@@ -165,10 +162,8 @@ class HuggingFaceFolder(Format):
     def completed(
         self, read_back: LazyState, state: LazyState, config: TransformerConfig, tied: Iterable[str]
     ) -> LazyState:
-        """Return the tensors under all names of the module.
-
-        Position tables that the file leaves out, because transformers computes them, are taken from
-        ``state``; they were compared with the computed ones before they were left out.
+        """Return the tensors under all names of the module. Position tables that transformers
+        computes are those of ``state``, which were compared with the computed ones.
         """
         ties, completed = set(tied), huggingface_state.complete(read_back, config)
         for name, tensor in state.items():
@@ -180,16 +175,13 @@ class HuggingFaceFolder(Format):
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
     ) -> Written:
         with read_back.new_folder(to.path, state) as new:
-            is_as_before = to.source is not None and to.options.get("shard_size") is None
+            size, parameters, layout = _shard_size(to), None, None
+            if to.config is not None:
+                parameters = huggingface_state.parameters(new.state, to.config)
+            if to.source is not None and to.options.get("shard_size") is None:
+                layout = to.source.files_layout()
             folder.write(
-                new.path,
-                new.state,
-                to.files,
-                shard_size=_shard_size(to),
-                parameters=None
-                if to.config is None
-                else huggingface_state.parameters(new.state, to.config),
-                layout=to.source.files_layout() if to.source and is_as_before else {},
+                new.path, new.state, to.files, shard_size=size, parameters=parameters, layout=layout
             )
             check(scan(folder.find(new.path)))
             new.compare_files(to.files)
@@ -223,10 +215,7 @@ def _shard_size(to: Destination) -> int:
 
 
 def _own_tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes]:
-    """Return a run's own tokenizer as transformers' files; empty if the source has none.
-
-    The tokenizer in these files appends the end token itself.
-    """
+    """Return a run's own tokenizer, which appends the end token, as transformers' files."""
     from jax_transformer.data import tokenizer
 
     path = source.path / run_files.SHARED_FILE

@@ -1,8 +1,6 @@
-"""The model card of an exported folder: README.md, with front matter that the hub reads.
-
-It has the facts about a run's training that its folder records. No licence is guessed: the
-publisher of a model chooses it. The keys of the front matter are those of the hub's documentation
-of model cards.
+"""The model card of an exported folder: README.md, with the front matter of the hub's
+documentation, and what a run's folder records of its training. No licence is guessed: the publisher
+of a model chooses it.
 """
 
 import json
@@ -131,10 +129,7 @@ def _split_front_matter(card: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def _front_matter(name: str, training: Training) -> dict[str, Any]:
-    """Front matter about training; a value that is not known is empty.
-
-    The hub's language codes have no script or country: deu_Latn is deu.
-    """
+    """Return front matter about training, empty if not known; deu_Latn is the hub's deu."""
     metrics = []
     for kind, title in _SCORES.items():
         if kind in training.figures:
@@ -252,9 +247,8 @@ def _on_hub(init: str) -> str:
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:
-    """Return the hub name of the model that training began from; empty if it is not known.
-
-    It is in ``hf:owner/name``, in the options of the earlier run, or in config.json.
+    """Return the hub name of the model that training began from: in ``hf:owner/name``, the earlier
+    run's options, or config.json; empty if it is not known.
     """
     if init is None:
         return ""

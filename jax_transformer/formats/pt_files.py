@@ -38,7 +38,7 @@ class PtFile(Format):
             self,
             path,
             f"{path} ({'.'.join(state.keys)})" if state.keys else str(path),
-            state.tensors,
+            {name: tensor.info for name, tensor in state.state.items()},
             state.state.copy,
             files=(path,),
             ties=state.ties,

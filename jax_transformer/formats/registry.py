@@ -132,9 +132,8 @@ def inspect(path: str | Path) -> Contents:
 
 
 def download(path: str) -> Path:
-    """Return the local folder of ``hf:owner/name`` or ``hf:owner/name@revision``.
-
-    Raises ConfigError for a bad name or no ``huggingface_hub``, InputError if downloading fails.
+    """Return the local folder of ``hf:owner/name`` or ``hf:owner/name@revision``. Raises
+    ConfigError for a bad name or no ``huggingface_hub``, InputError if downloading fails.
     """
     name = path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name) or ".." in name:

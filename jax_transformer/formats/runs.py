@@ -1,7 +1,5 @@
-"""Run folders, and one checkpoint of a run; their weights have this project's names.
-
-A run folder has ``config.json``, ``checkpoints/`` and a tokenizer. A checkpoint is a folder with a
-manifest, whose name is its step.
+"""Run folders, and single checkpoints of a run: folders with a manifest, whose name is the step.
+Their weights have this project's names.
 """
 
 import json

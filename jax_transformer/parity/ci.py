@@ -8,21 +8,15 @@ from jax_transformer.parity.report import Report
 
 
 def junit(reports: Sequence[tuple[str, Report]]) -> str:
-    """Return titled reports as JUnit XML: a suite for each, a case for each module and the result.
-
-    The cases of the modules that differ first or by themselves fail.
+    """Return titled reports as JUnit XML: a suite for each, a case for each module, which fails if
+    it differs first or by itself, and for the result.
     """
     suites = ElementTree.Element("testsuites")
     for title, report in reports:
         failures = dict(_failures(report))
         names = [*dict.fromkeys(entry.title for entry in report.entries), "result"]
-        suite = ElementTree.SubElement(
-            suites,
-            "testsuite",
-            name=_printable(title),
-            tests=str(len(names)),
-            failures=str(len(failures)),
-        )
+        counts = {"tests": str(len(names)), "failures": str(len(failures))}
+        suite = ElementTree.SubElement(suites, "testsuite", {"name": _printable(title), **counts})
         for name in names:
             labels = {"classname": "parity", "name": _printable(name)}
             case = ElementTree.SubElement(suite, "testcase", labels)

@@ -80,17 +80,9 @@ def compare(
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
         return twins.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
 
-    report = compare_recorded(
-        flax_model,
-        record,
-        batch,
-        rules_or_pairs,
-        dtype=dtype,
-        gradients=gradients,
-        seed=seed,
-        call=call_flax,
-        architecture=architecture,
-    )
+    options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
+    options |= {"call": call_flax, "architecture": architecture}
+    report = compare_recorded(flax_model, record, batch, rules_or_pairs, **options)
     if torch_module.training and not report.agrees:
         report = dataclasses.replace(report, notes=(*report.notes, _TRAIN_MODE))
     return report
@@ -146,27 +138,18 @@ def compare_recorded(
     notes += [_GUESSED] if guessed else []
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest)
     getters = pairs.gradient_getters(table, function, paired)
-    report = Report(
-        entries=tuple(compared.entries(paired, getters)),
-        result=compared.result(),
-        dtype=native_dtype,
-        about={
-            "jax": jax.__version__,
-            "batch": [list(array.shape) for array in batch],
-            "seed": gradient_seed,
-            "pairs": len(paired),
-            "guessed": guessed,
-        },
-        notes=tuple(notes),
-    )
+    entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
+    about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed, "pairs": len(paired)}
+    about |= {"guessed": guessed}
+    report = Report(entries, compared.result(), native_dtype, about, tuple(notes))
     if report.agrees:
         return report
     if report.entries and not report.same_outputs:
-        report = Isolation(
-            report,
-            compared,
-            lambda arrays, dtype: record_ours(dtype, seed=None, wide=wide, replacements=arrays),
-        ).report_of_faults()
+
+        def run(arrays: Mapping[str, np.ndarray], dtype: str) -> Recording:
+            return record_ours(dtype, seed=None, wide=wide, replacements=arrays)
+
+        report = Isolation(report, compared, run).report_of_faults()
     as_it_is = (one.note for one in runs["float64"] if one.note)
     return dataclasses.replace(report, notes=(*report.notes, *as_it_is))
 
@@ -207,11 +190,8 @@ def _function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
 
 
 def _split_modules(model: Any) -> set[str]:
-    """Return the modules that are called with a part of their work already done.
-
-    This project's attention is given projected keys and values, so that a cache can hold them. The
-    gradient of its input is then only that of the queries; the gradients of its weights, and of the
-    modules before it, are compared.
+    """Return this project's attentions: they are given projected keys and values, so that a cache
+    can hold them, and the gradient of their input is only that of the queries.
     """
     if not isinstance(model, Transformer | Encoder):
         return set()
@@ -265,9 +245,7 @@ def _pairs(
 
 
 def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
-    """Return the modules that return an array, in the order in which their first calls ended, with
-    the sizes of their ``arrays``, if these are known.
-    """
+    """Return the modules that return an array, as their first calls ended, with their sizes."""
     outputs = {
         key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)
     }

@@ -9,11 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 FAULT = 1000.0
-"""Multiple of the rounding floor from which a difference counts as a fault.
-
-Correct twins measured so far stay under 30; the smallest known fault (an epsilon of 1e-6 for 1e-5)
-is at 1e9.
-"""
+"""Multiple of the rounding floor from which a difference is a fault. Correct twins stay under 30;
+the smallest known fault (an epsilon of 1e-6 for 1e-5) is at 1e9."""
 IN_FLOAT32 = 2.0 * 2**29
 """The same multiple for a module that computes in float32 by itself and has a constant that was
 rounded to it in one of the models; 2**29 is float32's epsilon in float64's."""
@@ -23,10 +20,7 @@ AFTER_FLOAT32 = 32 * IN_FLOAT32
 
 @dataclass(frozen=True)
 class Difference:
-    """Element-wise difference of ``ours`` from ``theirs``.
-
-    NaN in the same place on both sides agrees, and so does an infinity of the same sign.
-    """
+    """Element-wise difference of ``ours`` from ``theirs``; equal NaN and infinities agree."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -64,10 +58,7 @@ def _json_value(value: Any) -> Any:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, dtype: str | None = None) -> Difference:
-    """Return the difference of two arrays of one shape.
-
-    ``dtype`` names the precision that both were computed in, if the arrays are wider.
-    """
+    """Return the difference of two arrays of one shape, both computed in ``dtype`` if given."""
     assert ours.shape == theirs.shape, f"{ours.shape} and {theirs.shape}"
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     both_nan = np.isnan(a) & np.isnan(b)
@@ -127,11 +118,9 @@ def _cosine(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
 
 
 def rounding_floor(sides: Sequence[tuple[np.ndarray, np.ndarray]], dtype: str) -> float:
-    """Return the largest difference that rounding in ``dtype`` explains.
-
-    ``sides`` holds, for each framework, one array as computed in (float32, float64). The larger of
-    their differences is scaled from float32 to ``dtype``; the result is at least half a unit in the
-    last place of the largest value.
+    """Return the largest difference that rounding in ``dtype`` explains. ``sides`` holds each
+    framework's array as computed in (float32, float64); the larger of their differences is scaled
+    to ``dtype``. It is at least half a unit in the last place of the largest value.
     """
     measured, largest = 0.0, 0.0
     for narrow, wide in sides:

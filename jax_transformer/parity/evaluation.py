@@ -80,18 +80,11 @@ class Evaluation:
     def run(
         self, closed: core.ClosedJaxpr, arguments: Sequence[Any], iterations: Iterations = ()
     ) -> list[Any]:
-        """Return the outputs of a jaxpr.
-
-        Raises ConfigError if a marked array is inside a while loop or a condition.
-        """
+        """Return the outputs. Raises ConfigError for marked arrays in a while loop or condition."""
         jaxpr = closed.jaxpr
-        values: dict[core.Var, Any] = dict(
-            zip(
-                (*jaxpr.constvars, *jaxpr.invars),
-                (*map(self._constant, closed.consts), *arguments),
-                strict=True,
-            )
-        )
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        known = (*map(self._constant, closed.consts), *arguments)
+        values: dict[core.Var, Any] = dict(zip(variables, known, strict=True))
 
         def read(atom: Any) -> Any:
             return self._constant(atom.val) if isinstance(atom, core.Literal) else values[atom]

@@ -98,10 +98,8 @@ def _check_torch() -> None:
 def _config(
     description: ModelDescription, source: Pretrained, other: Pretrained | None
 ) -> TransformerConfig:
-    """Return the configuration of the source's own files, then of the other's, then of the command
-    line.
-
-    Raises ConfigError if the command line describes a source that has its own config.json.
+    """Return the configuration of the source's files, of the other's, or of the command line.
+    Raises ConfigError if the command line describes a source with a config.json of its own.
     """
     described = description.config is not None or description.preset is not None
     if source.config is not None:
@@ -122,9 +120,8 @@ def _config(
 def create_golden(
     path: str, model: str, weights: str, python: str | None, batch_file: str | None, seed: int
 ) -> Golden:
-    """Record a golden of a model's PyTorch twin, or of the module of ``package.module:callable``.
-
-    ``batch_file`` holds the arguments of the latter's call, as arrays named 0, 1, and so on.
+    """Record a golden of a model's PyTorch twin, or of the module of ``package.module:callable``,
+    called with the arrays 0, 1, and so on of ``batch_file``.
     """
     if ":" in model and not Path(model).exists() and not model.startswith("hf:"):
         recorder, batch = OtherProcess(model, python), _batch_from_file(batch_file)

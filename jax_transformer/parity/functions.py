@@ -21,10 +21,7 @@ of modules, which have the attribute too."""
 
 
 class _Marker:
-    """Marks the arrays of module calls while a model is traced.
-
-    ``shapes`` has the shapes of the model's arrays by dotted path.
-    """
+    """Marks the arrays of module calls in a trace; ``shapes`` are the model's, by dotted path."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
         self.shapes = shapes
@@ -137,10 +134,7 @@ def _divided(
 
 @contextlib.contextmanager
 def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
-    """Mark the calls of these classes' modules while the context is open.
-
-    NNX has no hook of its own for a call's inputs.
-    """
+    """Mark the calls of these classes' modules meanwhile: NNX has no hook for a call's inputs."""
     owners = {owner for kind in kinds for owner in kind.__mro__ if "__call__" in vars(owner)}
     originals: dict[Any, Callable[..., Any]] = {each: each.__call__ for each in owners}
 
@@ -169,10 +163,7 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
 def from_linen(
     module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None
 ) -> ModelFunction:
-    """Return a Linen module and its variables as a function.
-
-    ``call(bound_module, *batch)`` replaces ``bound_module(*batch)``.
-    """
+    """Return a Linen module as a function; ``call(bound, *batch)`` replaces ``bound(*batch)``."""
     values, merge = any_model.opened(dict(variables))
     trained = any_model.opened({"params": variables.get("params", {})})[0].keys()
     shapes = {name: np.shape(value) for name, value in values.items()}

@@ -1,8 +1,5 @@
-"""PyTorch models that are not in this process: in another Python environment, which need not have
-JAX, or goldens, their recorded numbers in one .safetensors file.
-
-Arrays travel as safetensors. A Flax model can be compared with a golden where torch is not
-installed.
+"""PyTorch models outside this process: in another Python environment, which needs no JAX, or as
+goldens, their recorded numbers in a .safetensors file, which need no torch here.
 """
 
 import hashlib
@@ -40,10 +37,7 @@ _OLDER = (
 
 @dataclass(frozen=True)
 class Golden:
-    """The content of a golden file.
-
-    It can be called as the recorder of :func:`jax_transformer.parity.compare_recorded`.
-    """
+    """The content of a golden file; also a recorder for :func:`.comparison.compare_recorded`."""
 
     path: Path
     batch: tuple[np.ndarray, ...]
@@ -128,10 +122,7 @@ def is_golden(path: str | Path) -> bool:
 
 
 def load(path: str | Path) -> Golden:
-    """Return the golden in a file.
-
-    Raises InputError if the file is no golden, has another version, or has changed.
-    """
+    """Return a file's golden. Raises InputError if it is none, of another version, or changed."""
     text = safetensors.metadata(path).get("golden")
     if text is None:
         origin = "it was not written by `jax-transformer golden make`"
@@ -242,10 +233,7 @@ def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 @dataclass
 class OtherProcess:
-    """A recorder for :func:`jax_transformer.parity.compare_recorded` that starts another Python.
-
-    The model runs in the mode (train, eval) in which its factory leaves it.
-    """
+    """A recorder that runs another Python, in the mode (train, eval) that its factory sets."""
 
     factory: str
     """``package.module:callable``, which returns the module. It is imported in the other process,
@@ -260,10 +248,7 @@ class OtherProcess:
     _recorded_inputs: tuple = ()
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Recording:
-        """Return the recording in ``dtype``.
-
-        Raises ConfigError with the last line of the other process's stderr if it fails.
-        """
+        """Return the recording. Raises ConfigError with the last line of the other's stderr."""
         recorded_inputs = seed, _hashes({f"batch/{i}": array for i, array in enumerate(batch)})
         if self._recorded_inputs != recorded_inputs:
             self._recordings, self._recorded_inputs = {}, recorded_inputs

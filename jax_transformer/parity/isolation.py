@@ -148,10 +148,8 @@ class Isolation:
         return self._around(key)[0]
 
     def _report(self, own: Mapping[str, tuple[Measurement, str]]) -> Report:
-        """Return the report with these own differences.
-
-        If one of them is a difference of float32 in a module that computes in it, all that the
-        module reaches may differ as much.
+        """Return the report with these own differences. If one is float32's, in a module that
+        computes in it, all that the module reaches may differ as much.
         """
         report, notes = self.report, self.report.notes
         entries, result = list(report.entries), report.result

@@ -22,10 +22,8 @@ _NEARER = 1e-3
 
 
 class PairedRuns:
-    """Recordings of both models by dtype, float64 among them.
-
-    ``split`` names modules whose input gradients cannot be compared. ``widest`` is the dtype that
-    the recordings of float64 are in, as far as possible.
+    """Recordings of both models by dtype, float64 among them, or in its place ``widest``. ``split``
+    names modules whose input gradients cannot be compared.
     """
 
     def __init__(
@@ -112,10 +110,8 @@ class PairedRuns:
         return "PyTorch" if sides[0] else "Flax"
 
     def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
-        """Return the PyTorch model's call for each call of the Flax module.
-
-        They correspond in order, unless the shapes or numbers of another one fit: models that embed
-        source and target with one table do so in either order.
+        """Return the PyTorch model's call for each call of the Flax module: in order, unless the
+        shapes or numbers of another fit, as if one table embeds source and target in either order.
         """
         ours, free = (
             sorted((key for key in order if key.rpartition("#")[0] == name), key=_number)
@@ -194,10 +190,7 @@ class PairedRuns:
         return measured
 
     def inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
-        """Return pairs of inputs of two calls.
-
-        The first belongs to the first; each further one to the first free one of its shape.
-        """
+        """Pair inputs: the first with the first, others with the first free one of their shape."""
         pairs = [("input", "input")]
         our_arrays, their_arrays = self.ours.arrays, self.theirs.arrays
         free = list(_further_inputs(their_arrays, theirs))

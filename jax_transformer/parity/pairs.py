@@ -32,8 +32,8 @@ def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> 
     # Tables of relative positions are left out: T5 keeps the stack's in its first block
     arrays = [
         rule
-        for rule in table
-        if isinstance(rule, Rule) and not any(".relative." in name for name in rule.flax)
+        for rule in rules.without_aliases(table)
+        if not any(".relative." in name for name in rule.flax)
     ]
     our_modules = _by_weights(ours, [rule.flax for rule in arrays])
     their_modules = _by_weights(theirs, [(rule.torch,) for rule in arrays])
@@ -160,10 +160,7 @@ _LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "
 def gradient_getters(
     table: Table | None, function: ModelFunction, pairs: Sequence[Pair]
 ) -> GradientGetters:
-    """Return the getters for the parameters that each paired module owns itself.
-
-    ``table`` is the weight table; without one, parameters are found by their usual names.
-    """
+    """Return the getters of each module's own parameters, by the weight table or usual names."""
     getters: GradientGetters = {}
     if table is None:
         for pair in pairs:
@@ -174,7 +171,6 @@ def gradient_getters(
                     getters.setdefault(pair.ours, {})[leaf] = get, f"{pair.theirs}.{torch_leaf}"
         return getters
     for rule in rules.restrict(table, function.parameters):
-        assert isinstance(rule, Rule)
         names = [p.ours for p in pairs if all(name.startswith(f"{p.ours}.") for name in rule.flax)]
         if names:
             get = partial(_layout_of_rule, rule)

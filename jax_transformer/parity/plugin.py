@@ -134,16 +134,12 @@ class Parity:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """Return ``parity(flax_model, torch_module, batch, rules)`` fails unless the two models agree.
-
-    The message names the first module that differs.
+    """Return ``parity(flax_model, torch_module, batch, rules)``, which fails unless the models
+    agree and names the first module that differs.
     """
-    return Parity(
-        request.node.nodeid,
-        request.config.getoption("--parity-pages"),
-        request.config.getoption("--parity-make-goldens"),
-        request.node.user_properties,
-    )
+    node, option = request.node, request.config.getoption
+    options = option("--parity-pages"), option("--parity-make-goldens")
+    return Parity(node.nodeid, *options, node.user_properties)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -82,10 +82,8 @@ class Recording:
         order: Sequence[str],
         about: Mapping[str, Any],
     ) -> "Recording":
-        """Return the recording of one dtype in a file's arrays.
-
-        Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
-        ``about`` has ``narrow``, ``rounded`` and ``note``, if the file was written with them.
+        """Return the recording of one dtype in a file, whose arrays are ``DTYPE/arrays/...``,
+        ``DTYPE/parameters/...`` and ``DTYPE/result``; ``about`` has other fields, if written.
         """
         values, gradients = (
             below(f"{dtype}/{group}", arrays) for group in ("arrays", "parameters")

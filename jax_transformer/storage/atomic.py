@@ -196,9 +196,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk. Windows cannot open a folder, and syncs only
-    files that are open for writing.
-    """
+    """Wait until a file or folder is on the disk; Windows syncs only files open for writing."""
     if WINDOWS and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
@@ -271,9 +269,7 @@ def _rename(new: Path, path: Path, aside: Path | None = None) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders at once. False if the system or the file system
-    has no such call. Raises OSError if it fails.
-    """
+    """Exchange two names at once. False without such a call. Raises OSError if it fails."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -55,14 +55,10 @@ class Checkpoint:
     """The arrays by their path in the tree, each a ``tensorstore.TensorStore``."""
 
     def load(self, like: Tree, *, partial: bool = False) -> Tree:
-        """Read the saved tree, with the structure of ``like``; its shapes and dtypes must be the
-        checkpoint's.
-
-        An array is loaded with the sharding that it has in ``like``, each device its own part; to
-        the first device if it has none.
-        ``like`` may name a part of the tree if ``partial``. Raises CheckpointError if arrays are
-        missing, unexpected or of another shape or dtype, or if a file changed after it was
-        verified.
+        """Read the saved tree, with the structure, shapes and dtypes of ``like``, or the part of it
+        that ``like`` names if ``partial``. An array gets its sharding there, each device its own
+        part; by default the first device. Raises CheckpointError if arrays are missing, unexpected
+        or of another shape or dtype, or if a file changed after it was verified.
         """
         import jax
 
@@ -162,10 +158,9 @@ def steps(folder: Path) -> list[int]:
 
 
 def open_arrays(path: Path) -> dict[str, Any]:
-    """Return the arrays (tensorstore.TensorStore) of the checkpoint at ``path``, which are not read
-    yet, by their path in the tree, for example ``params/encoder.norm.scale``.
-
-    Raises CheckpointError for a layout that Orbax 0.12 does not write.
+    """Return the arrays (tensorstore.TensorStore) of a checkpoint, which are not read yet, by their
+    path in the tree, for example ``params/encoder.norm.scale``. Raises CheckpointError for a layout
+    that Orbax 0.12 does not write.
     """
     import tensorstore
 
@@ -197,10 +192,8 @@ def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
-    """Return the arrays of some groups by their path in the tree, none of them read.
-
-    Small ones are read together with the next ones in the tree. What was read and not yet asked
-    for is dropped when there is too much of it, and read again.
+    """Return the arrays of some groups by their path in the tree, none of them read. Small ones are
+    read with the next ones; what was not asked for is dropped if there is too much of it.
     """
     tensors, names = opened.tensors, list(opened.tensors)
     waiting: dict[str, np.ndarray] = {}
@@ -280,10 +273,9 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
 
 
 def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
-    """Verify all files of a checkpoint; return its manifest, which they match, and their identity.
-
-    Raises CheckpointError naming the first file that is missing, changed or not in the manifest,
-    and what :func:`read_manifest` raises.
+    """Verify all files of a checkpoint; return its manifest, and their identity. Raises
+    CheckpointError naming the first that is missing, changed or unlisted, and as
+    :func:`read_manifest`.
     """
     content, path = read_manifest(folder, step), folder / str(step)
     before = _files(path)

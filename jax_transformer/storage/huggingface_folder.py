@@ -1,8 +1,5 @@
-"""A model's folder in the layout of Hugging Face transformers: config.json, weights in one file or
-several, tokenizer. Loads no jax.
-
-The names of the files are those of transformers 5.23 (``utils/__init__.py``), in the order in which
-it looks for them.
+"""A folder of Hugging Face transformers: config.json, weights in one file or several, tokenizer;
+names and their order are those of transformers 5.23 (``utils/__init__.py``). Loads no jax.
 """
 
 import json
@@ -28,22 +25,10 @@ INDEX = ".index.json"
 SAFETENSORS, PT = "model.safetensors", "pytorch_model.bin"
 FLAX = "flax_model.msgpack"
 WEIGHTS = (SAFETENSORS, SAFETENSORS + INDEX, PT, PT + INDEX, FLAX, FLAX + INDEX)
-TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "target_vocab.json",
-    "vocab-src.json",
-    "vocab-tgt.json",
-    "merges.txt",
-    "source.spm",
-    "target.spm",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "tokenizer.model",
+TOKENIZER = tuple(
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json "
+    "target_vocab.json vocab-src.json vocab-tgt.json merges.txt source.spm target.spm "
+    "spiece.model sentencepiece.bpe.model spm.model tokenizer.model".split()
 )
 SOUND = ("preprocessor_config.json", "processor_config.json", "normalizer.json")
 """Settings of spectrograms, and of comparing transcripts."""
@@ -167,9 +152,8 @@ def write(
 
 
 def layout(files: Iterable[Path]) -> dict[str, str]:
-    """Return the text of an index and the header of each .safetensors file, by name.
-
-    Empty if files have other names than transformers', or if :func:`write` writes the same anyway.
+    """Return the text of an index and the header of each .safetensors file, by name; empty if files
+    have other names than transformers', or if :func:`write` writes the same anyway.
     """
     from jax_transformer.storage import safetensors
 
@@ -267,10 +251,7 @@ def to_json(data: Mapping[str, Any]) -> bytes:
 
 
 def with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
-    """Return config.json with the dtype in which transformers loads the weights by default.
-
-    Its key is ``dtype``, or ``torch_dtype`` in files from before version 5.
-    """
+    """Return config.json with its weights' dtype: ``dtype``, ``torch_dtype`` before version 5."""
     if len(dtypes) != 1:
         return dict(data)
     name = "torch_dtype" if "torch_dtype" in data else "dtype"

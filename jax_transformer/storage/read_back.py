@@ -42,10 +42,7 @@ class Hashes(ThreadPoolExecutor):
         return future
 
     def wait(self, most: int | None = None) -> None:
-        """Wait until arrays of at most ``most`` bytes wait to be hashed.
-
-        Raises the error of a function that failed.
-        """
+        """Wait until at most ``most`` bytes wait to be hashed. Raises the error of a function."""
         most = _MOST_WAITING if most is None else most
         while self._bytes > most:
             future, size = self._waiting.popleft()
@@ -131,10 +128,7 @@ class CheckedFile:
         return self._digest.hexdigest()
 
     def _store(self) -> None:
-        """Let the disk store what was written, while more is: the sync at the end waits less.
-
-        Raises OSError if it could not store what was written before.
-        """
+        """Let the disk store what was written meanwhile. Raises OSError if it could not before."""
         if self.size - self._synced < _UNSYNCED or (self._sync and not self._sync.done()):
             return
         if self._sync is not None:

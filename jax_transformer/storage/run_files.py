@@ -41,9 +41,8 @@ TOKENIZER = (
     *(f"{huggingface_folder.IN_RUN}/{name}" for name in huggingface_folder.TOKENIZER),
 )
 LISTED = tuple(dict.fromkeys((*TRAINING, *TOKENIZER, *HUGGINGFACE, CONFIG)))
-"""The files that SHA256SUMS lists, if a run has them. The last is one that every run has, so that
-the end of the list is never missed.
-"""
+"""The files that SHA256SUMS lists, if a run has them; every run has the last, so that the end of
+the list is never missed."""
 
 
 def sha256(path: Path) -> str:

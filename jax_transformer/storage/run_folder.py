@@ -8,7 +8,6 @@ that has only such checkpoints are not checked.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import socket
@@ -115,10 +114,8 @@ class RunFolder:
         return figures
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
-        """Drop what metrics.jsonl got since the checkpoint of ``step``, or its average, was saved.
-
-        A checkpoint of version 0.1 does not record how much that is: the lines of later steps go,
-        and the validations of ``step`` that it does not have.
+        """Drop what metrics.jsonl got since a checkpoint or its average was saved; version 0.1 did
+        not record that: later steps go, and validations of ``step`` that it does not have.
         """
         covered = None
         with contextlib.suppress(CheckpointError):
@@ -205,10 +202,8 @@ def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
 
 
 def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, Checkpoint]:
-    """Open the first intact checkpoint that ``weights`` may refer to, verified; damaged ones before
-    it are named on stderr.
-
-    Raises CheckpointError if there is none.
+    """Open the first intact checkpoint that ``weights`` may refer to; damaged ones before it are
+    named on stderr. Raises CheckpointError if there is none.
     """
     damage: CheckpointError | None = None
     for candidate in candidates(folder, weights):
@@ -224,9 +219,8 @@ def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, C
 
 
 def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[CheckpointError]]:
-    """Open the newest checkpoint that is intact; also return the errors of the newer ones.
-
-    Raises CheckpointError naming the newest if there are checkpoints and none is intact.
+    """Open the newest checkpoint that is intact; also return the errors of the newer ones. Raises
+    CheckpointError naming the newest if none is intact.
     """
     damage: list[CheckpointError] = []
     for step in reversed(checkpoint.steps(folder)):
@@ -242,12 +236,12 @@ def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[CheckpointError
 
 def quarantine(folder: Path, step: int) -> Path:
     """Rename a damaged checkpoint to ``damaged-STEP``, no longer listed; return the new path."""
-    for number in itertools.count(1):
-        path = folder / (f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")
-        if not path.exists():
-            os.rename(folder / str(step), path)
-            return path
-    raise AssertionError("numbers do not end")
+    path, number = folder / f"damaged-{step}", 1
+    while path.exists():
+        number += 1
+        path = folder / f"damaged-{step}.{number}"
+    os.rename(folder / str(step), path)
+    return path
 
 
 # Damage
@@ -343,10 +337,7 @@ def _manifests(run: Path) -> Iterator[Mapping[str, Any]]:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock. Raises LockedError naming the process that has it.
-
-    The operating system releases the lock when its process ends, even if it is killed.
-    """
+    """Hold the lock, which ends with the process. Raises LockedError naming who has it."""
     import filelock
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ of one name, and accepts unknown keys and any name: those are checked here.
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -83,13 +84,12 @@ def scan(path: str | Path) -> dict[str, LazyTensor]:
     headers = {file: header(file) for file in files(path)}
     if is_index(path):
         untrusted.check_shards(Path(path), headers)
-    return {
-        name: LazyTensor(
-            TensorInfo(tensor.shape, DTYPES[tensor.dtype].name), partial(_array, name, tensor)
-        )
-        for extents in headers.values()
-        for name, tensor in extents.items()
-    }
+    state = {}
+    for extents in headers.values():
+        for name, tensor in extents.items():
+            info = TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
+            state[name] = LazyTensor(info, partial(_array, name, tensor))
+    return state
 
 
 def _array(name: str, tensor: TensorExtent) -> np.ndarray:
@@ -135,12 +135,10 @@ def save(
     hashed: bool = True,
     begin: str | None = None,
 ) -> str:
-    """Write the new file ``path``, one tensor at a time, and return its SHA-256 (if ``hashed``).
-
-    The bytes are the safetensors library's, unless the header ``begin`` is given, of the same
-    tensors in the order of ``state``. Each tensor is read back and compared as soon as
-    it is written. Tied ones are read once, and copied within the file. Raises InputError naming
-    ``target``, which the file will become, if they differ.
+    """Write the new file ``path``, one tensor at a time, each read back and compared, and return
+    its SHA-256 (if ``hashed``). The bytes are the library's, unless the header ``begin`` is given,
+    of the same tensors in the order of ``state``. Tied ones are read once. Raises InputError naming
+    ``target``, its later name.
     """
     ordered = state if begin is not None else in_order(state)
     if begin is None:
@@ -208,9 +206,8 @@ def stored_header(path: Path) -> str:
 
 
 def extents(path: Path, text: str) -> dict[str, TensorExtent]:
-    """Return the tensors of a header in the order of their bytes, which count from its end.
-
-    Raises InputError naming ``path``, which has the header, if it cannot be read.
+    """Return the tensors of a header in the order of their bytes, which count from its end. Raises
+    InputError naming ``path`` if it cannot be read.
     """
     return _extents(path, _object(path, text.encode()), 0)
 
@@ -282,9 +279,8 @@ def _extent(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
                     f"{path}: {shown(name)} has the unknown dtype "
                     f"{shown(dtype)}{nearest(dtype, list(DTYPES))}"
                 )
-            size = DTYPES[dtype].itemsize
-            for length in shape:  # 0 counts as 1: products of the others must fit NumPy's integers
-                size *= max(1, length)
+            # 0 counts as 1: products of the others must fit NumPy's integers
+            size = DTYPES[dtype].itemsize * math.prod(max(1, length) for length in shape)
             if len(shape) <= 64 and size < 2**63:
                 return TensorExtent(tuple(shape), dtype, path, data + start, data + end)
             raise UnsafeFileError(

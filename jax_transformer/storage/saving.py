@@ -1,7 +1,5 @@
-"""Checkpoints are written: at once, while training goes on, or a few arrays at a time, so that they
-may be larger than the memory.
-
-A checkpoint appears under its name complete or not at all.
+"""Checkpoints are written whole or not at all: at once, while training goes on, or a few arrays at
+a time, so that they may be larger than the memory.
 """
 
 import contextlib
@@ -32,10 +30,8 @@ _BATCH = 64 << 20
 
 
 def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
-    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises
-    CheckpointError if the disk is full.
-
-    An earlier checkpoint is not touched until the new one is complete and on the disk.
+    """Write ``folder/step``: ``tree``, and ``about`` in its manifest. An earlier checkpoint stays
+    until it is complete on the disk. Raises CheckpointError if the disk is full.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -47,11 +43,8 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
 def begin(
     folder: Path, step: int, tree: Any, *, about: dict[str, Any], then: Callable[[], None]
 ) -> Callable[[], None]:
-    """Copy ``tree`` to the host and begin to :func:`save` it.
-
-    The returned function, which may be called in another thread, completes the checkpoint and calls
-    ``then``. The memory of ``tree`` can be reused before: a step that takes it over changes nothing
-    in the copy.
+    """Copy ``tree``, whose memory can be reused then, to the host, and begin to :func:`save` it.
+    The returned function, for any thread, completes the checkpoint and calls ``then``.
     """
     import jax
     from orbax.checkpoint import v1 as ocp
@@ -120,11 +113,8 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def _failures_reported_once() -> Iterator[None]:
-    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its
-    threads: the caller reports it.
-
-    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and
-    coroutines, which come much later.
+    """Silence Orbax, which logs a failure, raises it, and fails again in its threads and
+    coroutines, much later: the caller reports it.
     """
     before = {}
     for name in ("absl", "asyncio", "concurrent.futures"):
@@ -171,9 +161,8 @@ def prune(folder: Path, keep: Container[int]) -> None:
 
 
 class BackgroundSaver(ThreadPoolExecutor):
-    """Saves checkpoints in a thread. An error of the thread is raised by the next call.
-
-    As a context manager it waits for the last checkpoint at the end, unless the user interrupts.
+    """Saves checkpoints in a thread, whose error the next call raises. As a context manager it
+    waits for the last one at the end, unless the user interrupts.
     """
 
     def __init__(self) -> None:
@@ -212,11 +201,8 @@ class BackgroundSaver(ThreadPoolExecutor):
 def write(
     folder: Path, step: int, groups: Mapping[str, LazyState], *, about: dict[str, Any]
 ) -> Path:
-    """Write ``folder/step`` as :func:`save` does, a few arrays at a time.
-
-    ``groups`` are arrays by name, by the group's name. They are not compressed: of numbers that
-    look random zstd saves a tenth, in three times the time. Raises as that function, and as the
-    arrays when they are read.
+    """Write ``folder/step`` as :func:`save` does, a few arrays by name of ``groups`` at a time.
+    They are not compressed: zstd saves a tenth of such numbers, in three times the time.
     """
     import tensorstore
     from orbax.checkpoint import v1 as ocp

@@ -69,10 +69,7 @@ class Note:
 
 @dataclass(frozen=True, eq=False)
 class LazyTensor:
-    """A tensor that :meth:`read` reads each time it is called. Nothing keeps the array.
-
-    Names that are tied have the same LazyTensor.
-    """
+    """A tensor that :meth:`read` reads at each call; nothing keeps it. Tied names have one."""
 
     info: TensorInfo
     read: Callable[[], np.ndarray] = field(repr=False)
@@ -263,9 +260,8 @@ def check_dtype(dtype: str | None) -> None:
 def problems(
     tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape], *, floating: bool = True
 ) -> list[str]:
-    """List every tensor that is missing, unexpected or of another shape.
-
-    With ``floating``, also every tensor whose numbers are not floating-point numbers.
+    """List every tensor that is missing, unexpected, of another shape, or, if ``floating``, of
+    other numbers than floating-point ones.
     """
     free = sorted(expected.keys() - tensors.keys())
     wrong = [f"missing {name} {expected[name]}" for name in free]
@@ -286,10 +282,7 @@ def problems(
 def differing_ties(
     ties: Mapping[str, str], state: Mapping[str, np.ndarray] | LazyState
 ) -> list[str]:
-    """List the tensors that differ from the ones that the model ties them with, by ``ties``.
-
-    Only copies of which both are stored are read.
-    """
+    """List the stored tensors that differ from those that the model ties them with, by ``ties``."""
     differing = []
     for name, other in ties.items():
         if name in state and other in state and state[name] is not state[other]:
@@ -307,10 +300,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def refusal(problems: Sequence[str], hint: str = "") -> InputError:
-    """Return the error of weights that do not fit the model.
-
-    The message names a dozen problems and ends with ``hint``; all are the error's ``details``.
-    """
+    """Return the error of weights that do not fit: a dozen problems, ``hint``; all as details."""
     shown = _some_of_each_kind(problems, _SHOWN)
     more = len(problems) - len(shown)
     rest = f"; and {more} more, which --debug and --json list" if more else ""

@@ -1,7 +1,5 @@
-"""Untrusted files: names that are safe to print, JSON within limits, and the index of several files
-of weights (``*.index.json``), which names the file of each tensor.
-
-JSON may have no key twice, and no more nesting and brackets than weights and configurations need.
+"""Untrusted files: names that are safe to print, JSON within limits and with no key twice, and the
+index of several files of weights (``*.index.json``), which names the file of each tensor.
 """
 
 import collections

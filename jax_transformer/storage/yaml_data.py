@@ -1,8 +1,6 @@
-"""YAML as plain data: maps, lists and text, within bounds.
-
-Every value stays the text that it is in the file, as vocabularies need it: ``no`` and ``1`` are
-tokens there. Tags, anchors and aliases are refused, so that nothing is constructed and no small
-file is a huge tree.
+"""YAML as plain maps, lists and text, within bounds: ``no`` and ``1`` stay text, as vocabularies
+need it. Tags, anchors and aliases are refused, so that nothing is constructed and no small file is
+a huge tree.
 """
 
 from pathlib import Path

@@ -98,11 +98,8 @@ def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
 
 
 def opened(model: Any) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
-    """Return a model's arrays by dotted path, and a function that returns a copy of the model with
-    other arrays.
-
-    The paths of Linen's ``params`` begin after that word. The state of random number generators is
-    no weight.
+    """Return a model's arrays by dotted path (below the word ``params`` of Linen), without the
+    state of random numbers, and a function that returns a copy of the model with other arrays.
     """
     if isinstance(model, nnx.Module):
         graphdef, state = nnx.split(model)
@@ -155,9 +152,8 @@ class _Parts:
         )
 
     def layers(self, named: Mapping[str, np.ndarray]) -> dict[str, tuple[str, np.ndarray]]:
-        """Return the arrays that the rules name: views of the model's, with the names of these.
-
-        Raises ConfigError if a stack has no array, or the rules do not name every layer once.
+        """Return the arrays that the rules name: views of the model's. Raises ConfigError if a
+        stack has no array, or the rules do not name every layer once.
         """
         current = {name: (name, array) for name, array in named.items()}
         for stack in self.stacks:

@@ -20,10 +20,7 @@ ADAPTER = LORA_A, LORA_B, LORA_SCALE = ".lora_a", ".lora_b", ".lora_scale"
 
 
 def of(name: str, value: Any) -> np.ndarray:
-    """Return an array of NumPy or JAX, or a tensor of PyTorch, as an array of NumPy.
-
-    Raises InputError, with the name, for anything else.
-    """
+    """Return an array of NumPy, JAX or PyTorch as NumPy's. Raises InputError for anything else."""
     import jax
 
     if isinstance(value, np.ndarray):
@@ -38,10 +35,7 @@ def of(name: str, value: Any) -> np.ndarray:
 
 
 def as_jax(name: str, array: np.ndarray, dtype: Any) -> "jax.Array":
-    """Return a copy in its own dtype, or in ``dtype``, that shares no memory with ``array``.
-
-    JAX may otherwise alias NumPy's memory on CPU.
-    """
+    """Return a copy in its own dtype, or in ``dtype``: JAX may alias NumPy's memory on CPU."""
     import jax.numpy as jnp
 
     return jnp.array(as_numpy(name, array, dtype), copy=True)

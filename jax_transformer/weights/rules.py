@@ -9,9 +9,10 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,10 +143,8 @@ class Rule:
         return np.flip(split, axes.reversed).transpose(np.argsort(axes.order))
 
     def _lengths(self, flax_shapes: Sequence[Shape]) -> list[dict[Any, int]]:
-        """Return the length of each axis, for each array.
-
-        Raises ConfigError if a shape does not have these axes, or if an axis has several lengths
-        that no ``part`` has for itself.
+        """Return each axis's length, for each array. Raises ConfigError if a shape does not have
+        these axes, or if an axis has several lengths that no ``part`` has for itself.
         """
         cut = _parse(self.axes).cut if self.axes else None
         own = cut.inner if cut else ()
@@ -286,16 +285,15 @@ Table = list[Rule | Alias]
 def repeat(layers: int, rules: Iterable[Rule | Alias]) -> Table:
     """Return ``rules`` once for each layer, with its number for ``{i}`` on both sides."""
     rules = list(rules)
-    table: Table = []
-    for i in map(str, range(layers)):
-        for rule in rules:
-            torch = rule.torch.replace("{i}", i)
-            if isinstance(rule, Alias):
-                table.append(Alias(torch, rule.of.replace("{i}", i)))
-            else:
-                flax = tuple(name.replace("{i}", i) for name in rule.flax)
-                table.append(replace(rule, torch=torch, flax=flax))
-    return table
+    numbered = [methodcaller("replace", "{i}", str(i)) for i in range(layers)]
+    return [_renamed(rule, change) for change in numbered for rule in rules]
+
+
+def _renamed(rule: Rule | Alias, change: Callable[[str], str]) -> Rule | Alias:
+    """Return the rule with other names."""
+    if isinstance(rule, Alias):
+        return Alias(change(rule.torch), change(rule.of))
+    return replace(rule, torch=change(rule.torch), flax=tuple(map(change, rule.flax)))
 
 
 def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
@@ -377,37 +375,34 @@ def fused_attention(
     return [*fused, *linear(f"{torch}.{out}", f"{flax}.out", bias=bias)]
 
 
-def aliases(table: Table) -> dict[str, str]:
+def aliases(table: Iterable[Rule | Alias]) -> dict[str, str]:
     """Return the tensor that each alias repeats, by the alias."""
     return {rule.torch: rule.of for rule in table if isinstance(rule, Alias)}
 
 
-def restrict(table: Table, flax_names: Iterable[str]) -> Table:
-    """Return the rules of the named arrays, without aliases.
+def without_aliases(table: Iterable[Rule | Alias]) -> list[Rule]:
+    """Return the rules of arrays."""
+    return [rule for rule in table if isinstance(rule, Rule)]
 
-    They convert gradients and moments of the trained parameters.
-    """
+
+def restrict(table: Iterable[Rule | Alias], flax_names: Iterable[str]) -> list[Rule]:
+    """Return the rules of the named arrays: of what is trained, for gradients and moments."""
     names = set(flax_names)
-    return [rule for rule in table if isinstance(rule, Rule) and names.issuperset(rule.flax)]
+    return [rule for rule in without_aliases(table) if names.issuperset(rule.flax)]
 
 
 def within(table: Table, prefix: str) -> Table:
-    """Return the rules whose names begin with ``prefix`` on both sides, without the prefix.
-
-    Raises ConfigError if a rule has the prefix on one side only.
+    """Return the rules whose names begin with ``prefix`` on both sides, without it. Raises
+    ConfigError if a rule has the prefix on one side only.
     """
-    cut, crossing = len(prefix), []
-    inner: Table = []
+    inner, crossing = [], []
     for rule in table:
         ours = rule.flax if isinstance(rule, Rule) else (rule.of,)
         inside = {name.startswith(prefix) for name in (rule.torch, *ours)}
         if len(inside) > 1:
             crossing.append(rule.torch)
-        elif True in inside and isinstance(rule, Rule):
-            flax = tuple(name[cut:] for name in ours)
-            inner.append(replace(rule, torch=rule.torch[cut:], flax=flax))
         elif True in inside:
-            inner.append(Alias(rule.torch[cut:], ours[0][cut:]))
+            inner.append(_renamed(rule, methodcaller("removeprefix", prefix)))
     if crossing:
         raise ConfigError(
             f"{prefix.rstrip('.')} does not stand by itself in this architecture:"
@@ -416,77 +411,62 @@ def within(table: Table, prefix: str) -> Table:
     return inner
 
 
-def torch_shapes(table: Table, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def torch_shapes(
+    table: Sequence[Rule | Alias], flax_shapes: Mapping[str, Shape]
+) -> dict[str, Shape]:
     """Return the shape of every PyTorch tensor that the table names."""
     shapes = {
         rule.torch: rule.torch_shape([flax_shapes[name] for name in rule.flax])
-        for rule in table
-        if isinstance(rule, Rule)
+        for rule in without_aliases(table)
     }
     return shapes | {name: shapes[other] for name, other in aliases(table).items()}
 
 
 def check_complete(table: Table, flax_names: Iterable[str]) -> None:
-    """Check that the table names every PyTorch tensor once and every Flax array exactly once.
-
-    Raises ValueError if it does not: a fault of the table, not of a file.
-    """
-    torch, flax = Counter[str](), Counter[str]()
-    ruled, of_aliases = set(), set()
-    for rule in table:
-        torch[rule.torch] += 1
-        if isinstance(rule, Rule):
-            ruled.add(rule.torch)
-            flax.update(rule.flax)
-        else:
-            of_aliases.add(rule.of)
+    """Raise ValueError unless the table names each PyTorch tensor and each Flax array once."""
+    arrays = without_aliases(table)
+    torch = Counter(rule.torch for rule in table)
+    flax = Counter(name for rule in arrays for name in rule.flax)
     expected = set(flax_names)
     problems = {
         "named twice": {*(torch - Counter(set(torch))), *(flax - Counter(set(flax)))},
-        "aliases of tensors without a rule": of_aliases - ruled,
+        "aliases of tensors without a rule": {*aliases(table).values()} - {r.torch for r in arrays},
         "arrays of the model without a rule": expected - flax.keys(),
         "not arrays of the model": flax.keys() - expected,
     }
-    if any(problems.values()):
-        raise ValueError(
-            "the weight table does not cover the model exactly once: "
-            + "; ".join(
-                f"{problem}: {', '.join(sorted(names))}"
-                for problem, names in problems.items()
-                if names
-            )
-        )
+    listed = [f"{problem}: {', '.join(sorted(odd))}" for problem, odd in problems.items() if odd]
+    if listed:
+        summary = "the weight table does not cover the model exactly once"
+        raise ValueError(f"{summary}: {'; '.join(listed)}")
 
 
 def to_flax(
-    table: Table, state: Mapping[str, np.ndarray], flax_shapes: Mapping[str, Shape]
+    table: Sequence[Rule | Alias], state: Mapping[str, np.ndarray], flax_shapes: Mapping[str, Shape]
 ) -> dict[str, np.ndarray]:
-    """Return the Flax arrays by path.
-
-    Raises one InputError that names every tensor that is missing, unexpected or mis-shaped, and
-    every alias that differs.
+    """Return the Flax arrays by path. Raises one InputError that names every tensor that is
+    missing, unexpected or mis-shaped, and every alias that differs.
     """
     infos = {name: TensorInfo(array.shape, array.dtype.name) for name, array in state.items()}
     problems = tensors.problems(infos, torch_shapes(table, flax_shapes), floating=False)
     tensors.refuse(problems + tensors.differing_ties(aliases(table), state))
     arrays: dict[str, np.ndarray] = {}
-    for rule in table:
-        if isinstance(rule, Rule):
-            shapes = [flax_shapes[name] for name in rule.flax]
-            for number, name in enumerate(rule.flax):
-                arrays[name] = rule.part(number, state[rule.torch], shapes, own=True)
+    for rule in without_aliases(table):
+        shapes = [flax_shapes[name] for name in rule.flax]
+        for number, name in enumerate(rule.flax):
+            arrays[name] = rule.part(number, state[rule.torch], shapes, own=True)
     return arrays
 
 
-def to_torch(table: Table, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def to_torch(
+    table: Sequence[Rule | Alias], arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Return the PyTorch tensors by name, in the table's order."""
     state: dict[str, np.ndarray] = {}
     for rule in table:
-        state[rule.torch] = (
-            state[rule.of].copy()
-            if isinstance(rule, Alias)
-            else rule.joined([arrays[name] for name in rule.flax], own=True)
-        )
+        if isinstance(rule, Alias):
+            state[rule.torch] = state[rule.of].copy()
+        else:
+            state[rule.torch] = rule.joined([arrays[name] for name in rule.flax], own=True)
     return state
 
 
@@ -496,33 +476,22 @@ def to_torch(table: Table, arrays: Mapping[str, np.ndarray]) -> dict[str, np.nda
 def to_flax_lazily(
     table: Table, state: LazyState, flax_shapes: Mapping[str, Shape]
 ) -> dict[str, LazyTensor]:
-    """Return the Flax arrays by path, none of them read.
-
-    The tensors fit the table: see :func:`.tensors.problems` and :func:`.lazy.differing_ties`.
-    """
+    """Return the Flax arrays by path, none of them read; the tensors fit the table."""
     arrays = {}
-    for rule in table:
-        if isinstance(rule, Rule):
-            shapes = [flax_shapes[name] for name in rule.flax]
-            tensor = state[rule.torch]
-            for number, name in enumerate(rule.flax):
-                read = partial(rule.part, number, tensor, shapes)
-                arrays[name] = LazyTensor(TensorInfo(shapes[number], tensor.dtype), read)
+    for rule in without_aliases(table):
+        shapes, tensor = [flax_shapes[name] for name in rule.flax], state[rule.torch]
+        for number, name in enumerate(rule.flax):
+            read = partial(rule.part, number, tensor, shapes)
+            arrays[name] = LazyTensor(TensorInfo(shapes[number], tensor.dtype), read)
     return arrays
 
 
 def to_torch_lazily(table: Table, arrays: LazyState) -> dict[str, LazyTensor]:
-    """Return the PyTorch tensors by name, none of them read, in the table's order.
-
-    Tensors that the model ties are one LazyTensor.
-    """
+    """Return the PyTorch tensors in the table's order, unread; tied ones are one LazyTensor."""
     joined = {}
-    for rule in table:
-        if isinstance(rule, Rule):
-            parts = [arrays[name] for name in rule.flax]
-            info = TensorInfo(rule.torch_shape([part.shape for part in parts]), rule._dtype(parts))
-            joined[rule.torch] = LazyTensor(info, partial(rule.joined, parts))
-    state = {}
-    for rule in table:
-        state[rule.torch] = joined[rule.of if isinstance(rule, Alias) else rule.torch]
-    return state
+    for rule in without_aliases(table):
+        parts = [arrays[name] for name in rule.flax]
+        info = TensorInfo(rule.torch_shape([part.shape for part in parts]), rule._dtype(parts))
+        joined[rule.torch] = LazyTensor(info, partial(rule.joined, parts))
+    tied = aliases(table)
+    return {rule.torch: joined[tied.get(rule.torch, rule.torch)] for rule in table}

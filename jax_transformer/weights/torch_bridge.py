@@ -2,44 +2,32 @@
 
 from collections.abc import Callable, Mapping
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch import nn
 
 from jax_transformer.errors import InputError
 
-# Dtypes that torch cannot pass to NumPy: their bits are passed as integers
-_UNTYPED = {torch.bfloat16: (torch.uint16, "bfloat16")}
-
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Return a copy of the tensor's values, bit for bit."""
     tensor = tensor.detach().cpu()
-    if tensor.dtype in _UNTYPED:
-        import ml_dtypes
-
-        bits, name = _UNTYPED[tensor.dtype]
-        return tensor.contiguous().view(bits).numpy().copy().view(getattr(ml_dtypes, name))
+    if tensor.dtype == torch.bfloat16:  # which torch cannot pass to NumPy: its bits are
+        return tensor.contiguous().view(torch.uint16).numpy().copy().view(ml_dtypes.bfloat16)
     return np.array(tensor.numpy(), order="C")
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """Return a tensor with a copy of the array's values, bit for bit."""
-    for dtype, (bits, name) in _UNTYPED.items():
-        if array.dtype.name == name:
-            return (
-                torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
-                .view(bits)
-                .view(dtype)
-            )
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.array(array, order="C"))
 
 
 def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
-    """Load ``state`` strictly, in place, and return the module.
-
-    Tied parameters stay tied, and the module takes the arrays' dtypes. Raises InputError that names
-    everything missing, unexpected and mis-shaped.
+    """Load ``state`` strictly into the module, and return it: ties stay, dtypes become the arrays'.
+    Raises InputError that names everything missing, unexpected and mis-shaped.
     """
     tensors, parameters = {}, module.state_dict(keep_vars=True)
     for name, array in state.items():
@@ -54,10 +42,7 @@ def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
 
 
 def trained_parameters(make: Callable[[], nn.Module]) -> list[str]:
-    """List the trained parameters of a module in the order in which torch.optim numbers them.
-
-    ``make`` returns the module; no weights are allocated.
-    """
+    """List a module's trained parameters in torch.optim's order; no weights are allocated."""
     with torch.device("meta"):
         module = make()
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]

@@ -99,15 +99,13 @@ def _checkpoint(folder: Path) -> Path:
 def _read_t5x(name: str) -> Callable[[Path], Read]:
     def begin(folder: Path) -> Read:
         inner = _checkpoint(folder)
-        file = InputFile(inner / name)
         size = sum(each.stat().st_size for each in inner.rglob("*") if each.is_file())
 
-        def read(content: bytes) -> None:
-            file.put(content)
+        def read(_: Path) -> None:
             for array in t5x_checkpoint.find(inner).arrays.values():
                 assert array.read().nbytes <= zarr.RATIO * size, "more numbers than files hold"
 
-        return read
+        return file_reader(name, read)(inner)
 
     return begin
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from campaigns.fuzzing import mutators
-from campaigns.fuzzing.harness import Flat, InputFile, Read, Target, file_reader
+from campaigns.fuzzing.harness import Flat, Read, Target, file_reader
 from jax_transformer.architectures import huggingface_config, registry
 from jax_transformer.cli import config_file as cli_config
 from jax_transformer.config import TransformerConfig
@@ -60,13 +60,7 @@ def _folder_reader(model_type: str, name: str) -> Callable[[Path], Read]:
     def begin(folder: Path) -> Read:
         (folder / huggingface_folder.CONFIG).write_text(json.dumps(_attributes(model_type)))
         safetensors.write(folder / huggingface_folder.SAFETENSORS, {"a": np.ones(3, np.float32)})
-        file = InputFile(folder / name)
-
-        def read(content: bytes) -> None:
-            file.put(content)
-            formats.open(folder)
-
-        return read
+        return file_reader(name, lambda _: formats.open(folder))(folder)
 
     return begin
 
@@ -79,14 +73,12 @@ def _config_seeds() -> Iterator[bytes]:
 def _read_generation(folder: Path) -> Read:
     config = huggingface_config.from_config(_attributes("bart"))
     (folder / huggingface_folder.CONFIG).write_text(json.dumps(_attributes("bart")))
-    file = InputFile(folder / huggingface_folder.GENERATION)
 
-    def read(content: bytes) -> None:
-        file.put(content)
+    def read(_: Path) -> None:
         data, path = generation.read(folder)
         generation.from_generation_config(data, config, where=str(path))
 
-    return read
+    return file_reader(huggingface_folder.GENERATION, read)(folder)
 
 
 def _generation_seeds() -> Iterator[bytes]:
@@ -101,13 +93,7 @@ def _read_speech(name: str) -> Callable[[Path], Read]:
         (folder / huggingface_folder.CONFIG).write_text(json.dumps(_attributes("whisper")))
         config = huggingface_config.from_config(_attributes("whisper"))
         (folder / huggingface_folder.GENERATION).write_bytes(next(_speech_seeds()))
-        file = InputFile(folder / name)
-
-        def read(content: bytes) -> None:
-            file.put(content)
-            speech_config.read(folder, config)
-
-        return read
+        return file_reader(name, lambda _: speech_config.read(folder, config))(folder)
 
     return begin
 
@@ -144,17 +130,7 @@ def _model_config_seeds() -> Iterator[bytes]:
 
 
 def _run_reader(name: str, use: Callable[[RunFolder], object]) -> Callable[[Path], Read]:
-    def begin(folder: Path) -> Read:
-        run = RunFolder(folder)
-        file = InputFile(folder / name)
-
-        def read(content: bytes) -> None:
-            file.put(content)
-            use(run)
-
-        return read
-
-    return begin
+    return file_reader(name, lambda path: use(RunFolder(path.parent)))
 
 
 def _metrics_seeds() -> Iterator[bytes]:
@@ -177,13 +153,7 @@ def _read_manifest(folder: Path) -> Read:
     inner = folder / "5"
     inner.mkdir()
     (inner / "array").write_bytes(b"content")
-    file = InputFile(inner / checkpoint.MANIFEST)
-
-    def read(content: bytes) -> None:
-        file.put(content)
-        checkpoint.verify(folder, 5)
-
-    return read
+    return file_reader(checkpoint.MANIFEST, lambda _: checkpoint.verify(folder, 5))(inner)
 
 
 def _manifest_seeds() -> Iterator[bytes]:

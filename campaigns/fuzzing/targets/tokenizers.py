@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from campaigns.fuzzing import mutators
-from campaigns.fuzzing.harness import InputFile, Read, Target, file_reader
+from campaigns.fuzzing.harness import Read, Target, file_reader
 from jax_transformer.data import huggingface_tokenizer, sentencepiece_vocabulary
 from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.tokenizer import Tokenizer
@@ -82,14 +82,12 @@ def _piece_seeds() -> Iterator[bytes]:
 def _folder_reader(files: Callable[[], dict[str, Any]], name: str) -> Callable[[Path], Read]:
     def begin(folder: Path) -> Read:
         tokenizer_models.write(folder, files())
-        file = InputFile(folder / name)
 
-        def read(content: bytes) -> None:
-            file.put(content)
+        def read(_: Path) -> None:
             tokenizer = huggingface_tokenizer.read_files(folder)
             tokenizer.target.decode(tokenizer.source.encode(_LINE))
 
-        return read
+        return file_reader(name, read)(folder)
 
     return begin
 
@@ -112,13 +110,7 @@ def _settings_seeds() -> Iterator[bytes]:
 
 def _read_languages(folder: Path) -> Read:
     tokenizer_models.write(folder / huggingface_folder.IN_RUN, tokenizer_models.marian())
-    file = InputFile(folder / run_files.LANGUAGES_FILE)
-
-    def read(content: bytes) -> None:
-        file.put(content)
-        load_tokenizer(folder)
-
-    return read
+    return file_reader(run_files.LANGUAGES_FILE, lambda _: load_tokenizer(folder))(folder)
 
 
 _json = mutators.json_values

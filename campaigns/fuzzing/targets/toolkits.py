@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from campaigns.fuzzing import mutators
-from campaigns.fuzzing.harness import InputFile, Read, Target, file_reader
+from campaigns.fuzzing.harness import Read, Target, file_reader
 from jax_transformer.architectures import registry
 from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
@@ -57,14 +57,10 @@ def _read_decoder(folder: Path) -> Read:
     chosen = marian_files.options(dec_depth=1)
     content = marian_files.model({"Wemb": np.zeros((11, 6), np.float32)}, chosen)
     inner = marian_files.opus(folder / "en-fr", content, {"</s>": 0, "a": 1})
-    file = InputFile(inner / marian_model.DECODER)
-
-    def read(content: bytes) -> None:
-        file.put(content)
-        model = marian_model.find(inner)
-        marian_model.end_id(model)
-
-    return read
+    read = file_reader(
+        marian_model.DECODER, lambda _: marian_model.end_id(marian_model.find(inner))
+    )
+    return read(inner)
 
 
 def _decoder_seeds() -> Iterator[bytes]:
@@ -104,13 +100,7 @@ def _joey_folder(folder: Path) -> Callable[[], None]:
 def _joey_reader(name: str) -> Callable[[Path], Read]:
     def begin(folder: Path) -> Read:
         describe = _joey_folder(folder)
-        file = InputFile(folder / name)
-
-        def read(content: bytes) -> None:
-            file.put(content)
-            describe()
-
-        return read
+        return file_reader(name, lambda _: describe())(folder)
 
     return begin
 
@@ -141,16 +131,10 @@ def _words_seeds() -> Iterator[bytes]:
 
 
 def _read_dictionary(folder: Path) -> Read:
-    weight = TensorInfo((8, 6), "float32")
-    state = {f"{side}.embed_tokens.weight": weight for side in ("encoder", "decoder")}
-    content = {"model": state, "args": {"source_lang": "de", "target_lang": "de"}}
-    file = InputFile(folder / "dict.de.txt")
-
-    def read(dictionary: bytes) -> None:
-        file.put(dictionary)
-        fairseq.FORMAT.describe(folder / "checkpoint_best.pt", content)
-
-    return read
+    languages = {"source_lang": "de", "target_lang": "de"}
+    content = {"model": _fairseq_content(None)["model"], "args": languages}
+    checkpoint, describe = folder / "checkpoint_best.pt", fairseq.FORMAT.describe
+    return file_reader("dict.de.txt", lambda _: describe(checkpoint, content))(folder)
 
 
 def _dictionary_seeds() -> Iterator[bytes]:

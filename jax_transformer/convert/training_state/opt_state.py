@@ -43,10 +43,8 @@ def from_optax(
     hyperparameters: Mapping[str, Any],
     weight_decay: Mapping[str, float],
 ) -> Moments:
-    """Return the moments in an Optax state over ``{Flax name: array}``, with the settings that it
-    lacks.
-
-    Raises ConfigError if the state holds anything that torch.optim's optimizer of that ``kind``
+    """Return the moments in an Optax state over ``{Flax name: array}``, with settings that it
+    lacks. Raises ConfigError if it holds anything that torch.optim's optimizer of that ``kind``
     does not.
     """
     ours = _only(state, _KINDS[kind])
@@ -70,10 +68,9 @@ def from_optax(
 
 
 def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.OptState:
-    """``state``, as ``init`` made it, with these moments, and with its schedule at ``position``.
-
-    Raises InputError if the moments are of other arrays or counts, ConfigError if another optimizer
-    has such a state.
+    """Return ``state``, as ``init`` made it, with these moments, its schedule at ``position``.
+    Raises InputError for moments of other arrays or counts, ConfigError for another optimizer's
+    state.
     """
     kind = _KINDS[moments.kind]
     fresh = _only(state, kind)

@@ -1,10 +1,6 @@
-"""Convert a training state between Optax and the checkpoint of a PyTorch loop.
-
-Weights and moments are converted by the same table.
-
-A training checkpoint is ``{"model", "optimizer", "scheduler", "step", "config"}``, as PyTorch users
-write it. ``step`` is also the position in the data, because batch n depends only on the run's data
-and n.
+"""Convert a training state between Optax and the checkpoint of a PyTorch loop: ``{"model",
+"optimizer", "scheduler", "step", "config"}``. ``step`` is also the position in the data, because
+batch n depends only on the run's data and n.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,10 +78,8 @@ def from_checkpoint(
     config: TransformerConfig,
     parameter_names: Sequence[str] | None = None,
 ) -> TrainState:
-    """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint.
-
-    Without ``parameter_names``, their order is the checkpoint's ``model``'s, the
-    ``state_dict()`` of a module.
+    """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint. The
+    order of parameters is by default that of its ``model``, a module's ``state_dict()``.
 
     Raises InputError if the checkpoint lacks a part or does not fit the model, ConfigError if the
     run's options differ from those that it was trained with.
@@ -116,17 +110,15 @@ def from_checkpoint(
 
 
 def module_parameters(state: Iterable[str], config: TransformerConfig) -> list[str]:
-    """List PyTorch's parameters in a module's order, from the order of its ``state_dict()``.
-
-    Position tables and the logits' bias are stored, but never trained.
+    """List PyTorch's parameters in the order of a module's ``state_dict()``, without position
+    tables and the logits' bias, which are stored but never trained.
     """
     table = convert.weight_table(config)
     frozen = transformer.flatten(transformer.abstract(config), Frozen)
     buffers = [
         rule.torch
-        for rule in table
-        if isinstance(rule, rules.Rule)
-        and all(
+        for rule in rules.without_aliases(table)
+        if all(
             name in frozen and (name.endswith(".positions.table") or name == "logits_bias")
             for name in rule.flax
         )
@@ -194,10 +186,8 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
 
 
 def load(folder: RunFolder, at: int) -> TrainState:
-    """Load the state that was saved at step ``at``, in the dtypes of the checkpoint.
-
-    Raises CheckpointError if it is damaged or does not belong to the run's model, or if it has
-    float64 arrays and JAX is in 32-bit mode.
+    """Load the state of step ``at``, in the checkpoint's dtypes. Raises CheckpointError if it is
+    damaged, of another model, or has float64 arrays in JAX's 32-bit mode.
     """
     options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
     opened = checkpoint.open(folder.checkpoints, at)
@@ -226,10 +216,7 @@ def load(folder: RunFolder, at: int) -> TrainState:
 
 
 def save(folder: RunFolder, state: TrainState) -> Path:
-    """Write the state as the checkpoint of its step, from which ``train`` resumes.
-
-    Raises CheckpointError if it cannot be written.
-    """
+    """Write the checkpoint that ``train`` resumes from. Raises CheckpointError if that fails."""
     run = run_files.about_run(folder.checkpoints / str(int(state.step)))
     about = {**resume.environment(), "unrecorded": [], **run}
     return saving.save(folder.checkpoints, int(state.step), state, about=about)

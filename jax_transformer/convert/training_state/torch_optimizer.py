@@ -1,8 +1,6 @@
-"""Optimizer state between ``torch.optim`` and arrays by Flax name. NumPy only.
-
-AdamW, Adam, and SGD with momentum. A moment has the shape of its parameter, so the weight table
-converts moments too, transposed and packed as the weights are. Everything without an exact equal is
-refused by name, with the reason.
+"""Optimizer state between ``torch.optim`` (AdamW, Adam, SGD with momentum) and arrays by Flax name.
+NumPy only. A moment has the shape of its parameter, so the weight table converts moments too.
+Everything without an exact equal is refused by name, with the reason.
 """
 
 import itertools
@@ -28,17 +26,9 @@ _OPTIONS = {
     SGD: frozenset("lr initial_lr momentum dampening weight_decay nesterov maximize".split()),
 }
 # A setting that only one optimizer of torch.optim has, and that optimizer's name, for messages
-_FOREIGN = {
-    "momentum_decay": "NAdam",
-    "etas": "Rprop",
-    "rho": "Adadelta",
-    "lr_decay": "Adagrad",
-    "centered": "RMSprop",
-    "lambd": "ASGD",
-    "beta2_decay": "Adafactor",
-    "ns_coefficients": "Muon",
-    "max_iter": "LBFGS",
-}
+_FOREIGN = dict(momentum_decay="NAdam", etas="Rprop", rho="Adadelta", lr_decay="Adagrad")
+_FOREIGN |= dict(centered="RMSprop", lambd="ASGD", beta2_decay="Adafactor", max_iter="LBFGS")
+_FOREIGN |= dict(ns_coefficients="Muon")
 
 
 @dataclass(frozen=True)
@@ -50,10 +40,7 @@ class Moments:
     counts: dict[str, int]
     """Number of updates of each array, for Adam's bias correction; empty for SGD."""
     first: Arrays
-    """Adam's running means of gradients, or SGD's momentum.
-
-    Empty before the first update, and for SGD without momentum.
-    """
+    """Adam's running means of gradients, or SGD's momentum; empty before the first update."""
     second: Arrays
     """Adam's running means of squared gradients; empty before the first update, and for SGD."""
     hyperparameters: dict[str, Any]
@@ -99,16 +86,14 @@ def from_torch(
         if number not in set(numbers)
     ]
     _refuse("the optimizer's state does not fit the model", problems)
-    numbered = zip(names, numbers, strict=True)
-    by_name = {name: states[number] for name, number in numbered if number in states}
+    by_name = {name: states.get(number, {}) for name, number in zip(names, numbers, strict=True)}
     trained = rules.restrict(table, shapes)
     counts, first, second = _read_states(kind, by_name, trained, shapes, names)
     decays = [float(plain(group["weight_decay"])) for group in groups for _ in group["params"]]
-    parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
+    parts = {rule.torch: rule.flax for rule in rules.without_aliases(table)}
     decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
-    own = ("momentum", "nesterov") if kind == SGD else ("betas", "eps")
-    group = groups[0]
-    settings = {name: plain(group[name]) for name in ("lr", "initial_lr", *own) if name in group}
+    own = {"lr", "initial_lr", *(("momentum", "nesterov") if kind == SGD else ("betas", "eps"))}
+    settings = {name: plain(value) for name, value in groups[0].items() if name in own}
     return Moments(kind, counts, first, second, settings, decay)
 
 
@@ -122,7 +107,7 @@ def to_torch(
     """
     names = _canonical(table, parameter_names)
     problems = list(_check_names([], range(len(names)), parameter_names, names, table, shapes))
-    parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
+    parts = {rule.torch: rule.flax for rule in rules.without_aliases(table)}
     for name in names:
         for label, values in (("weight decays", moments.weight_decay), ("counts", moments.counts)):
             distinct = {values[part] for part in parts.get(name, ()) if part in values}
@@ -145,10 +130,7 @@ def to_torch(
 
 
 def parameter_names(state: Iterable[str], table: Table, buffers: Iterable[str] = ()) -> list[str]:
-    """List PyTorch's parameters in a module's order, from the order of its ``state_dict()``.
-
-    A tied parameter is listed once, as by ``named_parameters``; ``buffers`` are left out.
-    """
+    """List a module's parameters in its ``state_dict()``'s order: tied ones once, no buffers."""
     left_out, seen, parameters = set(buffers), set(), []
     names = list(state)
     for name, canonical in zip(names, _canonical(table, names), strict=True):
@@ -164,10 +146,7 @@ optimizer_from_torch, optimizer_to_torch = from_torch, to_torch  # as ``convert`
 
 
 def _parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
-    """Return the groups and the states of an optimizer's ``state_dict()``.
-
-    Raises InputError if it is not one.
-    """
+    """Return a ``state_dict()``'s groups and states. Raises InputError if it is not one."""
     is_mapping = isinstance(state, Mapping)
     groups, states = (state.get("param_groups"), state.get("state")) if is_mapping else (None, None)
     if not isinstance(groups, list | tuple) or not groups or not isinstance(states, Mapping):
@@ -188,10 +167,8 @@ def _parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[st
 
 
 def _kind(groups: Sequence[Mapping[str, Any]], stated: str | None) -> str:
-    """Return the optimizer that has these groups: adamw, adam or sgd.
-
-    ``stated`` decides between Adam and AdamW if the groups do not. Raises InputError for an
-    optimizer that Optax does not compute equally.
+    """Return the optimizer that has these groups: adamw, adam or sgd; ``stated`` decides between
+    the first two if they do not. Raises InputError if Optax has no equal.
     """
     group = groups[0]
     family = None
@@ -305,7 +282,7 @@ def _check_names(
             f" and the model {len(names)}"
         )
         return
-    known = [rule.torch for rule in table if isinstance(rule, Rule)]
+    known = [rule.torch for rule in rules.without_aliases(table)]
     for stated, name in zip(parameter_names, names, strict=True):
         if name not in known:
             yield f"unknown parameter {stated}{nearest(name, known)}"
@@ -313,7 +290,7 @@ def _check_names(
         if names.count(name) > 1:
             yield f"{name} is there more than once"
     for rule in rules.restrict(table, shapes):
-        if isinstance(rule, Rule) and rule.torch not in set(names):
+        if rule.torch not in set(names):
             yield f"{rule.torch} is trained here and is not a parameter of the optimizer"
     recorded = [name for group in groups for name in group.get("param_names", ())]
     for ours, theirs in zip(parameter_names, recorded, strict=False):
@@ -325,7 +302,7 @@ def _check_names(
 def _read_states(
     kind: str,
     states: Mapping[str, Mapping[str, Any]],
-    trained: Table,
+    trained: Sequence[Rule],
     shapes: Mapping[str, Shape],
     names: Sequence[str],
 ) -> tuple[dict[str, int], Arrays, Arrays]:
@@ -352,22 +329,17 @@ def _read_states(
     if not stepped:
         return {part: 0 for part in shapes if kind != SGD}, {}, {}
     dtype = own[stepped[0]][keys[-1]].dtype
-    moments = [
-        rules.to_flax(
-            trained,
-            {name: own[name].get(key, np.zeros(expected[name], dtype)) for name in expected},
-            shapes,
-        )
-        for key in keys
-        if key != "step"
-    ]
+
+    def moments(key: str) -> Arrays:
+        stored = {
+            name: own[name].get(key, np.zeros(shape, dtype)) for name, shape in expected.items()
+        }
+        return rules.to_flax(trained, stored, shapes)
+
     if kind == SGD:
-        return {}, moments[0], {}
-    counts: dict[str, int] = {}
-    for rule in trained:
-        if isinstance(rule, Rule):
-            counts |= dict.fromkeys(rule.flax, _count(own[rule.torch]["step"]))
-    return counts, moments[0], moments[1]
+        return {}, moments("momentum_buffer"), {}
+    counts = {name: _count(own[rule.torch]["step"]) for rule in trained for name in rule.flax}
+    return counts, moments("exp_avg"), moments("exp_avg_sq")
 
 
 def _check_state(
@@ -393,7 +365,7 @@ def _count(value: Any) -> int:
     return int(value) if isinstance(value, int | float) and value == value // 1 else -1
 
 
-def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]:
+def _write_states(moments: Moments, trained: Sequence[Rule]) -> dict[str, dict[str, Any]]:
     """Return the state of each parameter by PyTorch's name."""
     parts = moments.first, moments.second
     first, second = (rules.to_torch(trained, part) if part else {} for part in parts)
@@ -407,7 +379,7 @@ def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]
             "exp_avg_sq": second[rule.torch],
         }
         for rule in trained
-        if isinstance(rule, Rule) and first
+        if first
     }
 
 

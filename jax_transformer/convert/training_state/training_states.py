@@ -1,6 +1,5 @@
-"""``convert --training``: training states between run folders and checkpoints of PyTorch loops.
-
-Optimizer state, schedule and position in the data are converted with the weights.
+"""``convert --training``: weights, optimizer state, schedule and position in the data, between run
+folders and checkpoints of PyTorch loops.
 """
 
 import importlib.util
@@ -52,10 +51,8 @@ class ConvertedTraining:
 
 
 def convert(request: Request) -> ConvertedTraining:
-    """Convert a training state.
-
-    Raises ConfigError unless source and destination are a PyTorch training checkpoint and a run
-    with the same options.
+    """Convert a training state. Raises ConfigError unless source and destination are a PyTorch
+    training checkpoint and a run with the same options.
     """
     excluded = {
         "--config, --preset and --set": request.description != ModelDescription(),

@@ -1,8 +1,6 @@
-"""Read PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of PyTorch 1.6 and
-later) without PyTorch, and find the state_dict in them: at the top, or under a key (``model``).
-
-Weights and training states are arrays in plain containers. Everything else is refused with an
-error that names it.
+"""Read PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format since PyTorch 1.6)
+without PyTorch, and find the state_dict in them. What is neither array nor plain container is
+refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -144,14 +142,14 @@ def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any] | Non
         storages = _Storages(path, f"{folder}data/", archive.members)
         of_tensor = None if leaf is None else partial(leaf, storages)
         unpickler = Unpickler(str(path), sizes, archive.size, of_tensor)
-        return unpickler.value(archive.read(pickles[0]).tobytes())
+        return unpickler.value(archive.read(pickles[0]))
 
 
 def _word(archive: zip_archive.Archive, name: str) -> str:
     """Return the text of a member that is a word."""
     if archive.members[name].size > 16:
         raise InputError(f"{archive.path}: {shown(name)} is too long")
-    return archive.read(name).tobytes().decode("latin-1").strip()
+    return archive.read(name).decode("latin-1").strip()
 
 
 @dataclass(eq=False)
@@ -207,12 +205,10 @@ class _Storages:
 class StateFile:
     """A state_dict none of whose arrays is read."""
 
-    path: Path
     keys: tuple[str, ...]
     """The keys that lead to it."""
     state: dict[str, LazyTensor]
     """The tensors; names that are tied have one LazyTensor."""
-    tensors: Mapping[str, TensorInfo]
     ties: tuple[tuple[str, ...], ...]
     """Groups of names of one tensor."""
     others: tuple[Note, ...]
@@ -232,24 +228,20 @@ def open_state(path: Path, key: str | None = None, content: Any = None) -> State
                 place = ".".join([*keys[:depth], str(name)])
                 notes.append(Note(place, "not part of the weights"))
         content = content[key]
-    state, infos = {}, {}
-    names: dict[LazyTensor, tuple[str, ...]] = {}
+    state, names = {}, dict[LazyTensor, tuple[str, ...]]()
     for name, value in content.items():
         if isinstance(name, str) and isinstance(value, LazyTensor):
-            state[name], infos[name] = value, value.info
+            state[name] = value
             if value.nbytes:
                 names[value] = (*names.get(value, ()), name)
         else:
             notes.append(Note(".".join([*keys, str(name)]), "not a tensor"))
     ties = tuple(group for group in names.values() if len(group) > 1)
-    return StateFile(path, keys, state, infos, ties, tuple(notes))
+    return StateFile(keys, state, ties, tuple(notes))
 
 
 def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTensor]:
-    """Return the tensors of several state_dicts of a file, none of them read.
-
-    ``keys`` lead to each of them, by the prefix that its names get.
-    """
+    """Return several state_dicts' tensors, unread; ``keys`` lead to each, by its names' prefix."""
     content = scan(path)
     return {
         f"{prefix}{name}": tensor

@@ -7,6 +7,7 @@ in a file is only looked up in that list: nothing is imported, and no function b
 file is called.
 """
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -334,10 +335,7 @@ class Unpickler:
                 f"a tensor that reaches to element {view.end:,} of storage {shown(storage.key)}, "
                 f"which has {size:,}"
             )
-        extent = dtype.itemsize
-        for length in shape:
-            extent *= max(1, length)
-        if extent >= 2**63:
+        if dtype.itemsize * math.prod(max(1, length) for length in shape) >= 2**63:
             raise self._refused("a tensor of no elements and too large a shape")
         if view not in self._seen:
             self._seen.add(view)
@@ -384,9 +382,7 @@ class Unpickler:
     def _measured(
         self, value: Any, depth: int, known: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
-        """Return the number of values in a container as a tree, and its depth; each is visited
-        once, even if it is used several times.
-        """
+        """Return the count of values in a tree of containers, and its depth; visit each once."""
         if type(value) not in (dict, list, tuple, _Attributes):
             return 1, 0
         if id(value) not in known:

@@ -41,11 +41,8 @@ def write(path: str | Path, value: Any) -> None:
 
 
 def save(path: Path, value: Any, *, target: str | Path) -> str:
-    """Write the new file ``path``, one tensor at a time, and return its SHA-256. Tensors are arrays
-    or ``LazyTensor``.
-
-    Each tensor is read back and compared as soon as it is written. Raises as :func:`write`, naming
-    ``target``, which the file will become.
+    """Write the new file ``path`` from arrays or ``LazyTensor``, one at a time, each read back and
+    compared, and return its SHA-256. Raises as :func:`write`, naming ``target``, its later name.
     """
     pickler = _Pickler(str(target))
     pickler.add(value, "")
@@ -103,10 +100,8 @@ def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
 
 @dataclass(eq=False)
 class _Pickler:
-    """Collects a state's pickle in ``content`` and its storages, in the order of their numbers.
-
-    An array that is in the state twice (the same memory, shape and dtype) becomes one storage, so
-    it is tied in PyTorch as well.
+    """Collects a state's pickle in ``content`` and its storages, in the order of their numbers. The
+    same memory, shape and dtype twice is one storage, so it is tied in PyTorch as well.
     """
 
     where: str

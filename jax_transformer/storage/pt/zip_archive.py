@@ -1,8 +1,6 @@
 """The zip files that PyTorch writes, and no others: stored members under one folder, each once,
-with nothing between them.
-
-``zipfile`` also reads ambiguous files. This module reads only files with one meaning, so that no
-other program sees other content in the same file.
+with nothing between them. ``zipfile`` also reads ambiguous files; these mean the same to every
+program.
 """
 
 import contextlib
@@ -88,14 +86,11 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def read(self, name: str) -> np.ndarray:
-        """Return the bytes of a member (uint8). Raises InputError if their checksum is wrong."""
+    def read(self, name: str) -> bytes:
+        """Return the content of a member. Raises InputError if its checksum is wrong."""
         member = self.members[name]
-        content = np.empty(member.size, np.uint8)
-        self._file.seek(member.start)
-        if self._file.readinto(content.data) != member.size:
-            raise InputError(f"{self.path}: ends in the middle of {shown(name)}")
-        _check_crc(self.path, name, member, zlib.crc32(content.data))
+        content = self._at(member.start, member.size)
+        _check_crc(self.path, name, member, zlib.crc32(content))
         return content
 
     def verify(self) -> str:
