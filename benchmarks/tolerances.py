@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import jax_transformer as jt  # noqa: E402
+from jax_transformer.config import TransformerConfig  # noqa: E402
 from jax_transformer.training import optimizer, step  # noqa: E402
 from parity_tests import levels, test_gradients  # noqa: E402
 from parity_tests.bounds import BOUNDS, RATIO  # noqa: E402
@@ -138,17 +139,15 @@ class ComputingIn(torch.nn.Module):
         ).float()
 
 
-def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[float, float]]]:
+def stepped(
+    config: TransformerConfig, dtype: torch.dtype, seeds: int
+) -> dict[str, list[tuple[float, float]]]:
     """Losses and weights after AdamW steps with clipping and a schedule, without key biases.
 
     Models of 16 bits compute in these, and keep their weights and step them in float32.
     """
-    (case,) = (case for case in CASES if case.name == name)
-    config, options, most = (
-        case.config.with_sizes(num_layers=1),
-        test_gradients.OPTIMIZER,
-        max(STEPS),
-    )
+    config = config.with_sizes(num_layers=1)
+    options, most = test_gradients.OPTIMIZER, max(STEPS)
     tx = optimizer.make(options, most)
     narrow = dtype.itemsize == 2
     computed = dataclasses.replace(
@@ -221,11 +220,13 @@ def measure(seeds: int, results: Path | None, log: Callable[[str], None]) -> Err
     errors_by_name: ErrorTable = (
         json.loads(results.read_text()) if results is not None and results.exists() else {}
     )
-    configs = {case.name: case.config for case in CASES}
     for precision, (dtype, matmul) in PRECISIONS.items():
         if precision in errors_by_name:
             continue
         rows: dict[str, list[tuple[float, float]]] = {}
+        # As `train --model.precision` computes
+        products = "medium" if dtype is torch.bfloat16 else "highest"
+        configs = {case.name: case.config.with_sizes(matmul_precision=products) for case in CASES}
         torch.set_float32_matmul_precision("highest" if matmul == "highest" else "high")
         with jax.default_matmul_precision(matmul):
             for name in SHOWN:
@@ -239,7 +240,7 @@ def measure(seeds: int, results: Path | None, log: Callable[[str], None]) -> Err
             for name in TRAINED:
                 log(f"{precision}: steps of {name}")
                 with jax.numpy_dtype_promotion("standard"):
-                    for level, several in stepped(name, dtype, seeds).items():
+                    for level, several in stepped(configs[name], dtype, seeds).items():
                         rows.setdefault(level, []).extend(several)
         errors_by_name[precision] = rows
         if results is not None:

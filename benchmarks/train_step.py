@@ -333,10 +333,9 @@ def contenders(args: argparse.Namespace) -> list[str]:
     if args.against_self:
         return [OURS, AGAIN]
     twins = TWINS[args.precision].items()
-    medium = [MEDIUM] if args.precision == FLOAT32 else []
     return [
         OURS,
-        *medium,
+        MEDIUM,
         *(name for name, (_, compiled) in twins if not (compiled and args.eager)),
     ]
 

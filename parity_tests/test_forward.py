@@ -85,12 +85,19 @@ def test_float32_logits_at_full_size():
     assert error(both.logits()) <= 5e-6
 
 
-@pytest.mark.parametrize("name", ["lesson10", pytest.param("small", marks=pytest.mark.slow)])
-def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("lesson10", "medium"),
+        pytest.param("lesson10", "highest", marks=pytest.mark.slow),
+        pytest.param("small", "medium", marks=pytest.mark.slow),
+    ],
+)
+def test_bfloat16_errors_are_close_to_pytorch_s(name: str, products: str):
     """Errors against float64, the median of several models: a rounding's sign is chance."""
-    errors = []
+    config, errors = config_of(name).with_sizes(matmul_precision=products), []
     for seed in range(5):
-        both = pair(config_of(name), torch.bfloat16, seed=seed)
+        both = pair(config, torch.bfloat16, seed=seed)
         ours, theirs = (np.asarray(array, np.float64) for array in both.logits())
         with torch.no_grad():
             exact = both.torch.double()(as_torch(both.source), as_torch(both.target)).numpy()

@@ -59,7 +59,7 @@ def pair(
 ) -> Pair:
     """Return both models with :func:`random_twin`'s weights, equally long if they must be."""
     target = source if config.equal_lengths else target
-    module = random_twin(config, dtype, seed)
+    module = random_twin(config.portable, dtype, seed)
     flax = jt.convert.from_torch(module.state_dict(), config)
     return Pair(
         config,

@@ -234,9 +234,9 @@ class AttentionBackend(enum.StrEnum):
 
 
 class MatmulPrecision(enum.StrEnum):
-    """The precision of products of float32 matrices, as ``torch.set_float32_matmul_precision``."""
+    """The precision of products with weights, as ``torch.set_float32_matmul_precision``."""
 
-    HIGHEST = "highest"  # float32
+    HIGHEST = "highest"  # that of the factors
     MEDIUM = "medium"  # factors rounded to bfloat16, sums in float32
 
 

@@ -25,9 +25,11 @@ def product(
     """Return ``x`` times a kernel (k, n), or ``transposed`` (n, k), in their dtype.
 
     With the precision ``medium``, factors in float32, and in the backward pass the gradient, are
-    rounded to bfloat16 and summed in float32.
+    rounded to bfloat16 and summed in float32. So are factors in bfloat16 on CPU; elsewhere XLA sums
+    these in float32 anyway.
     """
-    if x.dtype == jnp.float32 and precision is MatmulPrecision.MEDIUM:
+    narrow = x.dtype == jnp.bfloat16 and _on_one_cpu()
+    if precision is MatmulPrecision.MEDIUM and (narrow or x.dtype == jnp.float32):
         return _rounded(x, kernel, transposed)
     return jax.lax.dot_general(x, kernel, (((1,), (1 if transposed else 0,)), ((), ())))
 
@@ -38,14 +40,15 @@ def _rounded(x, kernel, transposed):
 
 
 def _forward(x, kernel, transposed):
-    x, kernel = _round(x), _round(kernel)
-    return _dot(x, kernel, 1 if transposed else 0), (x, kernel)
+    dtype, x, kernel = x.dtype, _round(x), _round(kernel)
+    return _dot(x, kernel, 1 if transposed else 0).astype(dtype), (x, kernel)
 
 
 def _backward(transposed, residuals, gradient):
-    (x, kernel), gradient = residuals, _round(gradient)
+    dtype, (x, kernel), gradient = gradient.dtype, residuals, _round(gradient)
     left, right = (gradient, x) if transposed else (x, gradient)
-    return _dot(gradient, kernel, 0 if transposed else 1), _dot(left.T, right, 0)
+    by_x, by_kernel = _dot(gradient, kernel, 0 if transposed else 1), _dot(left.T, right, 0)
+    return by_x.astype(dtype), by_kernel.astype(dtype)
 
 
 _rounded.defvjp(_forward, _backward)

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, Any
 
 from jax_transformer.architectures import registry
 from jax_transformer.config import EXECUTION, TransformerConfig, codec, enums, option
@@ -126,13 +126,21 @@ class ModelOptions:
     scan_layers: option.Rare[bool] = False
     """Compile one block a stack: less time, the same weights."""
 
+    @property
+    def _narrow(self) -> dict[str, Any]:
+        """The fields of a model that computes in bfloat16; its products are summed in float32."""
+        if self.precision is Precision.FLOAT32:
+            return {}
+        medium = enums.MatmulPrecision.MEDIUM
+        return {"compute_dtype": self.precision.value, "matmul_precision": medium}
+
     def executed(self, config: TransformerConfig) -> TransformerConfig:
         """Return the configuration of weights that exist, computed as these options say."""
         config.check_text("training")
         execution = {}
         for name in EXECUTION:
             execution[name] = getattr(self, name)
-        return dataclasses.replace(config, **execution)
+        return dataclasses.replace(config, **execution | self._narrow)
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
@@ -142,14 +150,12 @@ class ModelOptions:
         for name, value in vars(self).items():
             if name not in ("preset", "precision") and value is not None:
                 sizes[name] = value
-        if self.precision is not Precision.FLOAT32:
-            sizes["compute_dtype"] = self.precision.value
         config = registry.preset(
             self.preset,
             source_vocab_size=source_vocab_size,
             target_vocab_size=target_vocab_size,
             **ids,
-            **sizes,
+            **sizes | self._narrow,
         )
         config.check_text("training")
         return config

@@ -148,6 +148,9 @@ def estimate(
     """
     devices = take(topology, options)
     config = config_of(options)
+    if config.compute_dtype is not None and topology.accelerator.platform != "cpu":
+        # Products as an accelerator computes them: those of this CPU demand layouts
+        config = dataclasses.replace(config, matmul_precision=enums.MatmulPrecision.HIGHEST)
     check(config, options.mesh)
     if options.freeze or options.lora.rank:
         trainable.check(options, config)

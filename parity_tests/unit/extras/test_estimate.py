@@ -318,6 +318,22 @@ def test_the_figures_of_a_step_are_sums_done_by_hand(options, copies, monkeypatc
     assert h100.peak == (989.4e12 if half else 494.7e12)
 
 
+@pytest.mark.parametrize(("kind", "products"), [("cpu", "medium"), ("h100", "highest")])
+def test_products_in_bfloat16_are_those_of_the_device(kind, products, monkeypatch):
+    """Those of the CPU demand layouts."""
+    seen = []
+
+    def lower(options, config, *_):
+        seen.append((config.compute_dtype, config.matmul_precision))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(estimate, "lower", lower)
+    monkeypatch.setattr(Topology, "devices", lambda _: jax.devices()[:1])
+    with pytest.raises(ConfigError, match="enough"):
+        estimate.estimate(options_of(precision=Precision.BFLOAT16), Topology(kind, (1,)), length=6)
+    assert seen == [("bfloat16", products)]
+
+
 @pytest.mark.parametrize(("unit", "size"), [("K", 2**10), ("M", 2**20), ("G", 2**30), ("T", 2**40)])
 @pytest.mark.parametrize(
     "reason",

@@ -31,9 +31,10 @@ def arrays(sizes: tuple[int, int, int], dtype: str) -> list[jax.Array]:
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_rounded_products_are_exact_sums_of_rounded_factors(transposed, sizes):
-    """Forward, and both gradients."""
-    x, kernel, gradient = arrays(sizes, "float32")
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2**-8)])
+def test_rounded_products_are_exact_sums_of_rounded_factors(dtype, bound, transposed, sizes):
+    """Forward, and both gradients, which are rounded to the factors' dtype."""
+    x, kernel, gradient = arrays(sizes, dtype)
     turned = kernel.T if transposed else kernel
     multiply = partial(product, precision=MEDIUM, transposed=transposed)
     y, back = jax.jit(partial(jax.vjp, multiply))(x, turned)
@@ -42,14 +43,14 @@ def test_rounded_products_are_exact_sums_of_rounded_factors(transposed, sizes):
     x, kernel, gradient = map(rounded, (x, kernel, gradient))
     expected = [x @ kernel, gradient @ kernel.T, x.T @ gradient]
     for mine, exact in zip(ours, expected, strict=True):
-        assert mine.dtype == "float32" and mine.shape == exact.shape
-        assert furthest(mine, exact) <= 1e-6 * (np.abs(exact).max() + 1)
+        assert mine.dtype == dtype and mine.shape == exact.shape
+        assert furthest(mine, exact) <= bound * (np.abs(exact).max() + 1)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "precision"),
-    [("float32", HIGHEST), ("float64", HIGHEST), ("float64", MEDIUM), ("bfloat16", MEDIUM)],
+    [("float32", HIGHEST), ("float64", HIGHEST), ("float64", MEDIUM), ("bfloat16", HIGHEST)],
 )
 def test_other_products_are_not_rounded(dtype, precision, transposed):
     x, kernel, gradient = arrays((5, 6, 7), dtype)
@@ -85,10 +86,18 @@ def test_every_product_with_a_weight_is_rounded_also_backward(name, changes):
 
 
 def test_on_a_mesh_factors_are_rounded_and_multiplied_in_float32():
-    """A layout cannot be demanded of parts on several devices."""
+    """A layout cannot be demanded of parts on several devices; bfloat16 is multiplied as it is."""
     x, kernel, _ = arrays((4, 5, 6), "float32")
     mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def traced(precision: MatmulPrecision, *factors: jax.Array) -> str:
+        return str(jax.make_jaxpr(partial(product, precision=precision))(*factors))
+
+    narrow = [factor.astype("bfloat16") for factor in (x, kernel)]
     with jax.sharding.use_abstract_mesh(mesh):
-        text = str(jax.make_jaxpr(partial(product, precision=MEDIUM))(x, kernel))
-    assert "layout" not in text and text.count("reduce_precision") == 2
-    assert "layout" in str(jax.make_jaxpr(partial(product, precision=MEDIUM))(x, kernel))
+        text = traced(MEDIUM, x, kernel)
+        assert "layout" not in text and text.count("reduce_precision") == 2
+        assert traced(MEDIUM, *narrow) == traced(HIGHEST, *narrow)
+    for factors in ([x, kernel], narrow):
+        text = traced(MEDIUM, *factors)
+        assert text.count("layout") >= 3 and "preferred_element_type=float32" in text

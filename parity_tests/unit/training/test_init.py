@@ -18,7 +18,13 @@ from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.optimizer import ADAPTERS, FINE_TUNING, FROM_SCRATCH, Schedule
-from jax_transformer.training.options import RATES, ModelOptions, TrainOptions, read_options
+from jax_transformer.training.options import (
+    RATES,
+    ModelOptions,
+    Precision,
+    TrainOptions,
+    read_options,
+)
 from parity_tests.unit import helpers, runs
 
 OPTIONS = [
@@ -242,6 +248,16 @@ def test_each_rate_of_dropout_is_the_option_s_if_it_is_given(name):
         usual = {rate: getattr(ModelOptions().config(9, 9), rate) for rate in RATES}
         new = {rate: getattr(options.config(9, 9), rate) for rate in RATES}
         assert new == usual | own
+
+
+def test_products_in_bfloat16_are_summed_in_float32():
+    """New models and pretrained ones alike."""
+    precisions = set()
+    for options in (ModelOptions(), ModelOptions(precision=Precision.BFLOAT16)):
+        fitted = init_source._with_options(helpers.tiny(), options)
+        for config in (options.config(9, 9), options.executed(fitted)):
+            precisions.add((config.compute_dtype, config.matmul_precision.value))
+    assert precisions == {(None, "highest"), ("bfloat16", "medium")}
 
 
 def test_two_tokenizers_fit_a_model_with_two_pad_ids():

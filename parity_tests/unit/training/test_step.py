@@ -158,7 +158,8 @@ def test_the_moving_average_follows():
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
-    config = helpers.tiny(num_layers=1, compute_dtype="bfloat16", **NO_DROPOUT)
+    narrow = dict(compute_dtype="bfloat16", matmul_precision="medium")  # as the command sets them
+    config = helpers.tiny(num_layers=1, **narrow, **NO_DROPOUT)
     model = helpers.random_model(config, dtype="float32")
     rule = optax.sgd(0.1, momentum=0.9)
     state = strict_off(step.initial_state)(model, rule)
