@@ -44,7 +44,6 @@ class Planned:
 
     plan: Plan
     preset_sizes: Mapping[str, Any]
-    """Sizes that no shape shows, taken from the preset."""
 
     def lines(self) -> Iterator[str]:
         yield from _size_lines(self.plan, self.preset_sizes)

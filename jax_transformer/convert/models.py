@@ -174,7 +174,6 @@ class ModelDescription:
     config: str | None = None
     """Path of a config.json, of this package or of transformers."""
     preset: str | None = None
-    """Name of a preset."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields to change, by name (``--set``)."""
 

@@ -123,7 +123,6 @@ class Prepared:
     """The model's weight table and shapes; None if files are copied under the same names."""
     plan: Plan
     preset_sizes: Mapping[str, Any]
-    """Sizes that no shape shows, taken from the preset."""
     problems: list[str]
     """Reasons to refuse the conversion."""
 
@@ -168,9 +167,7 @@ def plan(
 
 
 def prepare(request: Request) -> Prepared:
-    """Open the source, find its model and plan; no weights are read. Raises ConfigError or
-    InputError if the request contradicts itself, the source or the target.
-    """
+    """Open the source, find its model and plan. Raises ConfigError or InputError if it cannot."""
     tensors.check_dtype(request.dtype)
     to = _destination(request)
     formats.check_free(to.format, to.path, force=request.force)

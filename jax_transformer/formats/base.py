@@ -60,7 +60,6 @@ class Pretrained:
     step: int = 0
     """The training step of the weights, in a run."""
     run: RunFolder | None = None
-    """The run that the weights are from."""
     files: tuple[Path, ...] = ()
     """Files that change with the weights: a checkpoint's manifest, an index, shards, the file."""
     extra_files: Mapping[str, Path] = field(default_factory=dict)
@@ -325,7 +324,6 @@ class Format:
     mark: str = ""
     """The sign that it is recognised by, for messages; empty if it is only written."""
     suffixes: tuple[str, ...] = ()
-    """Suffixes of a file."""
     is_file: bool = False
     """True for a file, or the index of several; False for a folder."""
     has_torch_names: bool = True

@@ -21,7 +21,6 @@ class Contents:
     values: Mapping[str, Any] = field(default_factory=dict)
     """Entries of a PyTorch file that are not tensors, or those of a Hugging Face config.json."""
     ties: Sequence[tuple[str, ...]] = ()
-    """Groups of names of one tensor."""
 
     def lines(self) -> Iterator[str]:
         yield from map(plain, self._lines())

@@ -121,20 +121,16 @@ def load(
 
 
 def inspect(path: str | Path) -> Contents:
-    """Describe the file or folder at ``path``; no weights are loaded.
-
-    Raises InputError if its format is not known or a checksum does not hold, CheckpointError if a
-    checkpoint is damaged, UnsafeFileError if a file tries to run code or declares more data than it
-    has.
+    """Describe the file or folder at ``path``; no weights are loaded. Raises InputError for an
+    unknown format or a wrong checksum, CheckpointError for a damaged checkpoint, UnsafeFileError
+    for a file that tries to run code or declares more data than it has.
     """
     path = download(str(path)) if str(path).startswith(HUB) else Path(path)
     return of(path).inspect(path)
 
 
 def download(path: str) -> Path:
-    """Return the local folder of ``hf:owner/name`` or ``hf:owner/name@revision``. Raises
-    ConfigError for a bad name or no ``huggingface_hub``, InputError if downloading fails.
-    """
+    """Return the folder of ``hf:owner/name@revision``. Raises ConfigError or InputError."""
     name = path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name) or ".." in name:
         raise ConfigError(
@@ -257,10 +253,9 @@ def of_suffix(path: Path, suffix: str) -> Format:
 
 
 def to_write(path: Path, to: str | None = None) -> Format:
-    """Return the format of a new file, by its suffix, or folder, whose name has none; a number is a
-    checkpoint, and ``to`` names the format of another folder, such as ``hf`` or ``run``.
-
-    Raises ConfigError if the suffix is unknown, or contradicts ``to``.
+    """Return the format to write: a file's by its suffix, a folder's, whose name has none, by
+    ``to``; a number is a checkpoint. Raises ConfigError if the suffix is unknown, or contradicts
+    ``to``.
     """
     if str(path) == atomic.STDOUT:
         raise ConfigError("-: weights are written to a file or folder, not to standard output")
@@ -294,11 +289,9 @@ def to_write(path: Path, to: str | None = None) -> Format:
 
 
 def check_free(format: Format, target: Path, *, force: bool) -> None:
-    """Raise InputError unless a file or folder of this format may be written to ``target``.
-
-    A device or a FIFO may always be. With ``force`` it may replace a file or folder of its own
-    format. The parent of a folder, for example ``runs``, may be missing: it is created when the
-    folder is written.
+    """Raise InputError unless a file or folder of this format may be written to ``target``: a
+    device or FIFO always, a file or folder of its own format with ``force``. The parent of a folder
+    may be missing: it is created when the folder is written.
     """
     if format.is_file:
         if atomic.is_stream(target):

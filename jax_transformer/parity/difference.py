@@ -34,11 +34,9 @@ class Difference:
     cosine: float
     """Cosine similarity of the flattened arrays; 1 if both are zero."""
     where: tuple[int, ...]
-    """Index of the element with the largest difference."""
+    """Index of the element with the largest difference; ``ours`` and ``theirs`` are its numbers."""
     ours: float
-    """Our number at ``where``."""
     theirs: float
-    """Their number at ``where``."""
     nan_ours: int
     nan_theirs: int
     infinite_ours: int
@@ -144,20 +142,19 @@ def times_floor(measured: Difference, floor: float) -> float:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The difference of one array between the two models."""
+    """The difference of one array between the two models: in float64, and ``narrow`` in the dtype
+    that was asked for.
+    """
 
     wide: Difference
-    """In float64."""
     times: float
     """``wide`` as a multiple of the rounding floor: this tells faults from rounding."""
     narrow: Difference
-    """In the dtype that was asked for."""
     narrow_times: float
     """``narrow`` as a multiple of its own rounding floor."""
     error_ours: float
     """Largest difference of the Flax model's narrow array from its own float64 array."""
     error_theirs: float
-    """The same for the PyTorch model."""
     limit: float = FAULT
     """The multiple from which it counts as a fault."""
 

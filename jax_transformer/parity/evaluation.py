@@ -96,10 +96,9 @@ class Evaluation:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constant(self, value: Any) -> Any:
-        """Return a constant of the model in the dtype of the evaluation.
-
-        A number of the program, such as an epsilon, was rounded when the model was traced. It is
-        widened to the short decimal, or the root of a fraction, that it was rounded from.
+        """Return a constant of the model in the evaluation's dtype. A number that was rounded in
+        tracing, such as an epsilon, becomes the short decimal, or the root of a fraction, that it
+        was.
         """
         if not self.wide or not is_narrow(value):
             return value

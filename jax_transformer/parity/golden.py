@@ -129,9 +129,8 @@ def load(path: str | Path) -> Golden:
         raise InputError(f"{path}: is not a golden: {origin}")
     try:
         description = json.loads(text)
-        version, hashes = description["version"], description["sha256"]
-        seed, order = description["seed"], description["order"]
-        source, versions = description["source"], description["versions"]
+        names = ("version", "sha256", "seed", "order", "source", "versions")
+        version, hashes, seed, order, source, versions = (description[name] for name in names)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: its description as a golden cannot be read: {error!r}") from None
     about = description.get("about", {})
@@ -157,14 +156,13 @@ def load(path: str | Path) -> Golden:
 
 @dataclass(frozen=True)
 class GoldenCheck:
-    """A comparison of a golden with a new run of its model."""
+    """The numbers of arrays that a new run of a golden's model gives bit for bit and within
+    rounding, and a line for each that differs by more, or that one side lacks.
+    """
 
     exact: int
-    """Number of arrays that are equal bit for bit."""
     rounded: int
-    """Number of arrays that differ within rounding."""
     wrong: tuple[str, ...]
-    """A line for each array that differs by more, or that one side lacks."""
 
     def lines(self) -> list[str]:
         """Return the text to print: the first differences and the counts."""
@@ -280,7 +278,7 @@ class OtherProcess:
 
     def _execute(self, arguments: list[str]) -> None:
         python = self.python or sys.executable
-        command, env = [python, str(script()), *arguments], os.environ | {"PYTHONUTF8": "1"}
+        command, env = [python, script(), *arguments], os.environ | {"PYTHONUTF8": "1"}
         try:
             process = subprocess.run(
                 command, capture_output=True, text=True, timeout=TIMEOUT, env=env
@@ -295,9 +293,8 @@ class OtherProcess:
             raise ConfigError(f"{python}: {self.factory}: {lines[-1]}")
 
 
-def script() -> Path:
+def script() -> str:
     """Return the file that the other interpreter runs: plain PyTorch; torch is not imported."""
-    spec = importlib.util.find_spec("torch_reference")
-    folders = spec and spec.submodule_search_locations
-    assert folders, "torch_reference comes with this package"
-    return Path(folders[0]) / "recording.py"
+    spec = importlib.util.find_spec("torch_reference.recording")
+    assert spec and spec.origin, "torch_reference comes with this package"
+    return spec.origin

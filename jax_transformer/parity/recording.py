@@ -29,7 +29,6 @@ class ModelFunction:
     parameters: Mapping[str, Any]
     """Arrays that gradients are taken of, by dotted path."""
     others: Mapping[str, Any]
-    """All other arrays."""
     run: Callable[[Mapping[str, Any], Sequence[Any]], Any]
     """Calls the model with the given arrays and batch, and marks its modules' arrays."""
 
@@ -219,10 +218,8 @@ def _first_array(output: Any) -> jax.Array:
 
 @dataclass
 class Visitor:
-    """Notes the marked arrays of one evaluation in a recording.
-
-    ``perturbations`` (zeros) are added to them, so that the gradient with respect to a perturbation
-    is the gradient with respect to that array. ``replacements`` take their places afterwards.
+    """Notes the marked arrays of one evaluation in a recording. ``perturbations`` (zeros) are added
+    to them: their gradients are those of the arrays. ``replacements`` take their places then.
     """
 
     recording: Recording
@@ -324,9 +321,8 @@ def inexact(tree: Any) -> list[Any]:
 
 
 def map_inexact(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the tree with ``function(array)`` for each floating-point or complex array.
-
-    Those of an NNX module stay: a module that is passed as an argument must be that object.
+    """Return the tree with ``function(array)`` for each floating-point or complex array, but those
+    of NNX modules: one that is passed as an argument must stay that object.
     """
 
     def mapped(leaf: Any) -> Any:

@@ -23,7 +23,6 @@ class Report:
     entries: tuple[Entry, ...]
     """Calls of paired modules in the order in which they ended, inner modules before outer ones."""
     result: Measurement
-    """The measurement of the models' results."""
     dtype: str
     """The dtype of the narrow measurements."""
     about: dict[str, Any]
@@ -34,9 +33,8 @@ class Report:
 
     @property
     def first_fault(self) -> Entry | None:
-        """The first module whose inputs agree and whose output does not, the innermost such one.
-
-        The first of ``faults`` if only that tells. None if no paired module is the first.
+        """The first module, the innermost, whose inputs agree and whose output does not; the first
+        of ``faults`` if only that tells. None if no paired module is the first.
         """
         faulty = (entry for entry in self.entries if entry.faulty)
         first = next((entry for entry in faulty if not self._begun_before(entry)), None)
@@ -52,10 +50,8 @@ class Report:
 
     @property
     def faults(self) -> list[Entry]:
-        """The modules that differ by themselves, the largest difference first.
-
-        Each is judged on the other model's inputs, whatever came before; of several calls of a
-        module the worst is listed. Empty if nothing differs.
+        """The modules that differ by themselves, on the other model's inputs, the largest
+        difference first; of several calls of a module the worst. Empty if nothing differs.
         """
         worst = sorted(
             (entry for entry in self.entries if differs(entry.own) or entry.lower),
@@ -102,10 +98,8 @@ class Report:
 
     @property
     def agrees(self) -> bool:
-        """True if the results, the outputs of all paired modules, and all gradients agree.
-
-        A wrong weight can leave the results unchanged: the next activation may stop the difference
-        on this batch.
+        """True if the results, the outputs of all paired modules, and all gradients agree: a wrong
+        weight can leave the results of this batch unchanged.
         """
         return self.same_outputs and not any(
             differs(gradient)

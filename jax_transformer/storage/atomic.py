@@ -33,9 +33,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def check_output(path: str | Path | None) -> None:
-    """Raise ConfigError, before hours of work, if no file can be written to ``path``: it is a
-    folder, or its folder does not exist. None is no file.
-    """
+    """Raise ConfigError, before hours of work, if no file can be written to ``path``."""
     if path is None or is_stream(path):
         return
     target = Path(os.path.realpath(path))
@@ -103,10 +101,8 @@ def file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Yield a text file, ``path`` with ``.partial`` appended, that becomes ``path`` at the end.
-
-    After an error it stays, unless it is empty. If ``path`` is not a regular file, the text is
-    written to it directly.
+    """Yield a text file, ``path`` with ``.partial`` appended, that becomes ``path`` at the end, and
+    stays after an error unless it is empty. Devices and the like are written to directly.
     """
     if is_stream(path):
         with _stream(path) as stream:

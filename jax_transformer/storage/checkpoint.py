@@ -87,9 +87,7 @@ class Checkpoint:
         return self._restore(abstract, partial=partial)
 
     def arrays(self, groups: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """Read NumPy arrays by their path in the tree, bit for bit (also float64 in JAX's 32-bit
-        mode): all of them, or those of some groups.
-        """
+        """Read arrays of all or some groups, bit for bit (also float64 in JAX's 32-bit mode)."""
         return self.selected(
             {name for name in self.tensors if groups is None or name.partition("/")[0] in groups}
         )

@@ -63,9 +63,7 @@ class Folder:
 
 
 def configuration(path: Path) -> Mapping[str, Any]:
-    """Return the config.json of a folder. Raises InputError if it cannot be read, UnsafeFileError
-    if it is implausibly large or nested.
-    """
+    """Return a folder's config.json. Raises InputError, or UnsafeFileError if it is too large."""
     data = untrusted.read_json(path / CONFIG, longest=_LONGEST_CONFIG)
     if not isinstance(data, dict):
         raise InputError(f"{path / CONFIG}: is not a JSON object")

@@ -98,9 +98,7 @@ class CheckedFile:
             self._sync.result()  # the system reports an error of the disk only once
 
     def write(self, content: Any, name: str = "the header") -> None:
-        """Append bytes, or the bytes of an array in C order. Raises InputError naming ``name`` if
-        they read back different.
-        """
+        """Append bytes, or an array's in C order. Raises InputError if they read back different."""
         array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
         raw = tensors.contiguous(array).reshape(-1).view(np.uint8)
         if self._digest:

@@ -96,9 +96,7 @@ def record(run: Path) -> None:
 
 
 def replace(run: Path, name: str, text: str) -> None:
-    """Write a file of the run. Its old and its new content are both listed meanwhile, so that the
-    process may be killed at any moment.
-    """
+    """Write a file of the run; meanwhile both contents are listed, so that a kill does no harm."""
     sums, new = read_sums(run), hashlib.sha256(text.encode()).hexdigest()
     if sums.get(name) == [new]:
         return

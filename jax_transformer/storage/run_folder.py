@@ -1,9 +1,6 @@
 """The folder of a run: configuration, options, metrics, checkpoints in order of preference, damage
-to any of them, which is noticed before they are used, and the lock that lets one process at a time
-write to it.
-
-Checkpoints of version 0.1 recorded nothing about the files next to them, so the files of a run
-that has only such checkpoints are not checked.
+to any of them, and the lock that lets one process at a time write to it. Checkpoints of version 0.1
+recorded nothing about the files next to them, so those of a run that has only such are not checked.
 """
 
 import contextlib
@@ -177,10 +174,9 @@ class Candidate:
 
 
 def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
-    """Yield the checkpoints that ``weights`` may refer to, preferred ones first.
-
-    ``auto`` is averaged weights if the run has some, then its best checkpoint, then its last
-    one. Raises ConfigError for anything other than :data:`CHOICES`.
+    """Yield the checkpoints that ``weights`` may refer to, preferred ones first: ``auto`` is
+    averaged weights, then the best, then the last. Raises ConfigError for anything but
+    :data:`CHOICES`.
     """
     if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")
@@ -270,9 +266,7 @@ def verify_metrics(run: Path) -> None:
 
 
 def verify_all(run: Path) -> None:
-    """Raise an error that names every file of the run that is damaged, missing or added:
-    CheckpointError if one is of a checkpoint, otherwise InputError.
-    """
+    """Raise an error that names all damage of the run: CheckpointError if any is a checkpoint's."""
     damaged = []
     with contextlib.suppress(InputError):  # of SHA256SUMS, which `problems` names
         for name in run_files.CHECKPOINTS:

@@ -206,16 +206,12 @@ def stored_header(path: Path) -> str:
 
 
 def extents(path: Path, text: str) -> dict[str, TensorExtent]:
-    """Return the tensors of a header in the order of their bytes, which count from its end. Raises
-    InputError naming ``path`` if it cannot be read.
-    """
+    """Return a header's tensors by their bytes after it. Raises InputError naming ``path``."""
     return _extents(path, _object(path, text.encode()), 0)
 
 
 def header(path: Path) -> dict[str, TensorExtent]:
-    """Return every tensor of one file, in the order of the file, with its bytes. Together they fill
-    the file, and no two overlap.
-    """
+    """Return one file's tensors in its order; they fill the file, and no two overlap."""
     entries, data = _entries(path)
     try:  # the library compares shapes, offsets and the file's size
         with safe_open(path, "np"):

@@ -150,9 +150,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: Container[int]) -> None:
-    """Remove the checkpoints of all steps that are not in ``keep``. Each is renamed first, so
-    that no incomplete one keeps its name.
-    """
+    """Remove checkpoints of steps not in ``keep``, renamed first: none is there incomplete."""
     for step in checkpoint.steps(folder):
         if step not in keep:
             nameless = folder / f"{_WRITING}{step}"

@@ -151,9 +151,7 @@ def map_file(path: Path, start: int, *, dtype: np.dtype, shape: Shape) -> np.nda
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
-    """Return the array in C order: itself, or a copy. Transposed matrices are copied in bands,
-    which is two to four times as fast as NumPy's copy.
-    """
+    """Return the array in C order; transposed matrices are copied in bands, 2-4 times as fast."""
     if array.flags.c_contiguous or array.ndim != 2 or not array.flags.f_contiguous:
         return np.asarray(array, order="C")
     result = np.empty(array.shape, array.dtype)
@@ -260,9 +258,7 @@ def check_dtype(dtype: str | None) -> None:
 def problems(
     tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape], *, floating: bool = True
 ) -> list[str]:
-    """List every tensor that is missing, unexpected, of another shape, or, if ``floating``, of
-    other numbers than floating-point ones.
-    """
+    """List tensors that are missing, unexpected, mis-shaped, or, if ``floating``, not of floats."""
     free = sorted(expected.keys() - tensors.keys())
     wrong = [f"missing {name} {expected[name]}" for name in free]
     for name in sorted(tensors.keys() - expected.keys()):

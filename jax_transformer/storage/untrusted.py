@@ -102,9 +102,7 @@ def is_index(path: str | Path) -> bool:
 
 
 def weight_map(path: Path) -> dict[str, str]:
-    """Return the file name of every tensor. Raises UnsafeFileError if one is not a plain name in
-    the same folder.
-    """
+    """Return the file of each tensor. Raises UnsafeFileError if one is no plain name there."""
     if path.stat().st_size > LONGEST_JSON:
         raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
     index = parse_json(path, path.read_bytes())

@@ -392,9 +392,7 @@ def restrict(table: Iterable[Rule | Alias], flax_names: Iterable[str]) -> list[R
 
 
 def within(table: Table, prefix: str) -> Table:
-    """Return the rules whose names begin with ``prefix`` on both sides, without it. Raises
-    ConfigError if a rule has the prefix on one side only.
-    """
+    """Return the rules below ``prefix``, without it. Raises ConfigError for one that crosses it."""
     inner, crossing = [], []
     for rule in table:
         ours = rule.flax if isinstance(rule, Rule) else (rule.of,)

@@ -48,9 +48,7 @@ def read(path: str | Path) -> Any:
 
 
 def scan(path: str | Path) -> Any:
-    """Read as :func:`read`, but with a ``LazyTensor`` for every tensor. No storage is read; the
-    checksum of each is verified when it is read first.
-    """
+    """Read as :func:`read`, with a ``LazyTensor`` for every tensor, verified when read first."""
     return _read(path, _Storages.lazily)
 
 
@@ -66,9 +64,7 @@ def verify(path: str | Path) -> str:
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:
-    """Return groups of dotted names of tensors with the same elements of one storage, also
-    transposed or flattened.
-    """
+    """Return groups of dotted names of tensors with the same elements, also transposed."""
     return tied(describe(path))
 
 
@@ -176,9 +172,7 @@ class _Storages:
         return self.known.setdefault(tensor, LazyTensor(info, partial(self.array, tensor)))
 
     def array(self, tensor: TensorView) -> np.ndarray:
-        """Return the tensor in C order, mapped into memory if it is stored in that order. Raises
-        InputError for a storage whose checksum does not hold.
-        """
+        """Return the tensor in C order, mapped if stored so. Raises InputError if it is damaged."""
         if not all(tensor.shape):
             return np.empty(tensor.shape, tensor.dtype)
         name = f"{self.folder}{tensor.storage}"
@@ -210,15 +204,12 @@ class StateFile:
     state: dict[str, LazyTensor]
     """The tensors; names that are tied have one LazyTensor."""
     ties: tuple[tuple[str, ...], ...]
-    """Groups of names of one tensor."""
     others: tuple[Note, ...]
     """The other content of the file, which is not converted."""
 
 
 def open_state(path: Path, key: str | None = None, content: Any = None) -> StateFile:
-    """Open the state_dict at ``key``, or the only one. ``content`` is the file's, if it was scanned
-    already. Raises InputError if the file has none or several.
-    """
+    """Open the state_dict at ``key``, or the only one. Raises InputError for none or several."""
     content = scan(path) if content is None else content
     keys = _keys(path, content, key)
     notes = []

@@ -66,10 +66,9 @@ def _check_crc(path: Path, name: str, member: Member, crc: int) -> None:
 
 
 class Archive(contextlib.AbstractContextManager["Archive"]):
-    """A zip file open for reading; ``members`` by name. Raises InputError if it is damaged,
-    UnsafeFileError if it could be read in two ways.
-
-    Colons may be in the names of an archive that is ``not_for_disk``: no member becomes a file.
+    """A zip file open for reading; ``members`` by name, with colons if ``not_for_disk``, as none
+    becomes a file. Raises InputError if it is damaged, UnsafeFileError if it could be read in two
+    ways.
     """
 
     def __init__(self, path: str | Path, *, not_for_disk: bool = False):
@@ -266,9 +265,8 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
 
 def write(file: CheckedFile, members: Mapping[str, Callable[[], np.ndarray]]) -> dict[str, int]:
     """Write a zip file of stored members (uint8), each at a multiple of 64 bytes as PyTorch does,
-    and without times: the same members give the same bytes. Returns the first byte of each.
-
-    A member is read when its turn comes, and let go before the next.
+    and without times: the same members give the same bytes. A member is read when its turn comes,
+    and let go before the next. Returns the first byte of each.
     """
     starts = {}
     directory = b""
