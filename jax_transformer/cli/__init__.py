@@ -42,6 +42,12 @@ _CORE = {
     "completion": "Print the script that completes commands, options and paths in a shell.",
 }
 """The summary of each command, which the help needs without importing it."""
+_EXTRAS = {
+    "estimate": "Compile a training step for hardware that need not be there: memory, FLOPs, time.",
+    "serve": "Answer translation requests over HTTP, with a page for a browser.",
+    "transcribe": "Write down what is said in a WAV file, to standard output.",
+}
+"""The same of our own extras, if their entry points are installed."""
 
 
 class _Commands(Mapping[str, Command]):
@@ -183,8 +189,8 @@ def _run(arguments: list[str]) -> int:
 
 def _usage() -> str:
     lines = ["usage: jax-transformer COMMAND [options]", ""]
-    summaries = dict(_CORE)
-    for name, command in COMMANDS.loadable(without=_CORE):
+    summaries = _CORE | {name: text for name, text in _EXTRAS.items() if name in COMMANDS}
+    for name, command in COMMANDS.loadable(without=summaries):
         summaries[name] = (command.kind.__doc__ or "").splitlines()[0]
     lines += [f"  {name:10} {summary}" for name, summary in summaries.items()]
     lines += [

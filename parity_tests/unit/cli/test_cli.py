@@ -349,6 +349,12 @@ def test_importing_the_package_loads_neither_jax_nor_torch():
     assert finished(program=("-c", code)) == (0, "[]\n", "")
 
 
+def test_the_list_of_commands_does_not_wait_for_numpy():
+    code = "import sys; from jax_transformer import cli; cli.main(['--help'])\n"
+    code, out, err = finished(program=("-c", f"{code}print('numpy' in sys.modules)"))
+    assert (code, err) == (0, "") and "serve" in out and out.endswith("False\n")
+
+
 def test_help_and_inspect_do_not_wait_for_jax(weights):
     program = (
         "import contextlib, io\nfrom jax_transformer import cli\n"
