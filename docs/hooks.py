@@ -1,10 +1,12 @@
 """What the site needs besides Markdown; mkdocs.yml names this file as its hook.
 
 Pages are written to be read on GitHub too, where a link may lead to any file of the repository;
-docstrings have Sphinx's roles. A line that is a link to a file of data becomes its tables.
+docstrings have Sphinx's roles. A line that is a link to a file of data becomes its tables, and the
+blocks ``flow`` and ``map`` become pictures.
 """
 
 import csv
+import html
 import itertools
 import posixpath
 import re
@@ -17,6 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!\w+:|#)[^)\s#]+)(#[^)\s]*)?\)")
 ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
 TABLE = re.compile(r"^\[[^\]]+\]\((data/[\w-]+\.tsv)\)$", re.MULTILINE)
+PICTURE = re.compile(r"^```(flow|map)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r" \d$")
+"""Distinguishes nodes with the same text."""
+NODE = re.compile(r"(.+?)(?: · (\S+))?(?: (\([^()]*\)))?")
+ARROW = (
+    '<defs><marker id="arrow" viewBox="0 0 6 6" refX="2" refY="3" markerWidth="6" markerHeight="6"'
+    ' orient="auto"><path d="M0 0L6 3L0 6z"/></marker></defs>'
+)
 DIAGRAM = '<pre class="mermaid">'
 
 
@@ -31,10 +41,73 @@ def tables(path):
         yield ""
 
 
+def flow(text):
+    """Draw chains of nodes ``TORCH · FLAX (SHAPE)``; a node stands below all that lead to it."""
+    chains = [line.split(" -> ") for line in text.splitlines()]
+    edges = dict.fromkeys(pair for chain in chains for pair in itertools.pairwise(chain))
+    rank = dict.fromkeys(itertools.chain(*chains), 0)
+    for _ in rank:
+        for a, b in edges:
+            rank[b] = max(rank[b], rank[a] + 1)
+    rows = [[n for n in rank if rank[n] == r] for r in range(max(rank.values()) + 1)]
+    texts = {n: [part for part in NODE.fullmatch(n).groups() if part] for n in rank}
+    widths = {n: max(24, *(7 * len(part) + 16 for part in texts[n])) for n in rank}
+    widest = max(sum(widths[n] + 16 for n in row) for row in rows)
+    spans, shapes, y = {}, [], 4
+    for row in rows:
+        x = (widest - sum(widths[n] + 16 for n in row)) / 2 + 8
+        height = max(14 * len(texts[n]) + 10 for n in row)
+        for n in row:
+            top = y + (height - 14 * len(texts[n]) - 10) / 2
+            spans[n] = x, top, x + widths[n], top + 14 * len(texts[n]) + 10
+            kind = "module" if len(texts[n]) > 1 else "step"
+            shapes.append(
+                f'<rect class="{kind}" x="{x}" y="{top}" width="{widths[n]}" rx="6"'
+                f' height="{14 * len(texts[n]) + 10}"/>'
+            )
+            for i, part in enumerate(texts[n]):
+                at = f'x="{x + widths[n] / 2}" y="{top + 16 + 14 * i}"'
+                shapes.append(f"<text {at}>{html.escape(NUMBER.sub('', part))}</text>")
+            x += widths[n] + 16
+        y += height + 20
+    side = widest
+    for a, b in edges:
+        left, top, right, bottom = spans[a]
+        to_left, to_top, to_right, to_bottom = spans[b]
+        if rank[b] == rank[a] + 1:
+            path = f"M{(left + right) / 2} {bottom}L{(to_left + to_right) / 2} {to_top - 5}"
+        else:  # round whatever lies between
+            side += 14
+            path = f"M{right} {(top + bottom) / 2}H{side}V{(to_top + to_bottom) / 2}H{to_right + 5}"
+        shapes.append(f'<path d="{path}"/>')
+    size = f'viewBox="0 0 {side + 6} {y - 12}" style="max-width: {side + 6}px"'
+    return f'<svg class="flow" role="img" {size}>{ARROW}{"".join(shapes)}</svg>'
+
+
+def heat_maps(text):
+    """Draw two matrices, given next to each other, with one scale; colours tell signs."""
+    titles, *lines = [line.split(" | ") for line in text.splitlines()]
+    both = [[[float(x) for x in row.split()] for row in rows] for rows in zip(*lines, strict=True)]
+    most = max(abs(x) for rows in both for row in rows for x in row) or 1
+    drawn = ""
+    for title, rows in zip(titles, both, strict=True):
+        cells = "".join(
+            f'<rect x="{20 * j}" y="{20 * i}" class="{"minus" if x < 0 else "plus"}"'
+            f' fill-opacity="{abs(x) / most:.2f}"><title>{x}</title></rect>'
+            for i, row in enumerate(rows)
+            for j, x in enumerate(row)
+        )
+        size = f'viewBox="-1 -1 {20 * len(rows[0]) + 2} {20 * len(rows) + 2}"'
+        drawn += f"<figure><svg {size}>{cells}</svg><figcaption>{title}</figcaption></figure>"
+    return f'<div class="maps">{drawn}</div>'
+
+
 def on_page_markdown(markdown, page, config, files):
     """Write the tables of data, and links that leave the documentation as text with the file's
     name."""
     markdown = TABLE.sub(lambda match: "\n".join(tables(ROOT / "docs" / match[1])), markdown)
+    drawn = {"flow": flow, "map": heat_maps}
+    markdown = PICTURE.sub(lambda match: drawn[match[1]](match[2]), markdown)
     folder = posixpath.dirname(page.file.src_uri)
 
     def replaced(match):
@@ -54,9 +127,9 @@ def on_page_markdown(markdown, page, config, files):
     return LINK.sub(replaced, markdown)
 
 
-def on_page_content(html, page, config, files):
+def on_page_content(content, page, config, files):
     """Drop the roles of docstrings, whose names are shown as code."""
-    return ROLE.sub("", html)
+    return ROLE.sub("", content)
 
 
 def on_post_page(output, page, config):

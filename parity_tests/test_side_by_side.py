@@ -1,0 +1,28 @@
+"""The pages that show a document's two sides have the code, rules and numbers of both."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import side_by_side
+
+DOCUMENTS = [path for path in side_by_side.PAGES if path.stem != "index"]
+PARTS = "Embedding Positions Attention Masks Block Stack Loss Decoding".split()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_a_page_is_that_of_the_code(path: Path):
+    """`python tools/side_by_side.py --write` was run."""
+    text = path.read_text(encoding="utf-8")
+    assert side_by_side.page(path) == text
+    assert f"below {side_by_side.BELOW:.0e}" in text
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_a_page_has_every_part_with_code_and_numbers(path: Path):
+    parts = path.read_text(encoding="utf-8").split("\n## ")[1:]
+    assert [part.partition("\n")[0] for part in parts][:8] == PARTS
+    for part in parts[:8]:
+        kinds = [match[1] for match in side_by_side.BLOCK.finditer(part)]
+        assert kinds[:2] == ["flow", "code"] and "numbers" in kinds, part[:40]
+    assert "fault" in path.read_text() and parts[8].count("<!-- cost -->") == 1
