@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CONVERTED = "ctranslate2"
 """A folder in that of a model, with what ``--engine ctranslate2`` has converted of it."""
 _NARROWEST = 16
+Check = Callable[[LazyState], Any]
+"""Is called with tensors that were written, none of them read; may refuse them by an exception."""
 
 
 class Settled(NamedTuple):
@@ -405,13 +407,9 @@ class Format:
         """Return the tensors read back, with those of ``state`` that a reader computes or ties."""
         return read_back
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
-        """Write ``state``, read it back and compare; ``to.path`` is replaced only after that.
-
-        One tensor is in memory at a time, or for a checkpoint a few small ones. ``check`` is called
-        with the tensors that were written, none of them read; it may refuse them by an exception.
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
+        """Write ``state``, read it back, compare, check, and then replace ``to.path``. One tensor
+        is in memory at a time, or for a checkpoint a few small ones.
         """
         raise ConfigError(f"{to.path}: a {self.title} is read and not written")
 

@@ -1,7 +1,7 @@
 """A folder of Hugging Face transformers: config.json, weights in one file or several, tokenizer."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card, registry
-from jax_transformer.formats.base import Destination, Format, Layout, Pretrained, Written
+from jax_transformer.formats.base import Check, Destination, Format, Layout, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
@@ -171,9 +171,7 @@ class HuggingFaceFolder(Format):
                 completed[name] = tensor
         return completed
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         with read_back.new_folder(to.path, state) as new:
             size, parameters, layout = _shard_size(to), None, None
             if to.config is not None:

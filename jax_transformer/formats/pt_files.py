@@ -1,12 +1,11 @@
 """A PyTorch file (.pt, .pth, .bin), with PyTorch's names."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
 from jax_transformer.formats import registry
-from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.base import Check, Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import atomic, pt, untrusted
 from jax_transformer.storage.tensors import LazyState, TensorInfo
@@ -71,9 +70,7 @@ class PtFile(Format):
         hashes = {path.name: pt.verify(path)}
         return Contents(str(path), kind, tensors, hashes, values, pt.tied(described))
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         from jax_transformer.storage.pt import writer
 
         with atomic.file(to.path) as temporary:

@@ -4,7 +4,7 @@ Their weights have this project's names.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,13 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.base import Check, Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import (
-    atomic,
-    checkpoint,
-    huggingface_folder,
-    read_back,
-    run_files,
-    run_folder,
-    saving,
-)
+from jax_transformer.storage import atomic, checkpoint, run_files, run_folder, saving
+from jax_transformer.storage import huggingface_folder as hf_folder
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, IN_RUN
-from jax_transformer.storage.read_back import NewFolder
+from jax_transformer.storage.read_back import NewFolder, new_folder
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Note
 from jax_transformer.weights.arrays import ADAPTER, adapted_kernels, is_parameter, merge_adapters
@@ -67,7 +60,7 @@ class CheckpointWeights(Pretrained):
     def files_layout(self) -> Mapping[str, str]:
         if self.run is None:
             return {}
-        return huggingface_folder.read_layout(self.run.path / IN_RUN / huggingface_folder.LAYOUT)
+        return hf_folder.read_layout(self.run.path / IN_RUN / hf_folder.LAYOUT)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -88,7 +81,7 @@ class Run(Format):
             return False
         if (path / "checkpoints").is_dir():
             return True
-        config = huggingface_folder.configuration(path)
+        config = hf_folder.configuration(path)
         return "d_model" in config and "model_type" not in config  # it has no checkpoint yet
 
     def open(self, path: Path, weights: str = "auto", **options: Any) -> Pretrained:
@@ -120,26 +113,24 @@ class Run(Format):
         extra = to.source.extra_files if to.source else {}
         if not extra:
             return {}
-        files = huggingface_folder.contents(extra)
+        files = hf_folder.contents(extra)
         if to.source is not None and (layout := to.source.files_layout()):
-            files[huggingface_folder.LAYOUT] = huggingface_folder.to_json(layout)
+            files[hf_folder.LAYOUT] = hf_folder.to_json(layout)
         if to.dtype is not None and CONFIG in files:
-            config = huggingface_folder.configuration(extra[CONFIG].parent)
-            config = huggingface_folder.with_dtype(config, {to.dtype})
-            files[CONFIG] = huggingface_folder.to_json(config)
+            config = hf_folder.configuration(extra[CONFIG].parent)
+            config = hf_folder.with_dtype(config, {to.dtype})
+            files[CONFIG] = hf_folder.to_json(config)
         return files
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
-        with read_back.new_folder(to.path, state) as new:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
+        with new_folder(to.path, state) as new:
             # A new run has no data.json, by which it would be known
             _fill(new.path, 0, new, to, check, {"run": None})
             if to.config is not None:
                 atomic.write_text(new.path / CONFIG, to.config.to_json())
             if to.files:
                 inside = IN_RUN if CONFIG in to.files else ""
-                huggingface_folder.write_files(new.path / inside, to.files)
+                hf_folder.write_files(new.path / inside, to.files)
                 new.compare_files(to.files, inside)
             run_files.record(new.path)
             return Written(new.sha256())
@@ -186,10 +177,8 @@ class SingleCheckpoint(Format):
         if any(target.iterdir()) and not (target / checkpoint.MANIFEST).exists():
             raise InputError(f"{target}: is not a checkpoint, and --force does not replace it")
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
-        with read_back.new_folder(to.path, state) as new:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
+        with new_folder(to.path, state) as new:
             run = new.path.with_name(f"{new.path.name}.run")
             try:
                 atomic.remove(run)  # of a killed process that had the same number
@@ -230,8 +219,8 @@ def _opened(
     for group, names in groups.items():
         name = group if names == [group] else f"{group}/ ({len(names)} arrays)"
         dropped.append(Note(name, _NOT_WEIGHTS.get(group, "not weights")))
-    folder = None if run is None else run.path / IN_RUN
-    extra = {name: folder / name for name in EXTRA_FILES if folder and (folder / name).is_file()}
+    inner = None if run is None else run.path / IN_RUN
+    extra = {name: inner / name for name in EXTRA_FILES if inner and (inner / name).is_file()}
     derived = [Note(name, "with its low-rank adapter added") for name in adapted_kernels(stored)]
     return CheckpointWeights(
         format,
@@ -267,12 +256,7 @@ def _scan(
 
 
 def _fill(
-    run: Path,
-    step: int,
-    new: NewFolder,
-    to: Destination,
-    check: Callable[[LazyState], Any],
-    about: dict[str, Any],
+    run: Path, step: int, new: NewFolder, to: Destination, check: Check, about: dict[str, Any]
 ) -> None:
     """Write the checkpoint of a new run folder, read it back and compare."""
     groups: dict[str, dict[str, LazyTensor]] = {"params": {}, "frozen": {}}

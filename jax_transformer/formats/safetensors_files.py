@@ -1,11 +1,10 @@
 """A .safetensors file, or the index of several, with PyTorch's names."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.base import Check, Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import atomic, run_files, safetensors, untrusted
 from jax_transformer.storage.tensors import LazyState
@@ -39,9 +38,7 @@ class SafetensorsFile(Format):
     def check(self, to: Destination) -> None:
         safetensors.check_dtypes(to.path, to.source.tensors if to.source else {})
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         with atomic.file(to.path) as temporary:
             sha256 = safetensors.save(temporary, state, target=to.path)
             check(safetensors.scan(temporary))

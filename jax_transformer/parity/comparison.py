@@ -19,14 +19,12 @@ from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
 from jax_transformer.parity.measuring import PairedRuns
-from jax_transformer.parity.pairs import Called, Pair
+from jax_transformer.parity.pairs import Called, Pair, Patterns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights.rules import Table
 
-Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
-"""Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
 _TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
 _GUESSED = "the pairs of modules are guessed from order, shapes and names: pass rules to set them"
 TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
@@ -219,22 +217,18 @@ def _weight_table(model: Any, architecture: Architecture | str | None) -> Table 
 
 
 def _pairs(
-    table: Table | None,
-    patterns: Patterns | None,
-    function: ModelFunction,
-    ours: Recording,
-    theirs: Any,
+    table: Table | None, rules: Patterns | None, model: ModelFunction, ours: Recording, theirs: Any
 ) -> list[Pair]:
     orders = ours.order, theirs.order
     called = [dict.fromkeys(key.rpartition("#")[0] for key in order) for order in orders]
-    if patterns is not None:
-        return pairs.from_patterns(patterns, *called)
+    if rules is not None:
+        return pairs.from_patterns(rules, *called)
     if table is not None:
         return pairs.from_table(table, *called)
     # The sizes of PyTorch's parameters are those of their gradients, if there are any
     known = bool(theirs.parameters)
     guessed = pairs.guessed(
-        _called(ours, function.parameters if known and not ours.points else None),
+        _called(ours, model.parameters if known and not ours.points else None),
         _called(theirs, theirs.parameters if known else None),
     )
     if not guessed:

@@ -15,27 +15,22 @@ from jax_transformer.parity.evaluation import Point
 from jax_transformer.parity.recording import ModelFunction
 from jax_transformer.weights import any_model
 
+Shapes = Mapping[str, tuple[int, ...]]
 _PATH = "_parity_path"
 """A module's path, as its static attribute: nnx.jit, nnx.remat, nnx.scan and nnx.vmap call copies
 of modules, which have the attribute too."""
 
 
 class _Marker:
-    """Marks the arrays of module calls in a trace; ``shapes`` are the model's, by dotted path."""
+    """Marks the arrays of module calls in a trace; ``arrays`` are the model's, by dotted path."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
-        self.shapes = shapes
+    def __init__(self, arrays: Mapping[str, Any]):
+        self.shapes = {name: np.shape(array) for name, array in arrays.items()}
         self._open: set[int] = set()
         self._stacks: list[tuple[str, int]] = []
 
     def call(
-        self,
-        path: str,
-        module: object,
-        own_shapes: Mapping[str, tuple[int, ...]],
-        method: Callable[..., Any],
-        args: tuple,
-        kwargs: dict,
+        self, path: str, module: object, own_shapes: Shapes, method: Any, args: tuple, kwargs: dict
     ) -> Any:
         """Return ``method(*args, **kwargs)``, marked as a call of the module of that path, whose
         arrays now have ``own_shapes``, by their path below the module.
@@ -67,9 +62,7 @@ class _Marker:
                 self._stacks.pop()
         return mark(result, recording.inexact(result)[:1], "output")
 
-    def _stack(
-        self, path: str, own_shapes: Mapping[str, tuple[int, ...]]
-    ) -> tuple[str, int] | None:
+    def _stack(self, path: str, own_shapes: Shapes) -> tuple[str, int] | None:
         """Return the module that holds the weights of several layers, and their number, if a call
         has those of one layer; None otherwise.
         """
@@ -104,7 +97,6 @@ def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Model
     """Return an NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
     values, merge = any_model.opened(model)
     trained = {_dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    shapes = {name: np.shape(value) for name, value in values.items()}
 
     def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
         merged = merge(arrays)
@@ -112,7 +104,7 @@ def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Model
         for path, part in nnx.iter_modules(merged):
             setattr(part, _PATH, _dotted(path))
             kinds.add(type(part))
-        with _intercepted(kinds, _Marker(shapes)):
+        with _intercepted(kinds, _Marker(values)):
             return call(merged, *batch) if call is not None else merged(*batch)
 
     return ModelFunction(*_divided(values, trained), run)
@@ -166,10 +158,9 @@ def from_linen(
     """Return a Linen module as a function; ``call(bound, *batch)`` replaces ``bound(*batch)``."""
     values, merge = any_model.opened(dict(variables))
     trained = any_model.opened({"params": variables.get("params", {})})[0].keys()
-    shapes = {name: np.shape(value) for name, value in values.items()}
 
     def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
-        marker = _Marker(shapes)
+        marker = _Marker(values)
 
         def intercept(method: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
             if context.method_name != "__call__":

@@ -13,6 +13,9 @@ from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Rule, Table
 
+Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
+
 
 class Pair(NamedTuple):
     """Two modules that should be equal, by their dotted names."""
@@ -60,11 +63,7 @@ def _by_weights(
     return innermost
 
 
-def from_patterns(
-    patterns: Mapping[str, str] | Sequence[tuple[str, str]],
-    ours: Collection[str],
-    theirs: Collection[str],
-) -> list[Pair]:
+def from_patterns(patterns: Patterns, ours: Collection[str], theirs: Collection[str]) -> list[Pair]:
     """Return the pairs that patterns such as ``{"their.layers.{i}": "our.blocks.{i}"}`` name.
 
     Each ``{word}`` stands for one part of a dotted name, the same on both sides. Raises one

@@ -97,12 +97,7 @@ class Parity:
         return report
 
     def _recorder(
-        self,
-        factory: str | None,
-        python: str | None,
-        batch: Sequence[Any] | None,
-        golden: str | Path | None,
-        seed: int,
+        self, factory: str | None, python: str | None, batch: Any, golden: Any, seed: int
     ) -> tuple[Any, Any]:
         """Return the recorder of the PyTorch model, and its batch."""
         from jax_transformer.parity import golden as goldens

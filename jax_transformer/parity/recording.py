@@ -21,6 +21,8 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.parity import evaluation
 from jax_transformer.parity.evaluation import Evaluation, Iterations, Point, itemsize
 
+Arrays = Mapping[str, np.ndarray]
+
 
 @dataclass(frozen=True)
 class ModelFunction:
@@ -75,11 +77,7 @@ class Recording:
 
     @classmethod
     def of_file(
-        cls,
-        arrays: Mapping[str, np.ndarray],
-        dtype: str,
-        order: Sequence[str],
-        about: Mapping[str, Any],
+        cls, arrays: Arrays, dtype: str, order: Sequence[str], about: Mapping[str, Any]
     ) -> "Recording":
         """Return the recording of one dtype in a file, whose arrays are ``DTYPE/arrays/...``,
         ``DTYPE/parameters/...`` and ``DTYPE/result``; ``about`` has other fields, if written.
@@ -91,7 +89,7 @@ class Recording:
         return cls(list(order), values, gradients, arrays[f"{dtype}/result"], **more)
 
 
-def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def below(group: str, arrays: Arrays) -> dict[str, np.ndarray]:
     """Return the arrays whose names begin with ``GROUP/``, without it."""
     start = f"{group}/"
     return {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
@@ -104,7 +102,7 @@ def record(
     dtype: str = "float64",
     seed: int | None = 0,
     wide: bool = True,
-    replacements: Mapping[str, np.ndarray] | None = None,
+    replacements: Arrays | None = None,
 ) -> Recording:
     """Run the model in ``dtype`` in one jitted function and record it.
 

@@ -68,12 +68,8 @@ class Hashes(ThreadPoolExecutor):
 
 
 class CheckedFile:
-    """A file that is being written, from its beginning to its end.
-
-    Args:
-        path: the new file.
-        target: the name that the file will get, for errors.
-        hashed: compute the SHA-256 of the whole file.
+    """A file that is written from its beginning to its end. ``target`` is the name that it will
+    get, for errors; its SHA-256 is computed if ``hashed``.
     """
 
     def __init__(self, path: Path, target: str | Path, *, hashed: bool = True):

@@ -69,12 +69,9 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Return every tensor by name, of a file or of all files that an index names.
-
-    Raises:
-        InputError: a file is missing, damaged, or no safetensors file; the index and its files do
-            not have the same tensors.
-        UnsafeFileError: the header or index declares more than the file has.
+    """Return every tensor by name, of a file or of all files that an index names. Raises InputError
+    if one is missing, damaged, no safetensors file, or has other tensors than the index names;
+    UnsafeFileError if a header or index declares more than the file has.
     """
     return tensors.arrays(scan(path))
 

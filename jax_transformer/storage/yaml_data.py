@@ -23,11 +23,8 @@ def read(path: Path, *, longest: int = LONGEST) -> Any:
 
 
 def parse(where: str, content: bytes) -> Any:
-    """Return the one document in ``content``: dicts, lists and text.
-
-    Raises:
-        InputError: it is not YAML in UTF-8, or not one document.
-        UnsafeFileError: it has a tag, an alias, a key twice, or is nested too deeply.
+    """Return the one document in ``content``: dicts, lists and text. Raises InputError if it is not
+    one of YAML in UTF-8, UnsafeFileError for a tag, an alias, a key twice, or too deep nesting.
     """
     try:
         return _document(where, content.decode("utf-8"))

@@ -22,6 +22,7 @@ from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.tensors import Shape as Shape
 
+Tensor = np.ndarray | LazyTensor
 PART = "part"
 """The axis of a tensor that counts the Flax arrays it becomes."""
 
@@ -85,12 +86,7 @@ class Rule:
         return tuple(map(math.prod, self._dims(lengths))) if self.axes else flax_shapes[0]
 
     def part(
-        self,
-        number: int,
-        tensor: np.ndarray | LazyTensor,
-        flax_shapes: Sequence[Shape],
-        *,
-        own: bool = False,
+        self, number: int, tensor: Tensor, flax_shapes: Sequence[Shape], *, own: bool = False
     ) -> np.ndarray:
         """Return a part, contiguous; it may share the tensor's memory unless ``own`` is set."""
         full = part = _read(tensor)
@@ -103,7 +99,7 @@ class Rule:
         part = tensors.contiguous(part)
         return _owned(part, full) if own else part
 
-    def joined(self, arrays: Sequence[np.ndarray | LazyTensor], *, own: bool = False) -> np.ndarray:
+    def joined(self, arrays: Sequence[Tensor], *, own: bool = False) -> np.ndarray:
         """Return the tensor, contiguous; it may share an array's memory unless ``own`` is set."""
         shapes = [array.shape for array in arrays]
         lengths = self._lengths(shapes)
@@ -127,7 +123,7 @@ class Rule:
             return tensors.same(self._uncut(arrays[0]).reshape(shape), tensor)
         return tensors.same(self.joined(arrays), tensor)
 
-    def _dtype(self, arrays: Sequence[np.ndarray | LazyTensor]) -> str:
+    def _dtype(self, arrays: Sequence[Tensor]) -> str:
         """Return the name of the arrays' dtype. Raises InputError if they have several."""
         dtypes = {str(array.dtype) for array in arrays}
         if len(dtypes) > 1:
@@ -261,7 +257,7 @@ def _parse(axes: str) -> _Axes:
     return _Axes(groups[0], right, turned, cuts[0] if cuts else None)
 
 
-def _read(array: np.ndarray | LazyTensor) -> np.ndarray:
+def _read(array: Tensor) -> np.ndarray:
     return array.read() if isinstance(array, LazyTensor) else array
 
 
@@ -280,6 +276,7 @@ class Alias:
 
 
 Table = list[Rule | Alias]
+Rules = Sequence[Rule | Alias]
 
 
 def repeat(layers: int, rules: Iterable[Rule | Alias]) -> Table:
@@ -409,9 +406,7 @@ def within(table: Table, prefix: str) -> Table:
     return inner
 
 
-def torch_shapes(
-    table: Sequence[Rule | Alias], flax_shapes: Mapping[str, Shape]
-) -> dict[str, Shape]:
+def torch_shapes(table: Rules, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shape of every PyTorch tensor that the table names."""
     shapes = {
         rule.torch: rule.torch_shape([flax_shapes[name] for name in rule.flax])
@@ -439,7 +434,7 @@ def check_complete(table: Table, flax_names: Iterable[str]) -> None:
 
 
 def to_flax(
-    table: Sequence[Rule | Alias], state: Mapping[str, np.ndarray], flax_shapes: Mapping[str, Shape]
+    table: Rules, state: Mapping[str, np.ndarray], flax_shapes: Mapping[str, Shape]
 ) -> dict[str, np.ndarray]:
     """Return the Flax arrays by path. Raises one InputError that names every tensor that is
     missing, unexpected or mis-shaped, and every alias that differs.
@@ -455,9 +450,7 @@ def to_flax(
     return arrays
 
 
-def to_torch(
-    table: Sequence[Rule | Alias], arrays: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def to_torch(table: Rules, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the PyTorch tensors by name, in the table's order."""
     state: dict[str, np.ndarray] = {}
     for rule in table:

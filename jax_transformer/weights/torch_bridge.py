@@ -54,17 +54,8 @@ def outputs(
     inputs: tuple[np.ndarray, ...],
     parts: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
-    """Return float64 outputs of a module with these weights, without dropout.
-
-    Args:
-        module: the module; its weights are replaced.
-        state: the weights by name.
-        inputs: the arguments of a call.
-        parts: names of modules, by the key that their outputs get.
-
-    Returns:
-        The output of each of ``parts``, in the order in which they end, and ``logits``, the result
-        of the call.
+    """Return the outputs of ``parts`` (names of modules by key), in the order in which they end,
+    and of the module as ``logits``, in float64 and without dropout. ``state`` replaces its weights.
     """
     fill(module, state).double().eval()
     results: dict[str, np.ndarray] = {}

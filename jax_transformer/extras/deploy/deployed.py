@@ -5,15 +5,14 @@ The whole model is in memory: these formats are written by the libraries themsel
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.deploy.ctranslate2 import checks
-from jax_transformer.formats.base import Checked, Destination, Format, Written
+from jax_transformer.formats.base import Check, Checked, Destination, Format, Written
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import atomic, huggingface_folder, run_files, tensors
 from jax_transformer.storage.tensors import LazyState
@@ -45,9 +44,7 @@ class Deployed(Format):
             paths = {name: path for name, path in own.items() if path.is_file()} or paths
         return huggingface_folder.contents(paths)
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         arrays = tensors.arrays(state)
         with atomic.folder(to.path) as temporary:
             written = self.fill(to, arrays, temporary)

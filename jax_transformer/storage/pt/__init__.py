@@ -108,15 +108,10 @@ def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any] | Non
         if len(pickles) != 1:
             raise InputError(f"{path}: not a PyTorch file: it has {len(pickles) or 'no'} data.pkl")
         folder = pickles[0].removesuffix("data.pkl")
-        members, sizes = set(), {}
-        for name, member in archive.members.items():
-            if not name.startswith(folder):
-                raise UnsafeFileError(
-                    f"{path}: refused: {shown(name)} is not within {shown(folder)}"
-                )
-            members.add(name.removeprefix(folder))
-            if name.startswith(f"{folder}data/"):
-                sizes[name.removeprefix(f"{folder}data/")] = member.size
+        if outside := [name for name in archive.members if not name.startswith(folder)]:
+            place = f"{shown(outside[0])} is not within {shown(folder)}"
+            raise UnsafeFileError(f"{path}: refused: {place}")
+        members = {name.removeprefix(folder): member for name, member in archive.members.items()}
         if "constants.pkl" in members:
             raise InputError(
                 f"{path}: is a TorchScript program: save the state_dict() of the module instead"
@@ -135,6 +130,8 @@ def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any] | Non
             raise InputError(
                 f"{path}: its numbers are in the byte order {shown(order)}; only little is read"
             )
+        data = {name: member for name, member in members.items() if name.startswith("data/")}
+        sizes = {name.removeprefix("data/"): member.size for name, member in data.items()}
         storages = _Storages(path, f"{folder}data/", archive.members)
         of_tensor = None if leaf is None else partial(leaf, storages)
         unpickler = Unpickler(str(path), sizes, archive.size, of_tensor)

@@ -90,11 +90,8 @@ class Unpickler:
 
     def value(self, pickle: bytes) -> Any:
         """Return what the file's pickle describes: plain containers, values, each tensor's leaf.
-
-        Raises:
-            InputError: the pickle is damaged.
-            UnsafeFileError: it uses a name that is not allowed, or builds more than plain
-                containers.
+        Raises InputError if it is damaged, UnsafeFileError if it uses a name that is not allowed,
+        or builds more than plain containers.
         """
         self._content = pickle
         value = self._run()

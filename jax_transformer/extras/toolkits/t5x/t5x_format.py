@@ -8,7 +8,7 @@ bindings that matter; no gin runs, and nothing in the file is imported or evalua
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from jax_transformer.errors import ConfigError, InputError, about_file
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_names
 from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
 from jax_transformer.formats import base
-from jax_transformer.formats.base import Destination, Format, Pretrained, Settled, Written
+from jax_transformer.formats.base import Check, Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import huggingface_folder, read_back, run_files
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Note, Shape, TensorInfo
@@ -175,9 +175,7 @@ class T5XCheckpoint(Format):
         notes = () if is_twice else _scale_note(to.config)
         return base.Layout(_places(_layout(to)), notes=notes)
 
-    def write(
-        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
-    ) -> Written:
+    def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         table, shapes = t5x_names.table(_layout(to))
         number = to.path.name.removeprefix("checkpoint_")
         step = int(number) if number.isdecimal() and int(number) < 2**31 else 0
