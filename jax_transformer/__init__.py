@@ -21,20 +21,9 @@ _HOMES = {
     "load": "formats.registry",
 }
 _MODULES = (
-    "architectures",
-    "config",
-    "convert",
-    "data",
-    "errors",
-    "formats",
-    "generate",
-    "nn",
-    "parity",
-    "storage",
-    "training",
-    "transformer",
-    "weights",
-)
+    "architectures config convert data errors formats generate nn parity storage training "
+    "transformer weights"
+).split()
 
 __all__ = [
     "Architecture",

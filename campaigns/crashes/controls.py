@@ -48,13 +48,11 @@ def names_first(recording: Recording) -> Operations:
 
 def wrong_step(recording: Recording) -> Iterator[Moment]:
     """Yield states after the end, without the newest checkpoint."""
-    state = recording.start.copy()
-    for operation in recording.operations:
-        state.apply(operation)
+    end = recording.start.after(recording.operations).tree()
     promise = campaign.promises(recording)[-1]
     tree = {
         path: content
-        for path, content in state.tree().items()
+        for path, content in end.items()
         if not f"{path}/".startswith(f"{RUN}/checkpoints/{promise.newest}/")
     }
     yield "the end without the newest checkpoint", tree, promise

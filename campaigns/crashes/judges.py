@@ -156,14 +156,10 @@ class ConversionJudge(Judge):
 
     def __init__(self, recording: Recording, shared: Path):
         super().__init__(recording, shared)
-        state = recording.start.copy()
-        for operation in recording.operations:
-            state.apply(operation)
+        ends = recording.start, recording.start.after(recording.operations)
         self.target = recording.command[2]
         self.verdicts: dict[str, list[str]] = {}
-        self.before, self.after = (
-            part(tree.tree(), self.target) for tree in (recording.start, state)
-        )
+        self.before, self.after = (part(state.tree(), self.target) for state in ends)
 
     def __call__(self, tree: Tree, promise: Promise, *, restart: bool) -> tuple[str, list[str]]:
         """The outcome for the table, and the broken promises; ``restart`` converts again in any

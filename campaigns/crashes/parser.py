@@ -20,10 +20,7 @@ def checked(folder: Path, start: State, log: Path) -> list[Operation]:
     Exits unless they lead from the start to exactly the files that are there.
     """
     operations = parse(log.read_text(), folder, start)
-    state = start.copy()
-    for operation in operations:
-        state.apply(operation)
-    expected, recorded = State.read(folder).tree(), state.tree()
+    expected, recorded = State.read(folder).tree(), start.after(operations).tree()
     differing = [
         path
         for path in sorted(expected.keys() | recorded.keys())

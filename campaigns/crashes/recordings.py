@@ -105,18 +105,26 @@ def _trained(
         shutil.rmtree(folder)
         states.write(begun.tree(), folder)
     arguments = [*flags, *COMMON.split(), *settings.split()]
-    start, log = State.read(folder), folder.with_suffix(".log")
-    variables = environment(shared, processes)
-    ended = strace.record(train_command(arguments, processes), folder, log, variables)
-    if ended.returncode:
-        raise SystemExit(f"{name}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
-    operations = parser.checked(folder, start, log)
-    log.unlink()
+    command = train_command(arguments, processes)
+    start, operations = _recorded(name, command, folder, environment(shared, processes))
     contents = json.loads(json.dumps(comparison.run_contents(folder / RUN)))
     _check(
         Sandbox(folder.with_name("unrecorded"), arguments, shared / COMPILED, processes), contents
     )
-    return Recording(name, tuple(arguments), start, tuple(operations), contents, processes)
+    return Recording(name, tuple(arguments), start, operations, contents, processes)
+
+
+def _recorded(
+    title: str, command: Sequence[str], folder: Path, variables: Mapping[str, str]
+) -> tuple[State, tuple[Operation, ...]]:
+    """Run a command in a folder; return the state before it, and all that it did."""
+    start, log = State.read(folder), folder.with_suffix(".log")
+    ended = strace.record(command, folder, log, variables)
+    if ended.returncode:
+        raise SystemExit(f"{title}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
+    operations = parser.checked(folder, start, log)
+    log.unlink()
+    return start, tuple(operations)
 
 
 def _text(folder: Path) -> list[str]:
@@ -137,10 +145,8 @@ def _check(unrecorded: Sandbox, contents: dict[str, Any]) -> None:
 
 def _at(recording: Recording, part: float) -> State:
     """The state after a part of the operations."""
-    state = recording.start.copy()
-    for operation in recording.operations[: round(part * len(recording.operations))]:
-        state.apply(operation)
-    return state
+    operations = recording.operations
+    return recording.start.after(operations[: round(part * len(operations))])
 
 
 def train_command(arguments: Sequence[str], count: int) -> list[str]:
@@ -202,15 +208,10 @@ def conversions(shared: Path) -> Iterator[Conversion]:
 def _conversions(shared: Path) -> Iterator[Recording]:
     """Record every conversion."""
     for each in conversions(shared):
-        start, log = State.read(each.folder), each.folder.with_suffix(".log")
         run = [sys.executable, "-m", "jax_transformer", *each.command]
-        ended = strace.record(run, each.folder, log, environment(shared, 1))
-        if ended.returncode:
-            raise SystemExit(f"{each.title}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
-        operations = parser.checked(each.folder, start, log)
-        log.unlink()
+        recorded = _recorded(each.title, run, each.folder, environment(shared, 1))
         contents = {"weights": weights_of(each.folder, each.target)}
-        yield Recording(each.title, each.command, start, tuple(operations), contents)
+        yield Recording(each.title, each.command, *recorded, contents)
 
 
 def _done(folder: Path, *arguments: str) -> None:

@@ -16,7 +16,7 @@ File modes and times are not modelled.
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -97,6 +97,13 @@ class State:
 
     def copy(self) -> "State":
         return State(dict(self.names), dict(self.contents), set(self.folders))
+
+    def after(self, operations: Iterable[Operation]) -> "State":
+        """A copy after these operations."""
+        state = self.copy()
+        for operation in operations:
+            state.apply(operation)
+        return state
 
     def apply(self, operation: Operation) -> None:
         """Do what an operation does."""

@@ -24,16 +24,7 @@ REFUSED = (
 command wrote through io_uring would not be in its log, and so found missing at its end.
 """
 CALLS = [*NAMES, *DATA, *PROCESSES, *REFUSED, "chdir", "mmap"]
-HARMLESS = (
-    "F_GETFL",
-    "F_SETFD",
-    "F_GETFD",
-    "F_SETLK",
-    "F_GETLK",
-    "F_SETLKW",
-    "F_OFD_SETLK",
-    "F_OFD_SETLKW",
-)
+HARMLESS = "F_GETFL F_SETFD F_GETFD F_SETLK F_GETLK F_SETLKW F_OFD_SETLK F_OFD_SETLKW".split()
 STRACE = "strace -f -qq --seccomp-bpf -y -xx -s 1000000000 -e signal=none"
 _LINE = re.compile(
     r"(\d+) +(\w+)\((.*)\) += (-?\d+|0x[0-9a-f]+|\?)(?:<(.*?)>(?:\(deleted\))?)?(?: .*)?"

@@ -27,18 +27,10 @@ MEMORY = 4_000_000  # bytes, in addition to a multiple of the input's
 SECONDS = 5.0  # of the processor; a usual input takes less than a millisecond
 TRACED = 1000  # one input of so many is read with its memory traced
 _RISE = 1_000_000  # bytes of the largest resident size after which an input is read again, traced
-HARMLESS = (
-    "mmap.__new__",  # of a file that was opened
-    "builtins.id",
-    "os.scandir",
-    "os.listdir",
-    "pathlib.Path.glob",
-    "pathlib.Path.rglob",
-    "sys._getframe",
-    "object.__getattr__",
-    "gc.",
-    "cpython.",
-    "array.",
+# mmap: of a file that was opened
+HARMLESS = tuple(
+    "mmap.__new__ builtins.id os.scandir os.listdir pathlib.Path.glob pathlib.Path.rglob "
+    "sys._getframe object.__getattr__ gc. cpython. array.".split()
 )
 
 Read = Callable[[bytes], object]

@@ -22,12 +22,8 @@ from campaigns.interruptions.tiny_run import EVAL_EVERY, STEPS
 from campaigns.interruptions.verdicts import Outcome
 from jax_transformer.storage import checkpoint
 
-REPEATED = (
-    "steps",
-    "validation",
-    "save",
-    "prune",
-)  # the phases of every validation; only averaging comes after the last of them
+# The phases of every validation; only averaging comes after the last of them
+REPEATED = ("steps", "validation", "save", "prune")
 LONGEST = 7  # interruptions of one chain
 ATTEMPTS = 4  # starts per requested interruption: some runs end before it comes
 

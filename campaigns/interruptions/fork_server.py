@@ -25,14 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MODULES = (
-    "jax_transformer.cli",
-    "jax_transformer.training.recipe",
-    "jax_transformer.training.run",
-    "jax_transformer.training.curves",
-    "grain",
-    "sacrebleu",
-    "tokenizers",
-)
+    "jax_transformer.cli jax_transformer.training.recipe jax_transformer.training.run "
+    "jax_transformer.training.curves grain sacrebleu tokenizers"
+).split()
 """The modules that a run imports before it asks JAX for its devices."""
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 READY = 300.0

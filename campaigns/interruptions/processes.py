@@ -19,18 +19,8 @@ from parity_tests import compiling
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHILD = "campaigns.interruptions.child"
-PHASES = (
-    "interpreter",
-    "imports",
-    "data",
-    "state",
-    "compile",
-    "steps",
-    "validation",
-    "save",
-    "prune",
-    "average",
-    "end",
+PHASES = tuple(
+    "interpreter imports data state compile steps validation save prune average end".split()
 )
 """Phases in the order of a run.
 
@@ -167,9 +157,9 @@ class Sandbox:
     def _fork(
         self,
         arguments: list[str],
-        variables: dict[str, str],
+        variables: dict,
         writer: int | None = None,
-        task: dict[str, Any] | None = None,
+        task: Any = None,
     ) -> Forked:
         assert self.server is not None
         fields = None if writer is None else {"pipe": writer, **(task or {})}
@@ -178,9 +168,9 @@ class Sandbox:
     def _open(
         self,
         arguments: list[str],
-        variables: dict[str, str],
+        variables: dict,
         writer: int | None = None,
-        task: dict[str, Any] | None = None,
+        task: Any = None,
     ) -> subprocess.Popen:
         child = [CHILD, json.dumps({"pipe": writer, **(task or {})})]
         return subprocess.Popen(

@@ -21,13 +21,7 @@ AT_ONCE = (
     128 + signal.SIGTERM,
     128 + signal.SIGINT,
 )  # after a second signal
-TRAINED = (
-    "steps",
-    "validation",
-    "save",
-    "prune",
-    "average",
-)  # there is something to save
+TRAINED = ("steps", "validation", "save", "prune", "average")  # there is something to save
 
 
 @dataclass

@@ -44,15 +44,13 @@ def placed(mutant: Mutant, tree: Tree, words: dict[str, str]) -> Mutant | str:
         for within in (own, [f for f in rest if f == tree.renamed.get(mutant.file)], rest):
             matches = [place for file in within for place in exact(file, tree.text(file), old, new)]
             if place := _meant(matches, scope, tree):
-                return _checked(
-                    replace(mutant, file=place.file, old=place.old, new=place.new), tree
-                )
+                return _checked(mutant, place, tree)
             if matches:
                 return f"its text occurs {len(matches)} times: " + _where(matches, tree)
     for old, new in _variants(mutant, words):
         matches = [place for file in rest for place in loose(file, tree.text(file), old, new)]
         if place := _meant(matches, scope, tree):
-            return _checked(replace(mutant, file=place.file, old=place.old, new=place.new), tree)
+            return _checked(mutant, place, tree)
     if matches:
         return f"its text occurs {len(matches)} times: " + _where(matches, tree)
     return "its text is gone" + _nearest(mutant, scope, tree)
@@ -92,7 +90,9 @@ def _meant(matches: Sequence[Place], scope: str, tree: Tree) -> Place | None:
     return place
 
 
-def _checked(mutant: Mutant, tree: Tree) -> Mutant | str:
+def _checked(mutant: Mutant, place: Place, tree: Tree) -> Mutant | str:
+    """The fault at a place; the reason if it is none there."""
+    mutant = replace(mutant, file=place.file, old=place.old, new=place.new)
     text = tree.text(mutant.file)
     try:
         faulty = ast.dump(ast.parse(text.replace(mutant.old, mutant.new)))

@@ -140,15 +140,7 @@ def _restored(file: Path) -> Iterator[None]:
 
 def _forked(work: Callable[[], Result], mutant: Mutant) -> Result:
     """The result of ``work`` in a fork, whose output is discarded."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _quiet()
-            os.write(write, json.dumps(asdict(work())).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
+    pid, read = _child(lambda write: os.write(write, json.dumps(asdict(work())).encode()))
     began = time.monotonic()
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if time.monotonic() - began > LIMIT:
@@ -164,10 +156,23 @@ def _forked(work: Callable[[], Result], mutant: Mutant) -> Result:
     return Result(**json.loads(text))
 
 
-def _quiet() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+def _child(work: Callable[[int], object]) -> tuple[int, int]:
+    """Fork a process whose output is discarded, and that ends after ``work`` with a pipe's end for
+    writing. Returns its number, and the other end.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            work(write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    return pid, read
 
 
 def prepare(folder: Path) -> None:
@@ -188,16 +193,8 @@ def settings(cache: Path) -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    for name in (
-        "jax",
-        "torch",
-        "transformers",
-        "flax.nnx",
-        "flax.linen",
-        "optax",
-        "pytest",
-        "orbax.checkpoint",
-    ):
+    modules = "jax torch transformers flax.nnx flax.linen optax pytest orbax.checkpoint"
+    for name in modules.split():
         importlib.import_module(name)
 
 
@@ -245,24 +242,17 @@ def files(mutant: Mutant) -> tuple[str, ...]:
 
 def _collected(group: Sequence[Mutant]) -> Iterator[Result]:
     """Yield the results of a process that collects the tests of a group."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def run(write: int) -> None:
         import pytest
 
-        try:
-            os.close(read)
-            _quiet()
+        def report(result: Result) -> None:
+            os.write(write, json.dumps(asdict(result)).encode() + b"\n")
 
-            def report(result: Result) -> None:
-                os.write(write, json.dumps(asdict(result)).encode() + b"\n")
+        # Whole files: a missing test breaks its own fault, not the collection
+        pytest.main([*OPTIONS, *files(group[0])], plugins=[Seeder(group, report)])
 
-            seeder = Seeder(group, report)
-            # Whole files: a missing test breaks its own fault, not the collection
-            pytest.main([*OPTIONS, *files(group[0])], plugins=[seeder])
-        finally:
-            os._exit(0)
-    os.close(write)
+    pid, read = _child(run)
     with os.fdopen(read, encoding="utf-8") as lines:
         for line in lines:
             yield Result(**json.loads(line))

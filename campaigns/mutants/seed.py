@@ -31,13 +31,7 @@ def _exchanged(
 
     The code of functions is exchanged inside them, so references elsewhere change too.
     """
-    if old is new or name in (
-        "__builtins__",
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__annotations__",
-    ):
+    if old is new or name in "__builtins__ __dict__ __weakref__ __doc__ __annotations__".split():
         return False
     if isinstance(old, type):
         if not _own(old, module):
