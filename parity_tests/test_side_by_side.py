@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import side_by_side
+import jax_transformer as jt
+from jax_transformer.architectures import registry
+from tools import paired_models, side_by_side
 
 DOCUMENTS = [path for path in side_by_side.PAGES if path.stem != "index"]
 PARTS = "Embedding Positions Attention Masks Block Stack Loss Decoding".split()
@@ -26,3 +28,14 @@ def test_a_page_has_every_part_with_code_and_numbers(path: Path):
         kinds = [match[1] for match in side_by_side.BLOCK.finditer(part)]
         assert kinds[:2] == ["flow", "code"] and "numbers" in kinds, part[:40]
     assert "fault" in path.read_text() and parts[8].count("<!-- cost -->") == 1
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_the_rule_of_every_weight_is_on_the_page(path: Path):
+    """The first layer of each stack stands for all."""
+    blocks = side_by_side.BLOCK.finditer(path.read_text(encoding="utf-8"))
+    prefixes = [name for m in blocks if m[1] == "weights" for name in m[2].split()]
+    table = registry.weight_table(jt.preset(path.stem, **paired_models.SIZES))
+    names = [name for rule in table for name in rule.flax if ".blocks.1." not in name]
+    assert not [name for name in names if not name.startswith(tuple(prefixes))]
+    assert len(names) > 30

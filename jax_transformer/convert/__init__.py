@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from jax_transformer.convert.models import load, save
     from jax_transformer.convert.planning import plan
     from jax_transformer.convert.training_state.torch_optimizer import (
-        optimizer_from_torch,
-        optimizer_to_torch,
+        from_torch as optimizer_from_torch,
+    )
+    from jax_transformer.convert.training_state.torch_optimizer import (
+        to_torch as optimizer_to_torch,
     )
 
 __all__ = ["from_torch", "into_torch", "load", "plan", "save", "to_torch", "weight_table"]
