@@ -49,13 +49,13 @@ def phases(pipe: Pipe, watch: Watch) -> dict[str, Callable[[Any], None]]:
     system call.
     """
 
-    def change_loop(loop: Any) -> None:
+    def change_run(run: Any) -> None:
         if pipe.task is not None and pipe.task.control:
-            loop.start = wrong_resumes.resume_wrongly(loop.start, pipe.task.control)
-        pipe.wrap(loop, "start", "state", "state")
-        pipe.wrap(loop.Run, "_steps", "compile", "steps")
-        pipe.wrap(loop.Run, "_validate", "validation")
-        pipe.wrap(loop.Run, "_average", "average", "end")
+            run.start = wrong_resumes.resume_wrongly(run.start, pipe.task.control)
+        pipe.wrap(run, "start", "state", "state")
+        pipe.wrap(run.Run, "_steps", "compile", "steps")
+        pipe.wrap(run.Run, "_validate", "validation")
+        pipe.wrap(run.Run, "_average", "average", "end")
 
     def change_saving(saving: Any) -> None:
         pipe.wrap_saving(saving)
@@ -67,7 +67,7 @@ def phases(pipe: Pipe, watch: Watch) -> dict[str, Callable[[Any], None]]:
     training = "jax_transformer.training"
     return {
         "jax_transformer.cli": lambda cli: pipe.wrap(cli, "main", "imports", "end"),
-        f"{training}.loop": change_loop,
+        f"{training}.run": change_run,
         "jax_transformer.storage.atomic": watch.wrap_exchange,
         "jax_transformer.storage.saving": change_saving,
         f"{training}.step": change_step,

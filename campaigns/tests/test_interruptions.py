@@ -1,5 +1,6 @@
 """The interruption campaign: damage is detected, chains are reproducible, a small one passes."""
 
+import importlib.util
 import random
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from campaigns.damages import campaign as damages
 from campaigns.interruptions import (
     checkpoint_damages,
+    child,
     conversion_kills,
     failures,
     processes,
@@ -26,6 +28,7 @@ from campaigns.interruptions import (
 from campaigns.interruptions.chains import Chain, Reference
 from campaigns.interruptions.fork_server import ForkServer
 from campaigns.interruptions.processes import ProcessResult, Sandbox
+from campaigns.interruptions.reports import Pipe, Task
 from jax_transformer.errors import CheckpointError, InputError
 from jax_transformer.storage import checkpoint, run_folder, saving
 from parity_tests.unit.runs import ROOT
@@ -115,6 +118,11 @@ def test_a_run_is_interrupted_until_it_has_finished_and_started_once_more(
     chain = new_chain("terms", 0, 0, tmp_path)
     chain._interrupted(SimpleNamespace(start=start, run=tmp_path), 2, [])
     assert len(started) == starts and started[-1] == () and all(started[:-1])
+
+
+def test_the_modules_whose_phases_are_reported_exist():
+    for name in child.phases(Pipe(Task(1)), SimpleNamespace(wrap_exchange=None)):
+        assert importlib.util.find_spec(name), name
 
 
 def test_a_refusal_to_read_a_damaged_run_is_a_message():

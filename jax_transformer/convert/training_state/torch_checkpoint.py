@@ -55,18 +55,12 @@ def to_checkpoint(
     for name, of in rules.aliases(table).items():
         model[name] = model[of]  # one array, so that tied tensors are one in a file
     in_order = dict.fromkeys([*parameter_names, *model])  # the optimizer's order
+    scheduler = {"base_lrs": [peak], "last_epoch": position, "_step_count": position + 1}
+    scheduler |= {"_is_initial": False, "_get_lr_called_within_step": False}
     return {
         "model": {name: model[name] for name in in_order},
         "optimizer": torch_optimizer.to_torch(moments, table, shapes, parameter_names),
-        "scheduler": {
-            "base_lrs": [peak],
-            "last_epoch": position,
-            "_step_count": position + 1,
-            "_is_initial": False,
-            "_get_lr_called_within_step": False,
-            "_last_lr": [rate],
-            "lr_lambdas": [None],
-        },
+        "scheduler": scheduler | {"_last_lr": [rate], "lr_lambdas": [None]},
         "step": int(state.step),
         "config": config.to_json(),
     }
