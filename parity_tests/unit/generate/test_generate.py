@@ -398,7 +398,7 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_beam_is_the_plain_search(size):
     lengths = set()
     for seed, alpha, eos in SEARCHES:
