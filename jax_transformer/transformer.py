@@ -199,7 +199,7 @@ class Transformer(nnx.Module):
         position = jnp.broadcast_to(length, beams)
         key_positions = jnp.arange(target_valid.shape[1], dtype=jnp.int32) // beams
         self_mask, cross_mask = self.decoder.masks(
-            cache.source_valid, target_valid, position, key_positions
+            cache.source_valid, target_valid, position, key_positions, here
         )
         if beams > 1:
             own = cache.beam_mask()
@@ -257,7 +257,7 @@ class Transformer(nnx.Module):
     ) -> tuple[Hidden, list[BlockResult]]:
         positions = jnp.arange(target.shape[1], dtype=jnp.int32)
         valid = target != self.config.target_pad_id
-        self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
+        self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions, valid)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
         x = self._embed(self.target_embedding, target, valid, self.config.decoder)
         return self.decoder(x, context, dropout.scope("decoder"), attention=attention)

@@ -84,6 +84,16 @@ CASES = [
     stock("learned positions", **{"encoder.positions": "learned", "decoder.positions": "learned"}),
     stock("tied output", tying="output"),
     stock(
+        "unbiased deviation, fill -10000, masked queries",
+        norm="layer_unbiased",
+        mask_fill=-10_000,
+        **{
+            "encoder.self_mask": ("query_padding", "source_padding"),
+            "decoder.self_mask": ("query_padding", "target_padding", "causal"),
+            "decoder.cross_mask": ("query_padding", "source_padding"),
+        },
+    ),
+    stock(
         "norm_first, no scale, positions or final norm",
         norm_placement="pre",
         embedding_scale="none",

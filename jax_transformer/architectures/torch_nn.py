@@ -109,6 +109,12 @@ def _arguments(config: TransformerConfig) -> Arguments:
         "tie_output": config.tying is not enums.Tying.NONE,
         "tie_source": config.tying is enums.Tying.ALL,
         "output_bias": config.output_bias,
+        "unbiased_norm": config.norm is enums.Norm.LAYER_UNBIASED,
+        "mask_fill": config.mask_fill if isinstance(config.mask_fill, float) else None,
+        "mask_queries": tuple(
+            enums.Mask.QUERY_PADDING in masks
+            for masks in (encoder.self_mask, decoder.self_mask, decoder.cross_mask)
+        ),
     }
 
 

@@ -92,7 +92,9 @@ def _decode(kind: Any, value: Any, where: str, checked: bool) -> Any:
         members = set(typing.get_args(kind))
         if value is None and type(None) in members:
             return None
-        (kind,) = members - {type(None)}
+        members -= {type(None)}
+        number = float in members and type(value) in (int, float)
+        (kind,) = {float} if number else members if len(members) == 1 else members - {float}
     if typing.get_origin(kind) is tuple:
         item_kind = typing.get_args(kind)[0]
         if item_kind is str and isinstance(value, str):

@@ -28,6 +28,8 @@ class Mask(enum.StrEnum):
     SOURCE_PADDING = "source_padding"
     TARGET_PADDING = "target_padding"
     CAUSAL = "causal"
+    # padding is no query: it sees no key, and what it gets means nothing (hyunwoongko/transformer)
+    QUERY_PADDING = "query_padding"
 
 
 class NormPlacement(enum.StrEnum):
@@ -41,6 +43,8 @@ class Norm(enum.StrEnum):
     """The kind of normalisation."""
 
     LAYER = "layer"  # mean 0, variance 1, a scale and a bias: Ba et al. 2016
+    # (x - mean) / (deviation + epsilon), the unbiased one: The Annotated Transformer (harvardnlp)
+    LAYER_UNBIASED = "layer_unbiased"
     RMS = "rms"  # root mean square 1 and a scale, the mean left alone: Zhang and Sennrich 2019; T5
 
 
@@ -73,7 +77,10 @@ class HeadMerge(enum.StrEnum):
 
 
 class MaskFill(enum.StrEnum):
-    """The value of a masked score. It matters only in rows that may see no key at all."""
+    """The value of a masked score. It matters only in rows that may see no key at all.
+
+    A number such as -10000 is the scaled score itself: such a row is the mean of all values.
+    """
 
     # a weight of exactly 0, so such a row gives 0: torch's scaled_dot_product_attention
     EXCLUDED = "excluded"

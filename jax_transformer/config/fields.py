@@ -121,7 +121,9 @@ class TransformerFields:
     norm: enums.Norm = enums.Norm.LAYER
     norm_placement: enums.NormPlacement = enums.NormPlacement.POST
     norm_epsilon: float = 1e-5
-    """Added to the variance, or mean square, inside the root."""
+    """Added to the variance, or mean square, inside the root; to the deviation if ``norm`` is
+    layer_unbiased.
+    """
     bias: bool = True
     """Biases in the linear layers and norms of the stacks."""
     attention_bias: bool | None = None
@@ -138,7 +140,7 @@ class TransformerFields:
     """
     logit_scale: enums.LogitScale = enums.LogitScale.NONE
     score_scale: enums.ScoreScale = enums.ScoreScale.HEAD_DIM
-    mask_fill: enums.MaskFill = enums.MaskFill.EXCLUDED
+    mask_fill: enums.MaskFill | float = enums.MaskFill.EXCLUDED
     embedding_scale: enums.EmbeddingScale = enums.EmbeddingScale.SQRT_D_MODEL
     padding_trained: bool = True
     """Train the embedding of padding; False is ``torch.nn.Embedding(padding_idx=...)``."""

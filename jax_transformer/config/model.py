@@ -24,6 +24,8 @@ CUDNN_WIDTH = 256
 """The widest head of cuDNN's attention; before Hopper it is 128."""
 MOST_LAYERS = 1000
 """Layers of a stack: a configuration of unknown origin is described layer by layer."""
+_LEAST_FILL = -3e38
+"""Numbers of float32 end there."""
 _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 _SIZES = tuple(
     "source_vocab_size target_vocab_size d_model num_heads d_ff max_length head_dim"
@@ -149,6 +151,8 @@ def _check_shared(config: TransformerConfig) -> None:
     for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
         if not 0.0 <= getattr(config, name) < 1.0:
             raise ConfigError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
+    if isinstance(config.mask_fill, float) and not _LEAST_FILL < config.mask_fill < 0:
+        raise ConfigError(f"mask_fill={config.mask_fill} must be below 0, above {_LEAST_FILL}")
     if not config.norm_epsilon > 0:
         raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
     for name in ("source_pad_id", "target_pad_id", "bos_id", "eos_id"):
@@ -249,9 +253,17 @@ def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) ->
             raise ConfigError(f"{name}.unused: an unused branch has one part")
     if stack.positions_at is enums.PositionsAt.FEED_FORWARD and enums.Part.FFN not in parts:
         raise ConfigError(f"{name}.positions_at='feed_forward': its blocks have no feed-forward")
-    of_source = {enums.Mask.SOURCE_PADDING} if config.input_layer is None else set()
-    of_self = {enums.Mask.TARGET_PADDING, enums.Mask.CAUSAL} if decoder else of_source
+    query, text = enums.Mask.QUERY_PADDING, config.input_layer is None
+    of_source = {enums.Mask.SOURCE_PADDING, query} if text else {query} if decoder else set()
+    of_self = {enums.Mask.TARGET_PADDING, enums.Mask.CAUSAL, query} if decoder else of_source
     for field, allowed in (("self_mask", of_self), ("cross_mask", of_source if decoder else set())):
+        if query in getattr(stack, field) and config.mask_fill is enums.MaskFill.MINUS_INFINITY:
+            raise ConfigError(f"{name}.{field}: padding is NaN by mask_fill='{config.mask_fill}'")
+        if query in getattr(stack, field) and decoder and config.bos_id == config.target_pad_id:
+            raise ConfigError(
+                f"{name}.{field}: 'query_padding' hides all from the start, which is padding:"
+                f" bos_id=target_pad_id={config.bos_id}"
+            )
         for mask in getattr(stack, field):
             if mask not in allowed:
                 raise ConfigError(
@@ -284,7 +296,9 @@ def _check_spans(config: TransformerConfig) -> None:
                 f" head_merge='{stack.head_merge.value}'"
             )
         if config.mask_fill is not enums.MaskFill.EXCLUDED:
-            reasons.append(f"{span} has no mask_fill='{config.mask_fill.value}'")
+            reasons.append(f"{span} has no mask_fill='{config.mask_fill}'")
+        if enums.Mask.QUERY_PADDING in stack.self_mask:
+            reasons.append(f"{span} has no mask 'query_padding'")
     if reasons:
         raise ConfigError("; ".join(reasons))
 
@@ -312,8 +326,10 @@ def _check_backend(config: TransformerConfig) -> None:
                 reasons.append(
                     f"{name}: heads of width {width}, not a multiple of 8 up to {CUDNN_WIDTH}"
                 )
+            if enums.Mask.QUERY_PADDING in (*stack.self_mask, *stack.cross_mask):
+                reasons.append(f"{name} has the mask 'query_padding'")
     if config.mask_fill is not enums.MaskFill.EXCLUDED:
-        reasons.append(f"mask_fill='{config.mask_fill.value}' gives queries without keys a value")
+        reasons.append(f"mask_fill='{config.mask_fill}' gives queries without keys a value")
     if reasons:
         raise ConfigError(
             f"attention_backend='{config.attention_backend.value}' cannot compute this model: "

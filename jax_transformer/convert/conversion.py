@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.architectures import huggingface_state
-from jax_transformer.config import AttentionSpan, TransformerConfig
+from jax_transformer.config import AttentionSpan, Mask, TransformerConfig
 from jax_transformer.convert import models
 from jax_transformer.convert.planning import Plan, Prepared
 from jax_transformer.errors import ConfigError, DifferentError
@@ -261,9 +261,14 @@ def _run(
     blocks = _blocks(config, table)
     theirs = twins.outputs(config, torch_state, *batch, blocks)
     ours = _outputs(config, flax_state, batch, list(blocks))
-    # At padding, which nothing reads, transformers' local attention sees all keys, and ours none
-    is_local = config.encoder.attention_span is not AttentionSpan.FULL
-    unread = (batch[0] == config.source_pad_id)[..., None] if is_local else None
+    # At padding, which nothing reads, transformers' local attention sees all keys, and ours none;
+    # a query that is masked sees what the fill leaves it
+    encoder, decoder = config.encoder, config.decoder
+    unread = {}
+    if encoder.attention_span is not AttentionSpan.FULL or Mask.QUERY_PADDING in encoder.self_mask:
+        unread["encoder"] = batch[0] == config.source_pad_id
+    if Mask.QUERY_PADDING in (*decoder.self_mask, *decoder.cross_mask):
+        unread["decoder"] = unread["logits"] = batch[1] == config.target_pad_id
     errors = {}
     for name, expected in theirs.items():
         actual = ours[name]
@@ -274,8 +279,9 @@ def _run(
                 f"self-check: {name} is {expected.shape} in PyTorch and {actual.shape} here; "
                 "nothing was changed"
             )
-        if name.startswith("encoder.") and unread is not None:
-            actual, expected = (np.where(unread, 0, value) for value in (actual, expected))
+        if (padding := unread.get(name.partition(".")[0])) is not None:
+            mask = padding[..., None]
+            actual, expected = (np.where(mask, 0, value) for value in (actual, expected))
         errors[name] = float(np.abs(expected - actual).max())
         if not errors[name] <= _BOUND * max(1.0, float(np.abs(expected).max())):
             raise DifferentError(

@@ -44,7 +44,7 @@ def attend(
     rate: float = 0.0,
     dropout: Dropout | None = None,
     cache_layout: bool = False,
-    fill: enums.MaskFill = enums.MaskFill.EXCLUDED,
+    fill: enums.MaskFill | float = enums.MaskFill.EXCLUDED,
     mixing: enums.Mixing = enums.Mixing.WEIGHTED,
 ) -> tuple[Float[Array, "b q h e"], Float[Array, "b h q k"]]:
     """Return the values weighted by softmax(scale · q·k + bias), and these weights (after dropout).
@@ -68,7 +68,7 @@ def attend(
 def masked_softmax(
     scores: Float[Array, "b h q k"],
     mask: Bool[Array, "#b #h #q k"] | None,
-    fill: enums.MaskFill,
+    fill: enums.MaskFill | float,
     *,
     scale: float,
 ) -> Float[Array, "b h q k"]:
@@ -81,11 +81,12 @@ def masked_softmax(
         return wide.astype(scores.dtype)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
-    hidden = {
+    fills: dict[enums.MaskFill | float, float] = {
         enums.MaskFill.EXCLUDED: float(jnp.finfo(scores.dtype).min),
         enums.MaskFill.MINUS_INFINITY: -jnp.inf,
         enums.MaskFill.MINUS_1E20: -1e20 * scale,
-    }[fill]
+    }
+    hidden = fills[fill] if isinstance(fill, enums.MaskFill) else fill
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.asarray(hidden, scores.dtype)), axis=-1)
     return (
         jnp.where(mask, weights, jnp.zeros((), weights.dtype))
@@ -111,10 +112,11 @@ def visible_keys(
     target_valid: Bool[Array, "b t"] | None,
     query_positions: Int[Array, " q"],
     key_positions: Int[Array, " k"],
+    query_valid: Bool[Array, "b q"] | None,
 ) -> Bool[Array, "#b 1 #q k"] | None:
     """Return the mask of ``kinds``: True at the keys a query may see; None if nothing is masked.
 
-    ``source_valid`` and ``target_valid`` are False at padding; None if there are no ids to tell by.
+    Those named ``valid`` are False at padding; None if there are no ids to tell by.
     """
     masks = []
     if enums.Mask.SOURCE_PADDING in kinds and source_valid is not None:
@@ -123,6 +125,8 @@ def visible_keys(
         masks.append(target_valid[:, None, None, :])
     if enums.Mask.CAUSAL in kinds:
         masks.append((key_positions[None, :] <= query_positions[:, None])[None, None])
+    if enums.Mask.QUERY_PADDING in kinds and query_valid is not None:
+        masks.append(jnp.repeat(query_valid[:, None, :, None], len(key_positions), axis=3))
     if not masks:
         return None
     result = masks[0]

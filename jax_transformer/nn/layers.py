@@ -127,8 +127,27 @@ def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "
     )
 
 
+def standardize_unbiased(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
+    """Return ``x`` less its mean, divided by ``epsilon`` more than its unbiased deviation.
+
+    The gradient of a deviation of 0 is 0, as in ``torch.std``.
+    """
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = jnp.square(centered).sum(axis=-1, keepdims=True) / (x.shape[-1] - 1)
+    zero = variance == 0
+    deviation = jnp.where(zero, variance, jnp.sqrt(jnp.where(zero, variance + 1, variance)))
+    return centered / (deviation + jnp.asarray(epsilon, x.dtype))
+
+
+_NORMS = {
+    Norm.LAYER: standardize,
+    Norm.LAYER_UNBIASED: standardize_unbiased,
+    Norm.RMS: root_mean_square,
+}
+
+
 class Normalization(nnx.Module):
-    """:func:`standardize` or :func:`root_mean_square`, a learned scale, a bias after the former.
+    """The norm of ``config.norm``, a learned scale, and unless it is a root mean square a bias.
 
     16-bit input is computed in float32 and rounded once.
     flax.nnx.LayerNorm has no strict promotion in float64 (it promotes to float32 first).
@@ -141,13 +160,13 @@ class Normalization(nnx.Module):
             config.compute_dtype,
         )
         self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
-        has_bias = config.bias and config.norm is Norm.LAYER
+        has_bias = config.bias and config.norm is not Norm.RMS
         self.bias = nnx.Param(jnp.zeros(config.d_model, jnp.float32)) if has_bias else None
 
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
         dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
-        normed = standardize if self.kind is Norm.LAYER else root_mean_square
+        normed = _NORMS[self.kind]
         y = normed(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]
         if self.bias is not None:
             y = y + self.bias[...].astype(dtype)[None, None]

@@ -179,6 +179,7 @@ class Encoder(Stack):
             target_valid=None,
             query_positions=positions,
             key_positions=positions,
+            query_valid=valid,
         )
         context = Context(None, mask, None, positions, valid=valid)
         return self(x, context, dropout, attention=attention)
@@ -195,12 +196,14 @@ class Decoder(Stack):
         target_valid: Bool[Array, "b m"],
         query_positions: Int[Array, " q"],
         key_positions: Int[Array, " m"],
+        query_valid: Bool[Array, "b q"],
     ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
         """Return the masks of self- and cross-attention: True at the keys that a query may see."""
         valid = {
             "source_valid": source_valid,
             "target_valid": target_valid,
             "query_positions": query_positions,
+            "query_valid": query_valid,
         }
         own = visible_keys(self.stack.self_mask, **valid, key_positions=key_positions)
         of_source = jnp.arange(source_valid.shape[1], dtype=jnp.int32)

@@ -44,6 +44,18 @@ INVALID = {
         attention_span=config.AttentionSpan.LOCAL
     )
     | dict(mask_fill=config.MaskFill.MINUS_1E20),
+    "encoder.attention_span='local' has no mask 'query_padding'": encoder(
+        attention_span=config.AttentionSpan.LOCAL, self_mask=(config.Mask.QUERY_PADDING,)
+    ),
+    "encoder.self_mask: padding is NaN by mask_fill='minus_infinity'": encoder(
+        self_mask=(config.Mask.QUERY_PADDING,)
+    )
+    | dict(mask_fill=config.MaskFill.MINUS_INFINITY),
+    (
+        "decoder.cross_mask: 'query_padding' hides all from the start, which is padding:"
+        f" bos_id=target_pad_id={LESSON10.target_pad_id}"
+    ): decoder(cross_mask=(config.Mask.QUERY_PADDING,)) | dict(bos_id=LESSON10.target_pad_id),
+    "mask_fill=1.0 must be below 0, above -3e+38": dict(mask_fill=1.0),
     "d_model=500 is not divisible by num_heads=8": dict(d_model=500),
     "d_model=513 is odd; sinusoidal positions come in pairs": dict(d_model=513, num_heads=27),
     "tying='all' needs one vocabulary: source_vocab_size=7, target_vocab_size=10000": dict(
@@ -108,9 +120,9 @@ INVALID = {
     (
         "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder"
     ): encoder(branches=(config.Branch((config.Part.FFN,), config.Residual.MEMORY),)),
-    "encoder.self_mask: 'causal' has no meaning there (it knows source_padding)": encoder(
-        self_mask=(config.Mask.CAUSAL,)
-    ),
+    (
+        "encoder.self_mask: 'causal' has no meaning there (it knows query_padding, source_padding)"
+    ): encoder(self_mask=(config.Mask.CAUSAL,)),
     **{
         f"encoder.cross_mask: '{mask.value}' has no meaning there (it knows none)": encoder(
             cross_mask=(mask,)
@@ -118,11 +130,12 @@ INVALID = {
         for mask in config.Mask
     },
     (
-        "decoder.self_mask: 'source_padding' has no meaning there (it knows causal, target_padding)"
+        "decoder.self_mask: 'source_padding' has no meaning there"
+        " (it knows causal, query_padding, target_padding)"
     ): decoder(self_mask=(config.Mask.SOURCE_PADDING,)),
-    "decoder.cross_mask: 'causal' has no meaning there (it knows source_padding)": decoder(
-        cross_mask=(config.Mask.CAUSAL,)
-    ),
+    (
+        "decoder.cross_mask: 'causal' has no meaning there (it knows query_padding, source_padding)"
+    ): decoder(cross_mask=(config.Mask.CAUSAL,)),
 }
 
 

@@ -35,7 +35,10 @@ def typed(value):
 def random_value(draw, kind: Any) -> Any:
     """Draw a value of a field's type."""
     if isinstance(kind, types.UnionType):
-        return None if draw(st.booleans()) else random_value(draw, typing.get_args(kind)[0])
+        one, other = typing.get_args(kind)
+        if draw(st.booleans()):
+            return None if other is type(None) else -draw(st.floats(0, 1e9))
+        return random_value(draw, one)
     if typing.get_origin(kind) is tuple:
         count = draw(st.integers(0, 3))
         return tuple(random_value(draw, typing.get_args(kind)[0]) for _ in range(count))

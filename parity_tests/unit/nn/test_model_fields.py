@@ -23,6 +23,7 @@ from jax_transformer.config import (
     Init,
     Mask,
     MaskFill,
+    Norm,
     Part,
     Positions,
     Residual,
@@ -77,6 +78,32 @@ def changes_masks(old: TransformerConfig, new: TransformerConfig):
 def changes_weights(old: TransformerConfig, new: TransformerConfig):
     assert shapes(old) != shapes(new)
     assert jax.eval_shape(random_model(new), SOURCE, TARGET).shape == logits(old).shape
+
+
+def changes_norms(old: TransformerConfig, new: TransformerConfig):
+    changes_logits(old, new)
+    assert (shapes(old) == shapes(new)) is (new.norm is Norm.LAYER_UNBIASED)
+
+
+def changes_padding_alone(old: TransformerConfig, new: TransformerConfig):
+    filled = replace(old, mask_fill=-1e4), replace(new, mask_fill=-1e4)
+    first, second = (np.asarray(random_model(config)(SOURCE, TARGET)) for config in filled)
+    padding = old.target_pad_id == TARGET
+    assert (first[~padding] == second[~padding]).all()
+    if old.encoder == new.encoder:  # whose padding nothing reads
+        assert furthest(first[padding], second[padding]) > 1e-6
+    else:
+        first, second = (random_model(config).encode(SOURCE) for config in filled)
+        padding = old.source_pad_id == SOURCE
+        assert furthest(first[padding], second[padding]) > 1e-6
+
+
+def masks_queries(old: TransformerConfig, new: TransformerConfig):
+    masked = any(
+        Mask.QUERY_PADDING in (*stack.self_mask, *stack.cross_mask)
+        for stack in (new.encoder, new.decoder)
+    )
+    (changes_padding_alone if masked else changes_logits)(old, new)
 
 
 def changes_weights_and_logits(old: TransformerConfig, new: TransformerConfig):
@@ -329,7 +356,7 @@ FLIPS = {
     "d_ff": (changes_weights, [dict(d_ff=21)]),
     "max_length": (changes_what_is_refused, [dict(max_length=6)]),
     "head_dim": (changes_weights, [dict(head_dim=5)]),
-    "norm": (changes_weights_and_logits, others("norm")),
+    "norm": (changes_norms, others("norm")),
     "norm_placement": (changes_logits, others("norm_placement")),
     "norm_epsilon": (changes_logits, [dict(norm_epsilon=1e-4)]),
     "bias": (changes_weights_and_logits, [dict(bias=False)]),
@@ -341,7 +368,7 @@ FLIPS = {
     "logits_bias": (changes_weights_and_logits, [dict(logits_bias=True)]),
     "logit_scale": (changes_logits, others("logit_scale")),
     "score_scale": (changes_logits, others("score_scale")),
-    "mask_fill": (changes_rows_that_see_no_key, others("mask_fill")),
+    "mask_fill": (changes_rows_that_see_no_key, [*others("mask_fill"), dict(mask_fill=-1e4)]),
     "embedding_scale": (changes_logits, others("embedding_scale")),
     "padding_trained": (changes_gradients_of_padding_alone, [dict(padding_trained=False)]),
     "padding_frozen": (
@@ -424,15 +451,21 @@ FLIPS = {
         }.items()
         for field, flips in fields.items()
     },
-    "encoder.self_mask": (changes_logits, stack("encoder", dict(self_mask=()))),
-    "decoder.self_mask": (
-        changes_logits,
-        stack(
-            "decoder",
-            *(dict(self_mask=mask) for mask in ((), (Mask.CAUSAL,), (Mask.TARGET_PADDING,))),
-        ),
-    ),
-    "decoder.cross_mask": (changes_logits, stack("decoder", dict(cross_mask=()))),
+    **{
+        f"{name}.{field}": (
+            masks_queries,
+            stack(
+                name,
+                *({field: mask} for mask in others),
+                {field: (*getattr(getattr(BASE, name), field), Mask.QUERY_PADDING)},
+            ),
+        )
+        for name, field, others in (
+            ("encoder", "self_mask", [()]),
+            ("decoder", "self_mask", [(), (Mask.CAUSAL,), (Mask.TARGET_PADDING,)]),
+            ("decoder", "cross_mask", [()]),
+        )
+    },
     "encoder.branches.parts": (changes_logits, branches("encoder", parts=(Part.SELF, Part.FFN))),
     "decoder.branches.parts": (
         changes_logits,
@@ -513,7 +546,7 @@ def test_attention_can_have_its_own_bias_setting():
         )
 
 
-@pytest.mark.parametrize("fill", MaskFill)
+@pytest.mark.parametrize("fill", [*MaskFill, -1e4])
 def test_a_query_without_visible_keys_follows_the_fill(fill):
     """It gets 0, the mean of all values, or NaN; other queries are unaffected."""
     random = np.random.default_rng(0)
@@ -529,6 +562,7 @@ def test_a_query_without_visible_keys_follows_the_fill(fill):
         MaskFill.EXCLUDED: 0 * mean,
         MaskFill.MINUS_INFINITY: mean * np.nan,
         MaskFill.MINUS_1E20: mean,
+        -1e4: mean,
     }[fill]
     np.testing.assert_allclose(mixed[1, 2], expected, rtol=1e-13, atol=0)
     assert (weights[~np.isnan(weights)] >= 0).all()

@@ -57,6 +57,8 @@ def problems(config: TransformerConfig) -> Iterator[str]:
         yield from _structure(name, stack)
         yield from _positions(name, stack, config)
     yield from _masks(config)
+    if config.norm is enums.Norm.LAYER_UNBIASED:
+        yield f"norm='{config.norm}' (it adds epsilon inside the root)"
     if config.mel_bins is not None:
         yield f"mel_bins={config.mel_bins} (only models that read text are written)"
     if not config.key_bias:
