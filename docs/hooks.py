@@ -17,6 +17,7 @@ from mkdocs.plugins import get_plugin_logger
 log = get_plugin_logger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!\w+:|#)[^)\s#]+)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
 TABLE = re.compile(r"^\[[^\]]+\]\((data/[\w-]+\.tsv)\)$", re.MULTILINE)
 PICTURE = re.compile(r"^```(flow|map)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -124,7 +125,8 @@ def on_page_markdown(markdown, page, config, files):
             else (f"{text} (`{path}`)")
         )
 
-    return LINK.sub(replaced, markdown)
+    parts = FENCE.split(markdown)
+    return "".join(p if FENCE.match(p) else LINK.sub(replaced, p) for p in parts)
 
 
 def on_page_content(content, page, config, files):
