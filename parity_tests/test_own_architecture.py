@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save
 
 import jax_transformer as jt
 from jax_transformer import cli
@@ -174,6 +175,9 @@ def test_the_command_line_converts_compares_trains_and_translates(
     assert "PyTorch twin in float64" in capsys.readouterr().out
     run("convert", "begun", "back.safetensors", *mine)
     assert same_bits(load_file("back.safetensors"), module.state_dict())
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    theirs = save(state, metadata={"format": "pt"})
+    assert Path("back.safetensors").read_bytes() == theirs
     run("convert", "begun", "back.pt", *mine)
     module.load_state_dict(torch.load("back.pt", weights_only=True), strict=True)
 

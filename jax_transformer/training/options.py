@@ -303,7 +303,9 @@ class TrainOptions:
             options = getattr(self, section)
             for f in dataclasses.fields(options):
                 value = getattr(options, f.name)
-                fixed = f.name.startswith("vocab") if section == "data" else f.name not in free
+                of_text = f.name == "vocab_size" or self.data.target_tokenizer is None
+                of_text &= f.name.startswith("vocab")  # two tokenizers are two vocabularies
+                fixed = of_text if section == "data" else f.name not in free
                 if fixed and value != f.default:
                     changed.append(f"{section}.{f.name}={value}")
         if changed:

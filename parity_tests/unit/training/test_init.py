@@ -271,3 +271,24 @@ def test_two_tokenizers_fit_a_model_with_two_pad_ids():
         pads = {"source_pad_id": 1, "target_pad_id": 0} | {f"{side}_pad_id": 5}
         with pytest.raises(InputError, match=f"{side}_pad_id is [01], the model's is 5$"):
             init_source._fitted(config.with_sizes(**pads), ModelOptions(), both, Path("model"))
+
+
+def test_a_model_of_two_vocabularies_is_trained_with_two_tokenizers(tmp_path):
+    config = helpers.tiny(source_vocab_size=310, target_vocab_size=300, num_layers=1, max_length=40)
+    pads = config.source_pad_id, config.target_pad_id
+    convert.save(helpers.random_model(config, dtype="float32"), tmp_path / "bare")
+    flags = ["--data.vocabularies", "separate"]
+    for flag, size, pad in zip(("tokenizer", "target-tokenizer"), (310, 300), pads, strict=True):
+        words, path = [*runs.ENGLISH.split(), *runs.GERMAN.split()], tmp_path / f"{flag}.json"
+        ids = {"pad_id": pad, "bos_id": config.bos_id, "eos_id": config.eos_id}
+        Tokenizer.train(words, size, **ids).save(path)
+        flags += [f"--data.{flag}", str(path)]
+    text = [*runs.write_text(tmp_path), "--data.buckets", "1", "--data.tokens-per-batch", "64"]
+    few = "--steps 1 --eval-every 1 --eval-pairs 1".split()
+    run = tmp_path / "run"
+    with runs.as_a_user():
+        done = runs.train("--init", tmp_path / "bare", "--run", run, *flags, *text, *few)
+        one = runs.train("--init", tmp_path / "bare", "--run", run, *flags[:4], *text, *few)
+    assert done.code == 0, done.err
+    assert {path.name for path in run.glob("*.json")} >= set(run_files.SIDE_FILES)
+    assert one.code == 2 and "not given: data.target_tokenizer" in one.err
