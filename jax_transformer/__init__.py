@@ -20,27 +20,12 @@ _HOMES = {
     "Translator": "inference.translation",
     "load": "formats.registry",
 }
-_MODULES = (
-    "architectures config convert data errors formats generate nn parity storage training "
-    "transformer weights"
-).split()
+_MODULES = """architectures config convert data errors formats generate nn parity storage training
+    transformer weights""".split()
 
-__all__ = [
-    "Architecture",
-    "Preset",
-    "Transcriber",
-    "Transformer",
-    "TransformerConfig",
-    "Translator",
-    "convert",
-    "generate",
-    "load",
-    "parity",
-    "preset",
-    "preset_names",
-    "register",
-    "weights",
-]
+__all__ = ["Architecture", "Preset", "Transcriber", "Transformer", "TransformerConfig"]
+__all__ += ["Translator", "convert", "generate", "load", "parity", "preset", "preset_names"]
+__all__ += ["register", "weights"]
 
 if TYPE_CHECKING:
     from jax_transformer import convert, generate, parity, weights

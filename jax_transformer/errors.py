@@ -5,7 +5,9 @@ also derive from the built-in error that a user of the library would expect to c
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
 
 LONGEST_MESSAGE = 2000
 
@@ -33,8 +35,6 @@ class Refusal(Exception):
 
 class DifferentError(Refusal):
     """Two models or files that should be equal are not (exit code 1)."""
-
-    exit_code = 1
 
 
 class ConfigError(Refusal, ValueError):
@@ -113,6 +113,18 @@ def about_file(path: object) -> Iterator[None]:
         named = InputError(f"{path}: {error}")
         named.details = error.details
         raise named from None
+
+
+def check_numbers(
+    owner: object, section: str, names: str, must: str, holds: Callable[[Any], bool]
+) -> None:
+    """Raise ConfigError, ``section`` and ``must`` in its message, for the first of the attributes
+    ``names`` that is neither None nor a number for which ``holds`` returns True.
+    """
+    for name in names.split():
+        value = attrgetter(name)(owner)
+        if value is not None and not holds(value):
+            raise ConfigError(f"{section}{name}={value} must {must}")
 
 
 def nearest(name: str, known: "list[str]") -> str:

@@ -108,16 +108,10 @@ class Transformer(nnx.Module):
         logits = self.logits(x)
         if not return_attention:
             return logits
-        return logits, Attention(
-            *(
-                tuple(w for w in weights if w is not None)
-                for weights in (
-                    [r.self_weights for r in encoded],
-                    [r.self_weights for r in decoded],
-                    [r.cross_weights for r in decoded],
-                )
-            )
-        )
+        own = [[block.self_weights for block in stack] for stack in (encoded, decoded)]
+        cross = [block.cross_weights for block in decoded]
+        kinds = (tuple(w for w in weights if w is not None) for weights in (*own, cross))
+        return logits, Attention(*kinds)
 
     def hidden(self, source: Source, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
         """Return the decoder's output (b, t, d), which :meth:`logits` makes a call's result."""
@@ -156,9 +150,8 @@ class Transformer(nnx.Module):
         """
         config = self.config
         if not 1 <= length <= config.longest:
-            raise ConfigError(
-                f"max_length={length} must be between 1 and the model's {config.longest}"
-            )
+            most = config.longest
+            raise ConfigError(f"max_length={length} must be between 1 and the model's {most}")
         source = check_source(source, self.config)
         memory, source_valid, _ = self._encode(source, Dropout())
         batch, none = memory.shape[0], jnp.zeros((), jnp.int32)
@@ -279,11 +272,9 @@ class Transformer(nnx.Module):
         logits = sharding.constrain(logits, ROWS, None, TENSOR)
         if self.output is None and self.config.output_bias:
             logits = logits + self.output_bias[...].astype(logits.dtype)[None, None]
-        return (
-            logits + self.logits_bias[...].astype(logits.dtype)[None, None]
-            if self.config.logits_bias
-            else logits
-        )
+        if self.config.logits_bias:
+            logits = logits + self.logits_bias[...].astype(logits.dtype)[None, None]
+        return logits
 
     def encode_features(self, features: Features, *, rngs: Randomness = None) -> Memory:
         """Return the encoder's output (b, s, d) for features (b, c, w), such as spectrograms.
@@ -297,10 +288,8 @@ class Transformer(nnx.Module):
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
     """Return the arrays of one kind by path: ``encoder.blocks.0.self_attention.query.kernel``."""
-    arrays = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model, kind)):
-        arrays[".".join(map(str, path))] = variable.get_value()
-    return arrays
+    variables = nnx.to_flat_state(nnx.state(model, kind))
+    return {".".join(map(str, path)): variable.get_value() for path, variable in variables}
 
 
 def abstract(config: TransformerConfig) -> Transformer:
@@ -314,11 +303,8 @@ def shapes(
     of: type[nnx.Variable] = nnx.Variable,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array of one kind by its path in :func:`flatten`."""
-    named = {}
-    for name, (_, variable) in _skeleton(config, kind)[1].items():
-        if isinstance(variable, of):
-            named[name] = tuple(variable.shape)
-    return named
+    variables = _skeleton(config, kind)[1].items()
+    return {name: tuple(leaf.shape) for name, (_, leaf) in variables if isinstance(leaf, of)}
 
 
 def head_names(config: TransformerConfig) -> list[str]:
@@ -358,9 +344,10 @@ def unflatten_part(
     if complete and variables.keys() != arrays.keys():
         wrong = ", ".join(sorted(variables.keys() ^ arrays.keys()))
         raise ConfigError(f"these arrays do not fit the configuration: {wrong}")
-    pairs = []
-    for name, (path, variable) in variables.items():
-        pairs.append((path, variable.replace(arrays.get(name, variable.get_value()))))
+    pairs = [
+        (path, variable.replace(arrays.get(name, variable.get_value())))
+        for name, (path, variable) in variables.items()
+    ]
     return nnx.merge(graphdef, nnx.from_flat_state(pairs))
 
 
@@ -377,7 +364,5 @@ def _skeleton(
 ) -> tuple[nnx.GraphDef, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
     """Return the model without arrays, and the path and the abstract variable of each by name."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=_OneKey(0))))
-    variables = {}
-    for path, variable in nnx.to_flat_state(state):
-        variables[".".join(map(str, path))] = path, variable
-    return graphdef, variables
+    variables = nnx.to_flat_state(state)
+    return graphdef, {".".join(map(str, path)): (path, variable) for path, variable in variables}

@@ -14,11 +14,8 @@ def render(page: str, data: dict[str, Any]) -> str:
     lets only its own script run. The template has one ``<script>``, and ``SCRIPT-HASH`` and
     ``PAGE-DATA`` once each; a ``STYLE-HASH`` is that of its ``<style>``.
     """
-    text = re.sub(
-        "[<>&\u2028\u2029]",
-        lambda match: f"\\u{ord(match[0]):04x}",
-        json.dumps(data, ensure_ascii=False),
-    )
+    plain = json.dumps(data, ensure_ascii=False)
+    text = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", plain)
     for element, placeholder in (("script", "SCRIPT-HASH"), ("style", "STYLE-HASH")):
         page = page.replace(placeholder, _digest(page, element), 1)
     return page.replace("PAGE-DATA", text, 1)
@@ -26,9 +23,8 @@ def render(page: str, data: dict[str, Any]) -> str:
 
 def content_policy(page: str) -> str:
     """Return the content security policy in a page's ``<meta>``, for a server's header."""
-    return page.partition('<meta http-equiv="Content-Security-Policy" content="')[2].partition(
-        '">'
-    )[0]
+    meta = '<meta http-equiv="Content-Security-Policy" content="'
+    return page.partition(meta)[2].partition('">')[0]
 
 
 def _digest(page: str, element: str) -> str:

@@ -7,7 +7,7 @@ Lewis et al. 2020. Facts from ``configuration_bart.py``, ``modeling_bart.py`` an
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import base, huggingface_config
+from jax_transformer.architectures import base, huggingface, huggingface_config
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
@@ -31,10 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "activation_dropout": 0.0,
     "scale_embedding": False,
     "tie_word_embeddings": True,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
+    **huggingface.special_tokens(pad=1, bos=0, eos=2, start=2),
 }
 ALIASES = {
     "hidden_size": "d_model",
@@ -158,11 +155,8 @@ def fixed(
 ) -> dict[str, Any]:
     """Return the attributes of a family's blocks in old files, with one value in each family.
 
-    Args:
-        pre_norm: norms stand before the branches and after the stacks.
-        embedding_norm: norms stand after the embeddings.
-        computed_positions: positions are sines and cosines; old files of such families name other
-            numbers of extra rows, which their tables never had.
+    With ``pre_norm``, norms also stand after the stacks. Old files of families whose positions are
+    computed name other numbers of extra rows, which their tables never had.
     """
     return {
         "normalize_before": pre_norm,

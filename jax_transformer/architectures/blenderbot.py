@@ -5,7 +5,7 @@ Roller et al. 2020. Facts from ``configuration_blenderbot.py``, ``modeling_blend
 transformers 3.4, which made the published files.
 """
 
-from jax_transformer.architectures import bart
+from jax_transformer.architectures import bart, huggingface
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import Positions
 
@@ -22,10 +22,7 @@ class Blenderbot(bart.BartFamily):
         "encoder_layers": 2,
         "decoder_layers": 24,
         "d_model": 2560,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
+        **huggingface.special_tokens(pad=0, bos=1, eos=2, start=1),
     }
     fixed = {
         "normalize_before": True,

@@ -5,7 +5,7 @@ Roller et al. 2020. Facts from ``configuration_blenderbot_small.py``,
 from ``configuration_bart.py`` of transformers 3.4, which made the published files.
 """
 
-from jax_transformer.architectures import bart
+from jax_transformer.architectures import bart, huggingface
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import EmbeddingNormOf, Positions
 
@@ -19,10 +19,7 @@ class BlenderbotSmall(bart.BartFamily):
         "max_position_embeddings": 512,
         **bart.sizes(layers=8, ffn_dim=2048),
         "d_model": 512,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
+        **huggingface.special_tokens(pad=0, bos=1, eos=2, start=1),
     }
     fixed = bart.fixed(embedding_norm=True) | {
         "do_blenderbot_90_layernorm": True,

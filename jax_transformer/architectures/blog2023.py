@@ -43,10 +43,8 @@ def weight_table(config: TransformerConfig) -> Table:
     return [
         *rules.embedding("encoder.embed", "source_embedding"),
         *rules.embedding("decoder.embed", "target_embedding"),
-        *(
-            Rule(f"{stack}.position_embed.pe", (f"{stack}.positions.table",))
-            for stack in ("encoder", "decoder")
-        ),
+        Rule("encoder.position_embed.pe", "encoder.positions.table"),
+        Rule("decoder.position_embed.pe", "decoder.positions.table"),
         *rules.repeat(config.encoder.layers, encoder),
         *rules.repeat(config.decoder.layers, decoder),
         *rules.linear("decoder.fc", "output"),

@@ -36,7 +36,8 @@ def _encoder_block(
     ]
 
 
-def _decoder_block(torch: str, flax: str, *, computes_feed_forward: bool) -> Table:
+def _decoder_block(*, computes_feed_forward: bool) -> Table:
+    torch, flax = "decoder.DecoderBlocklayers.{i}", "decoder.blocks.{i}"
     used = (f"{flax}.feed_forward", f"{flax}.residuals.2.norm")
     unused = (f"{flax}.unused.1.part", f"{flax}.unused.1.norm")
     return [
@@ -63,11 +64,7 @@ def weight_table(config: TransformerConfig) -> Table:
         f"{flax}.feed_forward",
         f"{flax}.residuals.1.norm",
     )
-    decoder = _decoder_block(
-        "decoder.DecoderBlocklayers.{i}",
-        "decoder.blocks.{i}",
-        computes_feed_forward=enums.Part.FFN in config.decoder.parts,
-    )
+    decoder = _decoder_block(computes_feed_forward=enums.Part.FFN in config.decoder.parts)
     return [
         *rules.embedding("encoder.words_embedding", "source_embedding"),
         Rule("encoder.positional_embedding.weight", ("encoder.positions.table",)),

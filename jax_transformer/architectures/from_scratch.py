@@ -22,12 +22,8 @@ _LINEARS = {
 
 
 def _attention(torch: str, flax: str, config: TransformerConfig) -> Table:
-    return rules.attention(
-        torch,
-        flax,
-        _LINEARS,
-        bias=config.bias if config.attention_bias is None else config.attention_bias,
-    )
+    bias = config.bias if config.attention_bias is None else config.attention_bias
+    return rules.attention(torch, flax, _LINEARS, bias=bias)
 
 
 def _transformer_block(
@@ -44,7 +40,8 @@ def _transformer_block(
     ]
 
 
-def _decoder_block(torch: str, flax: str, config: TransformerConfig) -> Table:
+def _decoder_block(config: TransformerConfig) -> Table:
+    torch, flax = "decoder.layers.{i}", "decoder.blocks.{i}"
     return [
         *_attention(f"{torch}.self_attention", f"{flax}.{enums.Part.SELF.value}", config),
         *rules.layer_norm(f"{torch}.norm", f"{flax}.residuals.0.norm", bias=config.bias),
@@ -53,39 +50,28 @@ def _decoder_block(torch: str, flax: str, config: TransformerConfig) -> Table:
 
 
 def _positions(name: str, stack: StackConfig) -> Table:
-    return (
-        [Rule(f"{name}.position_embedding.weight", (f"{name}.positions.table",))]
-        if stack.positions is enums.Positions.LEARNED
-        else []
-    )
+    is_learned = stack.positions is enums.Positions.LEARNED
+    rule = Rule(f"{name}.position_embedding.weight", f"{name}.positions.table")
+    return [rule] if is_learned else []
 
 
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``."""
-    tied: Table = [Alias("encoder.word_embedding.weight", "decoder.word_embedding.weight")]
-    source = (
-        tied
-        if config.tying is enums.Tying.ALL
-        else rules.embedding("encoder.word_embedding", "source_embedding")
+    target = "decoder.word_embedding.weight"
+    source = rules.embedding("encoder.word_embedding", "source_embedding")
+    if config.tying is enums.Tying.ALL:
+        source = [Alias("encoder.word_embedding.weight", target)]
+    encoder = _transformer_block(
+        "encoder.layers.{i}", "encoder.blocks.{i}", enums.Part.SELF, 0, config
     )
     return [
         *rules.embedding("decoder.word_embedding", "target_embedding"),
         *source,
         *_positions("encoder", config.encoder),
         *_positions("decoder", config.decoder),
-        *rules.repeat(
-            config.encoder.layers,
-            _transformer_block(
-                "encoder.layers.{i}", "encoder.blocks.{i}", enums.Part.SELF, 0, config
-            ),
-        ),
-        *rules.repeat(
-            config.decoder.layers,
-            _decoder_block("decoder.layers.{i}", "decoder.blocks.{i}", config),
-        ),
-        *base.output(
-            "decoder.fc_out", "decoder.word_embedding.weight", config, bias=config.output_bias
-        ),
+        *rules.repeat(config.encoder.layers, encoder),
+        *rules.repeat(config.decoder.layers, _decoder_block(config)),
+        *base.output("decoder.fc_out", target, config, bias=config.output_bias),
     ]
 
 

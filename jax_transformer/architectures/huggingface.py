@@ -29,6 +29,14 @@ AreEqual = Callable[[str, str], bool]
 """Returns True if two tensors of a file, given by name, are equal."""
 
 
+def special_tokens(
+    *, pad: int | None, bos: int | None, eos: int | None, start: int | None
+) -> dict[str, int | None]:
+    """Return the attributes of the special tokens' ids."""
+    ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos}
+    return ids | {"decoder_start_token_id": start}
+
+
 class HuggingFaceFamily(Architecture, abc.ABC):
     """One family of transformers' encoder-decoders.
 

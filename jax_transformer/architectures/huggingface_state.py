@@ -44,10 +44,7 @@ def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str
     A tied copy that is left out is put back (from whichever of the copies is there), and so are the
     logits' bias, which is zero, and positions that the module computes. What :func:`why_dropped`
     names is left out. What is missing or unknown beyond that stays so: the weight table refuses it.
-
-    Args:
-        state: arrays, lazy tensors, or ``TensorInfo`` that describes them.
-        config: the model's configuration.
+    The tensors are arrays, lazy ones, or ``TensorInfo`` that describes them.
     """
     family = huggingface.family_of(config)
     # Without its output layer the model has names without the family's prefix
@@ -72,8 +69,7 @@ def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str
 def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
     """Return the tensors that transformers writes: one of tied copies, no computed positions.
 
-    Raises:
-        InputError: positions are not those that transformers would compute, and would be lost.
+    Raises InputError if positions are not those that it would compute, and would be lost.
     """
     family = huggingface.family_of(config)
     left_out = set() if family.saves_positions() else set(_positions(config))
@@ -120,11 +116,8 @@ def why_dropped(name: str, config: TransformerConfig) -> str:
 def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]:
     """Return weights that were cast with positions as transformers computes them in that dtype.
 
-    Rounded positions give way to computed ones if the family's files do not hold them.
-
-    Args:
-        state: tensors by their names in PyTorch or in Flax.
-        config: the model's configuration.
+    Rounded positions give way to computed ones if the family's files do not hold them. The tensors
+    have their names in PyTorch or in Flax.
     """
     family = huggingface.find_family(config.architecture)
     if family is None or family.saves_positions():

@@ -7,7 +7,7 @@ Junczys-Dowmunt et al. 2018, Tiedemann and Thottingal 2020. Facts from ``configu
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import bart, tokenizer_recipe
+from jax_transformer.architectures import bart, huggingface, tokenizer_recipe
 from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
 from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 
@@ -22,10 +22,7 @@ class Marian(bart.BartFamily):
         "vocab_size": 58101,
         "decoder_vocab_size": None,
         "share_encoder_decoder_embeddings": True,
-        "pad_token_id": 58100,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "decoder_start_token_id": 58100,
+        **huggingface.special_tokens(pad=58100, bos=None, eos=0, start=58100),
     }
     fixed = bart.fixed(computed_positions=True)
     ignored = bart.NO_EXTRA_ROWS

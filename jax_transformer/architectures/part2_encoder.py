@@ -20,33 +20,24 @@ from jax_transformer.weights.rules import Table
 def _encoder(config: TransformerConfig) -> Table:
     torch, flax = "encoder.layers.{i}", "encoder.blocks.{i}"
     layer: Table = []
+    bias, heads, names = config.bias, config.num_heads, ("gamma", "beta")
     for part in config.encoder.parts:
+        own = f"{flax}.{part.value}"
         if part is enums.Part.FFN:
-            for number, name in ((1, "up"), (2, "down")):
-                layer += rules.linear(
-                    f"{torch}.fnn.linear{number}", f"{flax}.feed_forward.{name}", bias=config.bias
-                )
+            layer += rules.linear(f"{torch}.fnn.linear1", f"{own}.up", bias=bias)
+            layer += rules.linear(f"{torch}.fnn.linear2", f"{own}.down", bias=bias)
         else:
-            layer += rules.fused_attention(
-                f"{torch}.attention", f"{flax}.{part.value}", config.num_heads, bias=config.bias
-            )
+            layer += rules.fused_attention(f"{torch}.attention", own, heads, bias=bias)
     for k in range(len(config.encoder.branches)):
-        layer += rules.layer_norm(
-            f"{torch}.norm{k + 1}",
-            f"{flax}.residuals.{k}.norm",
-            bias=config.bias,
-            names=("gamma", "beta"),
-        )
+        own = f"{flax}.residuals.{k}.norm"
+        layer += rules.layer_norm(f"{torch}.norm{k + 1}", own, bias=bias, names=names)
     return rules.repeat(config.encoder.layers, layer)
 
 
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``: "Lesson 10"'s but for the encoder."""
-    others = [
-        rule
-        for rule in torch_nn.weight_table(config)
-        if not rule.torch.startswith("encoder.layers.")
-    ]
+    table = torch_nn.weight_table(config)
+    others = [rule for rule in table if not rule.torch.startswith("encoder.layers.")]
     return [*_encoder(config), *others]
 
 
@@ -55,10 +46,8 @@ def _config(*, repaired: bool) -> TransformerConfig:
     own: dict[str, Any] = {"attention_dropout": 0.0, "init": enums.Init.TORCH}
     faithful = StackConfig(
         3,
-        (
-            Branch((enums.Part.FFN, enums.Part.SELF)),
-            Branch((enums.Part.FFN,)),
-        ),  # one feed-forward, in both branches
+        # One feed-forward, in both branches
+        (Branch((enums.Part.FFN, enums.Part.SELF)), Branch((enums.Part.FFN,))),
         positions_at=enums.PositionsAt.FEED_FORWARD,
         position_exponent=2.0,
         head_merge=enums.HeadMerge.RAW,

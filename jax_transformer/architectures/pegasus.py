@@ -6,7 +6,7 @@ Zhang et al. 2020. Facts from ``configuration_pegasus.py``, ``modeling_pegasus.p
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart, tokenizer_recipe
+from jax_transformer.architectures import bart, huggingface, tokenizer_recipe
 from jax_transformer.architectures.tokenizer_recipe import Scored, Settings, TokenizerRecipe
 from jax_transformer.config import Positions, Sinusoids
 
@@ -30,10 +30,7 @@ class Pegasus(bart.BartFamily):
     source = "Zhang et al. 2020, PEGASUS (transformers' pegasus)"
     model_class = "PegasusForConditionalGeneration"
     defaults = bart.DEFAULTS | {
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
+        **huggingface.special_tokens(pad=0, bos=None, eos=1, start=0),
     }
     fixed = bart.fixed(pre_norm=True, computed_positions=True)
     ignored = bart.NO_EXTRA_ROWS

@@ -9,10 +9,10 @@ Facts from ``configuration_t5.py``, ``modeling_t5.py`` and ``tokenization_t5.py`
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_transformer.architectures import base, huggingface_config, tokenizer_recipe
+from jax_transformer.architectures import base, huggingface, huggingface_config, tokenizer_recipe
 from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Scored, Settings, TokenizerRecipe
-from jax_transformer.config import StackConfig, TransformerConfig, enums
+from jax_transformer.config import RATES, StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Rule, Table
@@ -31,10 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "layer_norm_epsilon": 1e-6,
     "feed_forward_proj": "relu",
     "tie_word_embeddings": True,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,  # T5Config has none; every T5 starts with padding
+    # T5Config has none; every T5 starts with padding
+    **huggingface.special_tokens(pad=0, bos=None, eos=1, start=0),
 }
 ALIASES = {
     "hidden_size": "d_model",
@@ -146,7 +144,6 @@ class T5Family(HuggingFaceFamily):
         scaled = self.scales_logits
         if scaled is None:
             scaled = values.get("scale_decoder_outputs", True)
-        rate = values["dropout_rate"]
         return TransformerConfig(
             source_vocab_size=values["vocab_size"],
             target_vocab_size=values["vocab_size"],
@@ -164,10 +161,7 @@ class T5Family(HuggingFaceFamily):
             score_scale=enums.ScoreScale.NONE,
             embedding_scale=enums.EmbeddingScale.NONE,
             tying=enums.Tying.ALL if values["tie_word_embeddings"] else enums.Tying.EMBEDDINGS,
-            dropout=rate,
-            attention_dropout=rate,
-            activation_dropout=rate,
-            embedding_dropout=rate,
+            **dict.fromkeys(RATES, values["dropout_rate"]),
             final_dropout=True,
             architecture=self.name,
             **huggingface_config.special_ids(values),
@@ -239,28 +233,20 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         torch = f"{name}.block.{{i}}.layer.{branch}"
         if part is enums.Part.FFN:
-            inner = {"up": "wi", "down": "wo"}
-            if stack.gated:
-                inner = {"up": "wi_0", "gate": "wi_1", "down": "wo"}
-            for ours, theirs in inner.items():
-                layer += rules.linear(
-                    f"{torch}.DenseReluDense.{theirs}", f"{flax}.feed_forward.{ours}", bias=False
-                )
+            inputs = {"up": "wi_0", "gate": "wi_1"} if stack.gated else {"up": "wi"}
+            for ours, theirs in (inputs | {"down": "wo"}).items():
+                module, own = f"{torch}.DenseReluDense.{theirs}", f"{flax}.feed_forward.{ours}"
+                layer += rules.linear(module, own, bias=False)
         else:
-            layer += rules.attention(
-                f"{torch}.{attentions[part]}", f"{flax}.{part.value}", _LINEARS, bias=False
-            )
+            module, own = f"{torch}.{attentions[part]}", f"{flax}.{part.value}"
+            layer += rules.attention(module, own, _LINEARS, bias=False)
             if part is enums.Part.SELF and has_sums:
-                layer += rules.layer_norm(
-                    f"{torch}.{attentions[part]}.global_input_layer_norm",
-                    f"{flax}.{part.value}.global_norm",
-                    bias=False,
-                )
+                norm = f"{module}.global_input_layer_norm"
+                layer += rules.layer_norm(norm, f"{own}.global_norm", bias=False)
         norm = f"{flax}.residuals.{branch}.norm"
         layer += rules.layer_norm(f"{torch}.layer_norm", norm, bias=False)
-    relative = (
-        f"{name}.block.{{i}}.layer.0.{attentions[enums.Part.SELF]}.relative_attention_bias.weight"
-    )
+    attention = f"{name}.block.{{i}}.layer.0.{attentions[enums.Part.SELF]}"
+    relative = f"{attention}.relative_attention_bias.weight"
     shared: Table = []
     if stack.positions is enums.Positions.RELATIVE_PER_BLOCK:
         layer.append(Rule(relative, (f"{flax}.relative.embedding",)))

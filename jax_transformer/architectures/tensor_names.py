@@ -78,10 +78,8 @@ class NameChanges:
     def why_ignored(self, name: str) -> str:
         """Return the reason why a name is left out."""
         forms = (name.removeprefix(self.strip_prefix), name)
-        pattern = next(
-            pattern for pattern in self.ignore if any(fnmatchcase(form, pattern) for form in forms)
-        )
-        return f"fits --ignore {pattern}"
+        fitting = (p for p in self.ignore if any(fnmatchcase(form, p) for form in forms))
+        return f"fits --ignore {next(fitting)}"
 
 
 def common_prefix(names: Iterable[str], expected: Collection[str]) -> str:
@@ -92,9 +90,8 @@ def common_prefix(names: Iterable[str], expected: Collection[str]) -> str:
     names, known = list(names), set(expected)
     votes: Counter[str] = Counter()
     for name in names:
-        for cut in [0, *(dot.end() for dot in re.finditer(r"\.", name))]:
-            if name[cut:] in known:
-                votes[name[:cut]] += 1
+        cuts = [0, *(dot.end() for dot in re.finditer(r"\.", name))]
+        votes.update(name[:cut] for cut in cuts if name[cut:] in known)
     most = max(votes, key=lambda prefix: (votes[prefix], -len(prefix)), default="")
     shared = sum(name.startswith(most) for name in names)
     return most if 2 * votes[most] > min(len(known), len(names)) and 2 * shared > len(names) else ""
@@ -122,10 +119,8 @@ def closest(names: Iterable[str]) -> Match | None:
     for preset, entry in registry.presets().items():
         try:
             config = entry.with_sizes(num_layers=1)
-            known = {
-                _unnumbered(name)
-                for name in torch_names(registry.unchecked_table(config.architecture, config))
-            }
+            table = registry.unchecked_table(config.architecture, config)
+            known = set(map(_unnumbered, torch_names(table)))
         except ConfigError:  # an architecture of the user that cannot be of one layer
             continue
         prefix = common_prefix(numbered, known)
@@ -143,12 +138,8 @@ def torch_names(table: Table) -> set[str]:
 
 
 def explained(error: InputError, names: Collection[str], expected: Collection[str]) -> InputError:
-    """Return the error of weights that do not fit, with a prefix or a preset that names fit better.
-
-    Args:
-        error: the error; one without ``details`` is returned as it is.
-        names: the names of the file.
-        expected: the names that the model has in PyTorch.
+    """Return the error of weights that do not fit, with a prefix or a preset that the file's names
+    fit better than the ``expected`` ones in PyTorch. One without ``details`` is returned as it is.
     """
     if not error.details:
         return error

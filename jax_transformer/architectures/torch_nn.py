@@ -22,16 +22,13 @@ def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
     for part in stack.parts:
         torch, flax = f"{name}.layers.{{i}}", f"{name}.blocks.{{i}}.{part.value}"
         if part is enums.Part.FFN:
-            layer += [
-                *rules.linear(f"{torch}.linear1", f"{flax}.up", bias=bias),
-                *rules.linear(f"{torch}.linear2", f"{flax}.down", bias=bias),
-            ]
+            layer += rules.linear(f"{torch}.linear1", f"{flax}.up", bias=bias)
+            layer += rules.linear(f"{torch}.linear2", f"{flax}.down", bias=bias)
         else:
             layer += rules.packed_attention(f"{torch}.{_ATTENTION[part]}", flax, bias=bias)
     for k in range(len(stack.branches)):
-        layer += rules.layer_norm(
-            f"{name}.layers.{{i}}.norm{k + 1}", f"{name}.blocks.{{i}}.residuals.{k}.norm", bias=bias
-        )
+        norm = f"{name}.blocks.{{i}}.residuals.{k}.norm"
+        layer += rules.layer_norm(f"{name}.layers.{{i}}.norm{k + 1}", norm, bias=bias)
     final = rules.layer_norm(f"{name}.norm", f"{name}.final_norm", bias=bias)
     return [*rules.repeat(stack.layers, layer), *(final if stack.final_norm else [])]
 

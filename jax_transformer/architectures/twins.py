@@ -17,7 +17,7 @@ from jax_transformer.architectures import huggingface_config, registry, tensor_n
 from jax_transformer.architectures.base import Architecture, Arguments
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.tensor_names import NameChanges
-from jax_transformer.config import Norm, PositionIndex, Positions, TransformerConfig, Tying
+from jax_transformer.config import RATES, Norm, PositionIndex, Positions, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.nn.embeddings import sinusoids
 from jax_transformer.transformer import Encoder, Transformer
@@ -117,12 +117,10 @@ def outputs(
 
 def _without_dropout(config: TransformerConfig) -> TransformerConfig:
     """Return the same model with every rate 0."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = dict.fromkeys(RATES, 0.0)
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         branches = tuple(replace(branch, dropout=None) for branch in stack.branches)
         changes[name] = replace(stack, attention_dropout=None, branches=branches)
-    for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
-        changes[name] = 0.0
     return replace(config, **changes)
 
 

@@ -55,7 +55,6 @@ class Printable(Protocol):
 
 
 def show(report: Printable, *, as_json: bool) -> None:
-    """Print a report."""
     for line in [json.dumps(report.to_data())] if as_json else report.lines():
         print(line)
 
@@ -101,7 +100,6 @@ class Argument:
 
 
 def flag(name: str) -> str:
-    """Return the flag of an option's dotted name."""
     return "--" + name.replace("_", "-")
 
 
@@ -132,12 +130,8 @@ def listed(
             several |= typing.get_origin(hint) is tuple
             optional |= NoneType in parts
             hint = parts[0]
-        properties = {}
-        for mark in reversed(marks):
-            for key, setting in vars(mark).items():
-                if setting:
-                    properties[key] = setting
-        option = Option(**properties)
+        settings = (item for mark in reversed(marks) for item in vars(mark).items())
+        option = Option(**{key: setting for key, setting in settings if setting})
         group, rare = option.group or group, option.rare or outer.rare
         value = field.default if default is None else getattr(default, field.name)
         if value is MISSING and field.default_factory is not MISSING:
@@ -155,10 +149,7 @@ def listed(
             continue
         name = prefix + (option.flag or field.name)
         own = [] if option.positional else [flag(name)]
-        former = []
-        for old, new in renamed.items():
-            if new == field.name:
-                former.append(flag(prefix + old))
+        former = [flag(prefix + old) for old, new in renamed.items() if new == field.name]
         yield Argument(
             name,
             (*path, field.name),
@@ -317,13 +308,10 @@ def assignments(flag: str, pairs: Sequence[str], *, text: bool = False) -> dict[
 @cache
 def docstrings(kind: type) -> dict[str, str]:
     """Return the text under each field of a dataclass, on one line."""
-    (body,) = [
-        node.body
-        for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        if isinstance(node, ast.ClassDef)
-    ]
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
     texts = {}
-    for field, text in pairwise(body):
+    for field, text in pairwise(definition.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(field.target, ast.Name)
             texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())

@@ -80,11 +80,9 @@ def _checked(data: Any, cls: type, unknown: list[str], root: type, section: str 
         is_section = any(known.startswith(f"{name}.") for known in names)
         if name not in names and not is_section:
             sections = sorted({known.rpartition(".")[0] for known in names} - {""})
-            hint = (
-                nearest(name, sections)
-                if isinstance(value, dict)
-                else arguments.did_you_mean(name, list(arguments.listed(root)))
-            )
+            hint = nearest(name, sections)
+            if not isinstance(value, dict):
+                hint = arguments.did_you_mean(name, list(arguments.listed(root)))
             unknown.append(f"{name!r}{hint}")
             continue
         if "." in str(key):

@@ -48,14 +48,8 @@ def run(options: GoldenOptions) -> int:
 
     if options.action == "make":
         atomic.check_output(options.file)
-        golden = from_files.create_golden(
-            options.file,
-            options.model or "",
-            options.weights,
-            options.python,
-            options.batch,
-            options.seed,
-        )
+        rest = (options.weights, options.python, options.batch, options.seed)
+        golden = from_files.create_golden(options.file, options.model or "", *rest)
         torch = golden.versions["torch"]
         print(
             f"{options.file}: {len(golden.arrays)} arrays, seed {golden.seed}, torch {torch}",

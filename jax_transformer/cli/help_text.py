@@ -52,7 +52,6 @@ def help_text(name: str, command: Command, words: Sequence[str]) -> str:
 
 
 def summary(command: Command) -> str:
-    """Return the first line about a command."""
     return (command.kind.__doc__ or "").partition("\n")[0]
 
 

@@ -164,19 +164,11 @@ def run(options: TranslateOptions) -> int:
         raise ConfigError(f"--engine {options.engine} has no attention: leave out --attention")
     if options.buffer < 1:
         raise ConfigError(f"buffer={options.buffer} must be at least 1")
-    opened = []
-    for path in (options.run, *options.ensemble):
-        opened.append(registry.open(path, options.weights))
-    translator = translation.load(
-        *opened,
-        engine=options.engine,
-        quantization=options.quantization,
-        source_lang=options.source_lang,
-        target_lang=options.target_lang,
-        precision=options.precision,
-        tokens_per_batch=options.tokens_per_batch,
-        **overrides,
-    )
+    paths = (options.run, *options.ensemble)
+    opened = [registry.open(path, options.weights) for path in paths]
+    names = "engine quantization source_lang target_lang precision tokens_per_batch"
+    settings = {name: getattr(options, name) for name in names.split()}
+    translator = translation.load(*opened, **settings | overrides)
     message = translation.without_cache(translator.model.config)
     if message and options.engine is Engine.JAX:
         print(message, file=sys.stderr)
@@ -191,13 +183,9 @@ def run(options: TranslateOptions) -> int:
     if options.attention is not None:
         from jax_transformer.inference import attention_page
 
-        attention_page.write(
-            options.attention,
-            translator,
-            [line.source for line in shown],
-            [line.hypotheses for line in shown],
-            title=f"{options.run}, step {opened[0].step}",
-        )
+        lines, hypotheses = [x.source for x in shown], [x.hypotheses for x in shown]
+        title = f"{options.run}, step {opened[0].step}"
+        attention_page.write(options.attention, translator, lines, hypotheses, title=title)
     return 0
 
 

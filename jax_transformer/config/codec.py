@@ -47,21 +47,19 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
     for old, new in getattr(cls, "RENAMED", {}).items():
         if old in data:
             data.setdefault(new, data.pop(old))
-    known: list[str] = []
-    missing: list[str] = []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        known.append(field.name)
-        required = field.default is field.default_factory is dataclasses.MISSING
-        if required and field.name not in data:
-            missing.append(repr(f"{prefix}{field.name}"))
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:
-        if key not in known:
-            raise ConfigError(f"unknown key {prefix + key!r}{nearest(key, known)}")
+        if key not in fields:
+            raise ConfigError(f"unknown key {prefix + key!r}{nearest(key, list(fields))}")
+    missing = [
+        repr(f"{prefix}{name}")
+        for name, field in fields.items()
+        if field.default is field.default_factory is dataclasses.MISSING and name not in data
+    ]
     if missing:
         raise ConfigError(f"missing key {', '.join(missing)}")
-    hints, values = typing.get_type_hints(cls), {}
-    for key, value in data.items():
-        values[key] = _decode(hints[key], value, f"{prefix}{key}", checked)
+    hints = typing.get_type_hints(cls)
+    values = {key: _decode(hints[key], data[key], f"{prefix}{key}", checked) for key in data}
     return cls(**values) if checked else _unchecked(cls, values)
 
 
@@ -78,11 +76,8 @@ def names(cls: type, where: str = "") -> list[str]:
 def _unchecked(cls: type[T], values: dict[str, Any]) -> T:
     instance = object.__new__(cls)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        default = (
-            field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-        )
+        default, factory = field.default, field.default_factory
+        default = default if factory is dataclasses.MISSING else factory()
         object.__setattr__(instance, field.name, values.get(field.name, default))
     return instance
 
@@ -101,10 +96,8 @@ def _decode(kind: Any, value: Any, where: str, checked: bool) -> Any:
             return (value,)
         if not isinstance(value, list):
             raise ConfigError(f"{where} must be a list, not {value!r}")
-        items = []
-        for i, item in enumerate(value):
-            items.append(_decode(item_kind, item, f"{where}[{i}]", checked))
-        return tuple(items)
+        items = enumerate(value)
+        return tuple(_decode(item_kind, item, f"{where}[{i}]", checked) for i, item in items)
     if dataclasses.is_dataclass(kind):
         return from_dict(kind, value, where, checked=checked)  # type: ignore[arg-type]
     if issubclass(kind, enum.Enum):
@@ -118,10 +111,7 @@ def _decode(kind: Any, value: Any, where: str, checked: bool) -> Any:
     if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
     if type(value) is not kind:
-        quotes = (
-            "; YAML reads yes, no, on and off so, unless they are in quotes"
-            if kind is str and type(value) is bool
-            else ""
-        )
+        quotes = "; YAML reads yes, no, on and off so, unless they are in quotes"
+        quotes = quotes if kind is str and type(value) is bool else ""
         raise ConfigError(f"{where} must be {kind.__name__}, not {value!r}{quotes}")
     return value

@@ -88,10 +88,7 @@ class StackConfig:
     @property
     def parts(self) -> tuple[enums.Part, ...]:
         """The block's distinct parts in order of first use; one in two branches is one module."""
-        parts: dict[enums.Part, None] = {}
-        for branch in self.branches:
-            parts |= dict.fromkeys(branch.parts)
-        return tuple(parts)
+        return tuple(dict.fromkeys(part for branch in self.branches for part in branch.parts))
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,6 @@ class TransformerFields:
 
     @property
     def head_width(self) -> int:
-        """Width of one head."""
         return self.head_dim or self.d_model // self.num_heads
 
     def heads(self, stack: StackConfig) -> int:
@@ -200,7 +196,6 @@ class TransformerFields:
         return stack.num_heads or self.num_heads
 
     def head_width_of(self, stack: StackConfig) -> int:
-        """Return the width of a head in that stack."""
         return self.head_dim or self.d_model // self.heads(stack)
 
     def attention_rate(self, stack: StackConfig) -> float:
@@ -241,9 +236,7 @@ class TransformerFields:
         Without them it runs the decoder over all tokens again at each step.
         """
         decoder = self.decoder
-        attentions = 0
-        for branch in decoder.branches:
-            attentions += branch.parts.count(enums.Part.SELF)
+        attentions = sum(branch.parts.count(enums.Part.SELF) for branch in decoder.branches)
         if attentions and enums.Mask.CAUSAL not in decoder.self_mask:
             return "its self-attention is not causal"
         if attentions and decoder.mixing is enums.Mixing.SUMMED:
@@ -288,6 +281,5 @@ def position_row(rule: enums.PositionIndex, position: int) -> int:
     if rule is not enums.PositionIndex.TRUNCATED_COSINE:
         return position
     cosine = math.cos(2 * math.pi * 0.73 * position)
-    return int(
-        struct.unpack("f", struct.pack("f", cosine))[0]
-    )  # in float32 cos(73π) is -1, in float64 a little more
+    # In float32 cos(73π) is -1, in float64 a little more
+    return int(struct.unpack("f", struct.pack("f", cosine))[0])

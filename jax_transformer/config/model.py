@@ -8,12 +8,13 @@ import json
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from jax_transformer.config import codec, enums
 from jax_transformer.config.fields import StackConfig, TransformerFields
-from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.errors import ConfigError, check_numbers, nearest
 
 EXECUTION = ("matmul_precision", "attention_backend", "remat", "scan_layers")
 """The fields of TransformerConfig that say how the same numbers are computed.
@@ -27,19 +28,10 @@ MOST_LAYERS = 1000
 _LEAST_FILL = -3e38
 """Numbers of float32 end there."""
 _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
-_SIZES = tuple(
-    "source_vocab_size target_vocab_size d_model num_heads d_ff max_length head_dim"
-    " embedding_dropouts".split()
-)
-_STACK_SIZES = (
-    ("layers", 1),
-    ("num_heads", 1),
-    ("d_ff", 1),
-    ("position_offset", 0),
-    ("local_radius", 1),
-    ("global_block_size", 1),
-)
-"""The least number of each."""
+_SIZES = """source_vocab_size target_vocab_size d_model num_heads d_ff max_length head_dim
+    embedding_dropouts mel_bins"""
+RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
+"""The fields that act in training only: a pretrained model may be trained with others."""
 _SHORTHANDS = {
     "encoder_layers": ("encoder.layers",),
     "decoder_layers": ("decoder.layers",),
@@ -57,10 +49,7 @@ class TransformerConfig(TransformerFields):
     """
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1")
+        check_numbers(self, "", _SIZES, "be at least 1", _is_positive)
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         for name, stack in stacks.items():
             _check_stack(self, name, stack)
@@ -125,13 +114,19 @@ class TransformerConfig(TransformerFields):
         return codec.from_json(type(self), json.dumps(data, default=_plain))
 
 
+def _is_positive(value: int) -> bool:
+    return value >= 1
+
+
+def _is_rate(value: float) -> bool:
+    return 0 <= value < 1
+
+
 def _plain(value: Any) -> Any:
     """Return a plain value for a branch, or for a NumPy number given as a size."""
-    return (
-        dataclasses.asdict(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type)
-        else value.item()
-    )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.item()
 
 
 def _check_shared(config: TransformerConfig) -> None:
@@ -148,13 +143,10 @@ def _check_shared(config: TransformerConfig) -> None:
         )
     if config.mel_bins is not None or config.mel_frames is not None:
         _check_spectrogram(config)
-    for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise ConfigError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
+    check_numbers(config, "", " ".join(RATES), "be at least 0 and below 1", _is_rate)
     if isinstance(config.mask_fill, float) and not _LEAST_FILL < config.mask_fill < 0:
         raise ConfigError(f"mask_fill={config.mask_fill} must be below 0, above {_LEAST_FILL}")
-    if not config.norm_epsilon > 0:
-        raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
+    check_numbers(config, "", "norm_epsilon", "be above 0", lambda x: x > 0)
     for name in ("source_pad_id", "target_pad_id", "bos_id", "eos_id"):
         source, value = name == "source_pad_id", getattr(config, name)
         size = config.source_vocab_size if source else config.target_vocab_size
@@ -169,26 +161,20 @@ def _check_shared(config: TransformerConfig) -> None:
 
 def _check_stack(config: TransformerConfig, name: str, stack: StackConfig) -> None:
     """Check the sizes and positions of a stack."""
-    for field, least in _STACK_SIZES:
-        value = getattr(stack, field)
-        if value is not None and value < least:
-            raise ConfigError(f"{name}.{field}={value} must be at least {least}")
-    if stack.layers > MOST_LAYERS:
-        raise ConfigError(f"{name}.layers={stack.layers} must be at most {MOST_LAYERS:,}")
+    check = partial(check_numbers, stack, f"{name}.")
+    sizes = "layers num_heads d_ff local_radius global_block_size"
+    check(sizes, "be at least 1", _is_positive)
+    check("position_offset", "be at least 0", lambda x: x >= 0)
+    check("layers", f"be at most {MOST_LAYERS:,}", lambda x: x <= MOST_LAYERS)
     if config.head_dim is None and config.d_model % config.heads(stack):
         which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
         raise ConfigError(
             f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
         )
-    if not 0.0 <= (stack.attention_dropout or 0.0) < 1.0:
-        raise ConfigError(
-            f"{name}.attention_dropout={stack.attention_dropout} must be at least 0 and below 1"
-        )
+    check("attention_dropout", "be at least 0 and below 1", _is_rate)
     if stack.positions in (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK):
         _check_relative(name, stack)
-    exponent = stack.position_exponent
-    if not 0 < exponent < math.inf:
-        raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
+    check("position_exponent", "be above 0 and finite", lambda x: 0 < x < math.inf)
     if stack.position_index is enums.PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
         raise ConfigError(
             f"max_length={config.max_length} must be at least 2: "
@@ -234,10 +220,8 @@ def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) ->
     if not stack.branches or not all(map(attrgetter("parts"), stack.branches)):
         raise ConfigError(f"{name}.branches: every block needs a branch, and every branch a part")
     for i, branch in enumerate(stack.branches):
-        if not 0.0 <= (branch.dropout or 0.0) < 1.0:
-            raise ConfigError(
-                f"{name}.branches[{i}].dropout={branch.dropout} must be at least 0 and below 1"
-            )
+        section = f"{name}.branches[{i}]."
+        check_numbers(branch, section, "dropout", "be at least 0 and below 1", _is_rate)
         if branch.residual is enums.Residual.MEMORY and not decoder:
             raise ConfigError(
                 f"{name}.branches: the residual 'memory' is the encoder's output "
@@ -287,14 +271,9 @@ def _check_spans(config: TransformerConfig) -> None:
                 reasons.append(f"{span} needs positions='relative'")
         elif stack.positions is enums.Positions.RELATIVE_PER_BLOCK:
             reasons.append(f"{span} has no positions='relative_per_block'")
-        if (
-            stack.mixing is not enums.Mixing.WEIGHTED
-            or stack.head_merge is not enums.HeadMerge.CONCATENATED
-        ):
-            reasons.append(
-                f"{span} has no mixing='{stack.mixing.value}' with"
-                f" head_merge='{stack.head_merge.value}'"
-            )
+        mixing, merge = stack.mixing, stack.head_merge
+        if (mixing, merge) != (enums.Mixing.WEIGHTED, enums.HeadMerge.CONCATENATED):
+            reasons.append(f"{span} has no mixing='{mixing.value}' with head_merge='{merge.value}'")
         if config.mask_fill is not enums.MaskFill.EXCLUDED:
             reasons.append(f"{span} has no mask_fill='{config.mask_fill}'")
         if enums.Mask.QUERY_PADDING in stack.self_mask:
@@ -342,8 +321,6 @@ def _check_spectrogram(config: TransformerConfig) -> None:
 
     A window of it has no padding, and the padding of its texts may be their end token (Whisper).
     """
-    if config.mel_bins is not None and config.mel_bins < 1:
-        raise ConfigError(f"mel_bins={config.mel_bins} must be at least 1")
     if (config.mel_bins is None) != (config.mel_frames is None):
         raise ConfigError(
             f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"

@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float, Int, Int32
 
 from jax_transformer import errors
-from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
+from jax_transformer.data.encoding import EncodedPairs
+from jax_transformer.data.tokenizer import SpecialTokens
 
 if TYPE_CHECKING:
     from jax_transformer.data.bpe_dropout import DroppedPairs
@@ -46,9 +47,8 @@ def choose_widths(
             f"do not fit max_length={max_length}"
         )
     # An optimal width is always some pair's: only these are candidates.
-    widths, pairs = np.unique(
-        np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True
-    )
+    rounded = np.minimum(-(-lengths // multiple) * multiple, max_length)
+    widths, pairs = np.unique(rounded, return_counts=True)
     below = np.concatenate([[0], np.cumsum(pairs)])
     # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so
     # far; one bucket to begin with.

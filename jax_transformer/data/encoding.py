@@ -18,7 +18,7 @@ from jax_transformer import errors
 from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.options import DataOptions
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import SpecialTokens, Tokenizer, TokenizerPair
 from jax_transformer.storage.huggingface_folder import IN_RUN
 from jax_transformer.storage.run_files import SHARED_FILE, SIDE_FILES
 
@@ -41,17 +41,6 @@ class SpecialIds(NamedTuple):
     target_pad: int
     target_bos: int
     target_eos: int
-
-
-class SpecialTokens(NamedTuple):
-    """The ids before and after a line."""
-
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return len(self.prefix) + len(self.suffix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +137,9 @@ def limits(options: DataOptions, config: TransformerConfig) -> tuple[int, int]:
     for name in ("max_source_length", "max_target_length"):
         value = getattr(options, name)
         if value is not None and value > config.longest:
-            reach = (
-                f"max_length={config.max_length}; raise that too"
-                if config.longest == config.max_length
-                else f"positions, which reach {config.longest} tokens"
-            )
+            reach = f"positions, which reach {config.longest} tokens"
+            if config.longest == config.max_length:
+                reach = f"max_length={config.max_length}; raise that too"
             raise errors.ConfigError(f"data.{name}={value} is over the model's {reach}")
         lengths.append(usual_length(config) if value is None else value)
     return lengths[0], lengths[1]
@@ -208,11 +195,9 @@ def encode_pairs(
                 sources.append(np.array(source[:source_room], np.int32))
                 targets.append(np.array(target[:target_room], np.int32))
     if not indices:
-        limit = (
-            f"max_length={source_limit}"
-            if source_limit == target_limit
-            else f"max_source_length={source_limit}, max_target_length={target_limit}"
-        )
+        limit = f"max_length={source_limit}"
+        if source_limit != target_limit:
+            limit = f"max_source_length={source_limit}, max_target_length={target_limit}"
         raise errors.InputError(
             f"none of the {len(pairs)} pairs is within {limit} tokens; "
             "raise it, or shorten the lines"

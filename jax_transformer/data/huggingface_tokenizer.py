@@ -16,13 +16,14 @@ from typing import Any
 from jax_transformer.architectures import tokenizer_recipe
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, LanguagePlace, TargetStart
 from jax_transformer.data import vocabulary
-from jax_transformer.data.tokenizer import TokenizerPair
-from jax_transformer.data.vocabulary import LineEnds, TokenizerSettings, Vocabulary
+from jax_transformer.data.tokenizer import SpecialTokens, TokenizerPair
+from jax_transformer.data.vocabulary import TokenizerSettings, Vocabulary
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.storage import atomic, huggingface_folder, untrusted
 from jax_transformer.storage.run_files import LANGUAGES_FILE
 from jax_transformer.storage.untrusted import shown
 
+LineEnds = SpecialTokens | ConfigError
 MAX_FILE_SIZE = 200_000_000  # bytes
 _MODEL_FILES = ("config.json", "generation_config.json")
 _SETTINGS_FILES = (
@@ -366,7 +367,7 @@ def _assemble(
     after = recipe.after if recipe.after_target is None else recipe.after_target
     source_ends = _plain_ends(files, files.source, recipe.after)
     target_ends = _plain_ends(files, files.target, after)
-    ends: tuple[LineEnds | ConfigError, LineEnds | ConfigError] = (source_ends, target_ends)
+    ends: tuple[LineEnds, LineEnds] = (source_ends, target_ends)
     if languages is not None and not files.reads_one_language:
         source_lang = source_lang or files.default_source_language
         ends = (
@@ -387,10 +388,10 @@ def _assemble(
 def _with_language(
     files: TokenizerFiles,
     vocabulary: Vocabulary,
-    plain: LineEnds,
+    plain: SpecialTokens,
     language: str | None,
     option: str,
-) -> LineEnds | ConfigError:
+) -> LineEnds:
     """Return the ids around a line with its language's token, if there are several languages."""
     settings = files.settings
     languages = settings.recipe.languages
@@ -402,11 +403,13 @@ def _with_language(
     code = files.language_id(vocabulary, language)
     last_if = languages.last_if is not None and settings.flag(languages.last_if)
     if last_if or languages.place is LanguagePlace.LAST:
-        return LineEnds(plain.prefix, (*plain.suffix, code))
-    return LineEnds((code, *plain.prefix), plain.suffix)
+        return SpecialTokens(plain.prefix, (*plain.suffix, code))
+    return SpecialTokens((code, *plain.prefix), plain.suffix)
 
 
-def _plain_ends(files: TokenizerFiles, vocabulary: Vocabulary, after: tuple[str, ...]) -> LineEnds:
+def _plain_ends(
+    files: TokenizerFiles, vocabulary: Vocabulary, after: tuple[str, ...]
+) -> SpecialTokens:
     """Return the ids around a line. A tokenizer of the generic class may name no token that begins
     a line, or none that ends it but ``eos_token``.
     """
@@ -414,4 +417,4 @@ def _plain_ends(files: TokenizerFiles, vocabulary: Vocabulary, after: tuple[str,
     prefix = [files.id_of(vocabulary, text) for text in recipe.before_without_role]
     prefix += [files.role_id(vocabulary, role) for role in recipe.before if role in named]
     roles = [role if role in named else "eos_token" for role in after]
-    return LineEnds(tuple(prefix), tuple(files.role_id(vocabulary, role) for role in roles))
+    return SpecialTokens(tuple(prefix), tuple(files.role_id(vocabulary, role) for role in roles))

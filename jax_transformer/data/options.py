@@ -8,12 +8,13 @@ import enum
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.data import parallel_text
-from jax_transformer.errors import ConfigError, counted
+from jax_transformer.errors import ConfigError, check_numbers, counted
 
 
 class Vocabularies(enum.StrEnum):
@@ -129,18 +130,10 @@ class DataOptions:
     """Most batch shapes, and so compiled programs."""
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "vocab_size": 1,
-            "tokens_per_batch": 1,
-            "buckets": 1,
-            "max_source_length": 2,
-            "max_target_length": 2,
-        }.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"data.{name}={value} must be at least {least}")
-        if not 0 <= self.bpe_dropout < 1:
-            raise ConfigError(f"data.bpe_dropout={self.bpe_dropout} must be at least 0 and below 1")
+        check = partial(check_numbers, self, "data.")
+        check("vocab_size tokens_per_batch buckets", "be at least 1", lambda x: x >= 1)
+        check("max_source_length max_target_length", "be at least 2", lambda x: x >= 2)
+        check("bpe_dropout", "be at least 0 and below 1", lambda x: 0 <= x < 1)
         self._check_complete()
         self._check_all_used()
         if self.vocabularies is Vocabularies.SHARED:

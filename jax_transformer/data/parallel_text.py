@@ -185,15 +185,8 @@ def field(value: Any, name: str, where: str) -> str:
     return inside
 
 
-_KINDS = {
-    dict: "an object",
-    list: "a list",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    type(None): "null",
-}
+_KINDS = {dict: "an object", list: "a list", bool: "true or false", str: "text", type(None): "null"}
+_KINDS |= dict.fromkeys((int, float), "a number")
 
 
 def _kind(value: Any) -> str:

@@ -96,7 +96,6 @@ class PieceVocabulary(Vocabulary):
         return ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return :meth:`encode` of each line."""
         return [self.encode(line) for line in lines]
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
@@ -109,7 +108,6 @@ class PieceVocabulary(Vocabulary):
         return cleaned_up(text) if self._cleans_up else text
 
     def tokens(self) -> dict[int, str]:
-        """Return the text of every token by its id."""
         return dict(self._texts)
 
     @property
@@ -214,14 +212,12 @@ class Merges:
 
 
 class WordBpe:
-    """Text to pieces and back."""
+    """Text to pieces and back, by merges in the order in which they are tried."""
 
     def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
-        """``merges`` in the order in which they are tried."""
         self._merges = Merges(merges)
 
     def cut(self, text: str) -> list[str]:
-        """Return the pieces of a text."""
         return [
             piece
             for word in _WORDS.findall(text)
@@ -230,7 +226,6 @@ class WordBpe:
         ]
 
     def join(self, pieces: Sequence[str]) -> str:
-        """Return the text of pieces."""
         return " ".join(pieces).replace(f"{_CONTINUED} ", "")
 
     def _pieces(self, word: str) -> list[str]:
@@ -272,7 +267,6 @@ class MosesBpe:
         self._bpe = Merges(merges)
 
     def cut(self, text: str) -> list[str]:
-        """Return the pieces of a text."""
         text = text.lower() if self._lowers else text
         text = _FULL_STOPS.sub(". ", text).translate(_PLAIN_PUNCTUATION)
         text = self._normalizer.normalize(text)
@@ -281,7 +275,6 @@ class MosesBpe:
         return [piece for word in words if word for piece in self._bpe(word)]
 
     def join(self, pieces: Sequence[str]) -> str:
-        """Return the text of pieces."""
         text = "".join(piece.replace(" ", "").replace(_END, " ") for piece in pieces)
         return self._detokenizer.detokenize(text.split())
 

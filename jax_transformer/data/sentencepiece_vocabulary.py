@@ -113,9 +113,7 @@ def _language_set(languages: Languages, settings: TokenizerSettings) -> list[str
 def load(path: Path, content: bytes) -> Any:
     """Return the processor of a SentencePiece model's file.
 
-    Raises:
-        InputError: the file is not a model.
-        ConfigError: SentencePiece is not installed.
+    Raises InputError if it is not a model, ConfigError if SentencePiece is not installed.
     """
     try:
         import sentencepiece
@@ -166,10 +164,8 @@ def take_apart(path: Path, processor: Any) -> Pieces:
     except (ValueError, message.DecodeError) as error:
         reason = shown(str(error), 120)
         raise InputError(f"{path}: not a SentencePiece model that can be read: {reason}") from None
-    control, user_defined = (
-        [piece.piece for piece in model.pieces if piece.type == kind]
-        for kind in (_CONTROL, _USER_DEFINED)
-    )
+    control = [piece.piece for piece in model.pieces if piece.type == _CONTROL]
+    user_defined = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
     charsmap = model.normalizer_spec.precompiled_charsmap or None
     return Pieces(scored, control, user_defined, charsmap, model.trainer_spec.model_type)
 
@@ -235,15 +231,7 @@ def _merged(scored: list[tuple[str, float]], pieces: Pieces, unknown: str) -> An
         for at in range(1, len(text))
         if text[:at] in order and text[at:] in order
     ]
-    merges.sort(
-        key=lambda pair: (
-            order[pair[0] + pair[1]],
-            len(pair[0]),
-            len(pair[1]),
-            order[pair[0]],
-            order[pair[1]],
-        )
-    )
+    merges.sort(key=lambda p: (order[p[0] + p[1]], len(p[0]), len(p[1]), order[p[0]], order[p[1]]))
     return models.BPE(
         ids, merges, dropout=None, unk_token=unknown, fuse_unk=True, byte_fallback=False
     )

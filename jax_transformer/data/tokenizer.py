@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import SupportsInt
+from typing import NamedTuple, SupportsInt
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -23,6 +23,17 @@ LONGEST_TOKEN = 64
 # No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and
 # GPT-2's words, punctuation and spaces.
 PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+class SpecialTokens(NamedTuple):
+    """The ids before and after a line."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.prefix) + len(self.suffix)
 
 
 class Tokenizer:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsInt
+from typing import Any, SupportsInt
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
-from jax_transformer.data.tokenizer import Tokenizer, guarded, text_of
+from jax_transformer.data.tokenizer import SpecialTokens, Tokenizer, guarded, text_of
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
@@ -99,22 +99,18 @@ def read_settings(folder: Path) -> TokenizerSettings:
     recipe = _recipe(folder, values, model)
     named, added = values, {}
     if "added_tokens_decoder" in values:
-        for key, value in _mapping(folder, values["added_tokens_decoder"]).items():
-            added[_id(folder, key)] = _token(folder, value)
+        decoder = _mapping(folder, values["added_tokens_decoder"])
+        added = {_id(folder, key): _token(folder, value) for key, value in decoder.items()}
     else:
         named = values | _object(folder, "special_tokens_map.json")
         if listed := _object(folder, "added_tokens.json"):
-            special = {token.content for token in _extra_tokens(folder, named)}
-            special |= {
-                _token(folder, named[role]).content for role in ROLES if named.get(role) is not None
-            }
+            tokens = [_token(folder, named[role]) for role in ROLES if named.get(role) is not None]
+            special = {token.content for token in (*_extra_tokens(folder, named), *tokens)}
             for text, index in listed.items():
                 is_special = text in special
                 token = AddedToken(text, normalized=not is_special, special=is_special)
                 added[_id(folder, index)] = token
-    by_text = {}
-    for token in added.values():
-        by_text[token.content] = token
+    by_text = {token.content: token for token in added.values()}
     # The generic class, which reads tokenizer.json as it is, has no tokens of its own
     is_generic = values.get("tokenizer_class") in _GENERIC and (folder / "tokenizer.json").exists()
     special_tokens = {}
@@ -206,13 +202,6 @@ def _extra_tokens(folder: Path, named: dict[str, Any]) -> list[AddedToken]:
     return list(map(partial(_token, folder), tokens))
 
 
-class LineEnds(NamedTuple):
-    """The ids before and after a line."""
-
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-
-
 class Vocabulary(Tokenizer):
     """A vocabulary of a Hugging Face folder; with ids around a line, the tokenizer of a side.
 
@@ -222,12 +211,12 @@ class Vocabulary(Tokenizer):
 
     _longest_token = None
     _ids: dict[str, int]
-    _line_ends: LineEnds | ConfigError
+    _line_ends: SpecialTokens | ConfigError
     _hash: str
 
     def with_ends(
         self,
-        line_ends: LineEnds | ConfigError,
+        line_ends: SpecialTokens | ConfigError,
         *,
         pad_id: int,
         bos_id: int,
@@ -242,23 +231,23 @@ class Vocabulary(Tokenizer):
         side = copy.copy(self)
         side._line_ends, side.pad_id, side.bos_id, side.eos_id = line_ends, pad_id, bos_id, eos_id
         # Hashes are recorded in run folders: version 0.1 hashed a plain tuple
-        hashed = repr(tuple(line_ends) if isinstance(line_ends, LineEnds) else line_ends)
+        hashed = repr(tuple(line_ends) if isinstance(line_ends, SpecialTokens) else line_ends)
         side._hash = hashlib.sha256((digest + hashed).encode()).hexdigest()
         return side
 
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """The ids before a line; raises ConfigError if a language must be given first."""
+    def _ends(self) -> SpecialTokens:
+        """Return the ids around a line; raises ConfigError if a language must be given first."""
         if isinstance(self._line_ends, ConfigError):
             raise self._line_ends
-        return self._line_ends.prefix
+        return self._line_ends
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self._ends().prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after a line; raises ConfigError if a language must be given first."""
-        if isinstance(self._line_ends, ConfigError):
-            raise self._line_ends
-        return self._line_ends.suffix
+        return self._ends().suffix
 
     @property
     def hash(self) -> str:
@@ -315,10 +304,8 @@ def _add_tokens(model: tokenizers.Tokenizer, settings: TokenizerSettings) -> Non
     model.add_tokens(list(dict(sorted(settings.added_tokens.items())).values()))
     known = model.get_vocab(with_added_tokens=True)
     for index, token in settings.added_tokens.items():
-        if known.get(token.content) != index:
-            outcome = "cannot be added"
-            if token.content in known:
-                outcome = f"becomes {known[token.content]}"
+        if (now := known.get(token.content)) != index:
+            outcome = "cannot be added" if now is None else f"becomes {now}"
             raise InputError(
                 f"the added token {shown(token.content)} has the id {index}, and {outcome}"
             )

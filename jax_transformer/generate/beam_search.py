@@ -323,9 +323,8 @@ def _keep_finished(
     finishes: Bool[Array, "b m"],
 ) -> _Beams:
     """Return the beams with the best k of the hypotheses that are finished or finish now."""
-    best, chosen = jax.lax.top_k(
-        jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1] // 2
-    )
+    every = jnp.concatenate([beams.finished_scores, scores], axis=1)
+    best, chosen = jax.lax.top_k(every, scores.shape[1] // 2)
     return beams._replace(
         finished_tokens=pick(jnp.concatenate([beams.finished_tokens, tokens], axis=1), chosen),
         finished_scores=best,
@@ -336,9 +335,8 @@ def _keep_finished(
 def _can_improve(beams: _Beams, scorer: Scorer) -> Bool[Array, " b"]:
     """Return True for rows with fewer than k finished hypotheses, or perhaps a better one."""
     reachable = beams.log_probs[:, :1] / scorer.divisor(scorer.best_length(beams.length))
-    worst = jnp.where(
-        beams.finished, beams.finished_scores.min(axis=1, keepdims=True), scorer.masked
-    )
+    worst = beams.finished_scores.min(axis=1, keepdims=True)
+    worst = jnp.where(beams.finished, worst, scorer.masked)
     return (reachable > worst).any(axis=1)
 
 

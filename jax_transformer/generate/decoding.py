@@ -161,11 +161,8 @@ def _draws(
     row_ids: Int[AnyArray, " b"] | None,
     batch: int,
 ) -> _Draws:
-    vocabulary, temperature, top_p = (
-        model.config.target_vocab_size,
-        config.temperature,
-        config.top_p,
-    )
+    vocabulary = model.config.target_vocab_size
+    temperature, top_p = config.temperature, config.top_p
     if not 0 < temperature < float("inf"):
         raise ConfigError(f"temperature={temperature} must be above 0 and finite")
     if not 0 <= config.top_k <= vocabulary:
@@ -214,20 +211,16 @@ def _decode(
     def step(carry: _Tokens) -> _Tokens:
         scores, cache = model.decode_step(carry.last[:, None], carry.cache)
         if logits.constrained(static_args, inputs):
-            scores = logits.constrain(
-                scores, carry.tokens[:, None], carry.length, carry.inputs, static_args
-            )
+            before = carry.tokens[:, None]
+            scores = logits.constrain(scores, before, carry.length, carry.inputs, static_args)
         scores = scores[:, 0]
         if draws is None:
             chosen = logits.argmax(scores)
         else:
-            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(
-                keys[carry.rows], carry.length
-            )
-            best = logits.most_likely(
-                scores, draws.temperature, draws.top_p, static_args.config.top_k
-            )
-            chosen = logits.categorical(step_keys, *best)
+            fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+            top_k = static_args.config.top_k
+            best = logits.most_likely(scores, draws.temperature, draws.top_p, top_k)
+            chosen = logits.categorical(fold_in(keys[carry.rows], carry.length), *best)
         token = jnp.where(carry.open, chosen, static_args.pad_id)
         length = carry.length + 1
         return carry._replace(

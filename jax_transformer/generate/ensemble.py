@@ -15,15 +15,8 @@ from jax_transformer.nn.attention import Cache, Prefix
 from jax_transformer.shapes import Logits, SourceIds, TargetIds
 from jax_transformer.transformer import Transformer
 
-_SHARED = (
-    "source_vocab_size",
-    "target_vocab_size",
-    "source_pad_id",
-    "target_pad_id",
-    "bos_id",
-    "eos_id",
-    "equal_lengths",
-)
+_SHARED = """source_vocab_size target_vocab_size source_pad_id target_pad_id bos_id eos_id
+    equal_lengths""".split()
 
 
 class EnsembleCache(NamedTuple):
@@ -48,21 +41,16 @@ class Ensemble(NamedTuple):
 
     def init_cache(self, source: SourceIds, length: int, beams: int = 1) -> EnsembleCache:
         """Encode ``source`` with each model, see :meth:`Transformer.init_cache`."""
-        return EnsembleCache(
-            tuple(model.init_cache(source, length, beams) for model in self.models)
-        )
+        caches = (model.init_cache(source, length, beams) for model in self.models)
+        return EnsembleCache(tuple(caches))
 
     def decode_step(
         self, tokens: Int[Array, "b k"], cache: EnsembleCache
     ) -> tuple[Float[Array, "b k v"], EnsembleCache]:
         """Return log-probabilities after each beam's last token, and the caches with these."""
-        steps = [
-            model.decode_step(tokens, each)
-            for model, each in zip(self.models, cache.caches, strict=True)
-        ]
-        return mean_log_probs([logits for logits, _ in steps]), EnsembleCache(
-            tuple(each for _, each in steps)
-        )
+        pairs = zip(self.models, cache.caches, strict=True)
+        logits, caches = zip(*(model.decode_step(tokens, own) for model, own in pairs), strict=True)
+        return mean_log_probs(logits), EnsembleCache(caches)
 
 
 AnyModel = Transformer | Ensemble

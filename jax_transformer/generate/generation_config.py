@@ -11,9 +11,13 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.errors import ConfigError, check_numbers, nearest
+
+if TYPE_CHECKING:
+    from jax_transformer.config import TransformerConfig
 
 
 class BeamScorer(enum.StrEnum):
@@ -89,13 +93,10 @@ class Constraints:
     """Normalise the scores again after all other constraints, before a beam search adds them up."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ConfigError(
-                f"repetition_penalty={self.repetition_penalty} must be above 0 and finite"
-            )
-        for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+        check = partial(check_numbers, self, "")
+        check("repetition_penalty", "be above 0 and finite", lambda x: 0 < x < math.inf)
+        counts = "no_repeat_ngram_size encoder_no_repeat_ngram_size min_new_tokens"
+        check(counts, "not be negative", lambda x: x >= 0)
         if not all(self.bad_words_ids):
             raise ConfigError("bad_words_ids has an empty sequence of tokens")
 
@@ -148,17 +149,14 @@ class GenerationConfig:
     """The token that ends a translation; None is the model's ``eos_id``."""
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1:
-            raise ConfigError(f"num_beams={self.num_beams} must be at least 1")
+        check_numbers(self, "", "num_beams", "be at least 1", lambda x: x >= 1)
         if self.do_sample and self.num_beams != 1:
             raise ConfigError(
                 f"do_sample and num_beams={self.num_beams} exclude each other: "
                 "choose sampling or beam search"
             )
-        count = self.num_return_sequences
-        if count < 1:
-            raise ConfigError(f"num_return_sequences={count} must be at least 1")
-        if count > self.num_beams:
+        check_numbers(self, "", "num_return_sequences", "be at least 1", lambda x: x >= 1)
+        if (count := self.num_return_sequences) > self.num_beams:
             raise ConfigError(
                 f"num_return_sequences={count} needs num_beams of at least {count}, "
                 f"not {self.num_beams}"
@@ -166,14 +164,17 @@ class GenerationConfig:
         for name, neutral in _SAMPLING.items():
             if not self.do_sample and getattr(self, name) != neutral:
                 raise ConfigError(f"{name}={getattr(self, name)} has no effect without do_sample")
-        if (
-            self.beam_scorer is not BeamScorer.AVERAGE
-            and self.early_stopping is not EarlyStopping.HEURISTIC
-        ):
+        stops = self.early_stopping is not EarlyStopping.HEURISTIC
+        if stops and self.beam_scorer is not BeamScorer.AVERAGE:
             raise ConfigError(
                 f"early_stopping={self.early_stopping} needs beam_scorer=average, "
                 f"not {self.beam_scorer}"
             )
+
+    def start_and_end(self, model: "TransformerConfig") -> tuple[int, int]:
+        """Return the decoder's first input and the token that ends a translation."""
+        start, end = self.decoder_start_token_id, self.eos_token_id
+        return model.bos_id if start is None else start, model.eos_id if end is None else end
 
     def overridden(self, options: Mapping[str, Any]) -> "GenerationConfig":
         """Return the config with the ``options`` that are not None; ``OPTIONS`` has their names.
@@ -182,9 +183,7 @@ class GenerationConfig:
         Raises ConfigError for an unknown name and for values that exclude each other.
         """
         changes = canonical(options)
-        constraints = {}
-        for name in _CONSTRAINTS & changes.keys():
-            constraints[name] = changes.pop(name)
+        constraints = {name: changes.pop(name) for name in _CONSTRAINTS & changes.keys()}
         constraints_before = changes.get("constraints", self.constraints)
         base = self
         if changes.get("do_sample"):
@@ -215,9 +214,8 @@ ALIASES = {
 
 _SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 _CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"processors"}
-OPTIONS = (
-    {field.name for field in dataclasses.fields(GenerationConfig)} | _CONSTRAINTS | ALIASES.keys()
-)
+_FIELDS = {field.name for field in dataclasses.fields(GenerationConfig)}
+OPTIONS = _FIELDS | _CONSTRAINTS | ALIASES.keys()
 """Every name that :meth:`GenerationConfig.overridden` takes."""
 
 

@@ -60,19 +60,15 @@ def constrain(
     generated = Generated(jnp.concatenate([start, tokens], axis=2), step + begin, begin)
     if constraints.repetition_penalty != 1:
         scores = _penalise_repetition(scores, generated, constraints.repetition_penalty)
-    for forbidden in _forbidden(
-        constraints, generated, inputs.source, static_args.eos_id, scores.shape[2]
-    ):
+    eos_id, vocabulary = static_args.eos_id, scores.shape[2]
+    for forbidden in _forbidden(constraints, generated, inputs.source, eos_id, vocabulary):
         scores = jnp.where(forbidden, -jnp.inf, scores)
     scores = _force(constraints, scores, generated, forced_bos_ids)
     scores = _suppress(scores, constraints.suppress_tokens)
     if constraints.begin_suppress_tokens:
         first = begin + 1 if forced_bos_ids is not None and begin == 1 else begin
-        scores = jnp.where(
-            generated.length == first,
-            _suppress(scores, constraints.begin_suppress_tokens),
-            scores,
-        )
+        suppressed = _suppress(scores, constraints.begin_suppress_tokens)
+        scores = jnp.where(generated.length == first, suppressed, scores)
     for processor in constraints.processors:
         scores = processor(scores, tokens, step, static_args.eos_id)
     return jax.nn.log_softmax(scores) if constraints.renormalize_logits else scores
@@ -82,16 +78,11 @@ def _token_mask(
     tokens: Int[Array, "b k w"], valid: Bool[Array, "b k w"], vocabulary: int
 ) -> Bool[Array, "b k v"]:
     """Return True for the tokens of the vocabulary that are among the valid ``tokens``."""
-    rows, beams = (
-        jnp.arange(size, dtype=jnp.int32).reshape(shape)
-        for size, shape in zip(tokens.shape, ((-1, 1, 1), (1, -1, 1)), strict=False)
-    )
-    outside = jnp.asarray(vocabulary, tokens.dtype)
-    return (
-        jnp.zeros((*tokens.shape[:2], vocabulary), bool)
-        .at[rows, beams, jnp.where(valid, tokens, outside)]
-        .set(True, mode="drop")
-    )
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None, None]
+    beams = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :, None]
+    inside = jnp.where(valid, tokens, jnp.asarray(vocabulary, tokens.dtype))
+    none = jnp.zeros((*tokens.shape[:2], vocabulary), bool)
+    return none.at[rows, beams, inside].set(True, mode="drop")
 
 
 def _constant_mask(ids: tuple[int, ...], vocabulary: int) -> Bool[Array, "1 1 v"]:
@@ -116,11 +107,7 @@ def _penalise_repetition(
 
 
 def _forbidden(
-    constraints: Constraints,
-    generated: Generated,
-    source: Array,
-    eos_id: int,
-    vocabulary: int,
+    constraints: Constraints, generated: Generated, source: Array, eos_id: int, vocabulary: int
 ) -> Iterator[Bool[Array, "#b #k v"]]:
     """Yield masks of forbidden tokens, each to be broadcast to (b, k, v)."""
     if size := constraints.no_repeat_ngram_size:
@@ -186,9 +173,8 @@ def _force(
     zero, forbidden = jnp.zeros((), scores.dtype), jnp.asarray(-jnp.inf, scores.dtype)
     vocabulary = scores.shape[2]
     if forced_bos_ids is not None:
-        is_forced = (
-            jnp.arange(vocabulary, dtype=jnp.int32)[None, None] == forced_bos_ids[:, None, None]
-        )
+        ids = jnp.arange(vocabulary, dtype=jnp.int32)[None, None]
+        is_forced = ids == forced_bos_ids[:, None, None]
         only = jnp.where(is_forced, zero, forbidden)
         scores = jnp.where(generated.length == 1, only, scores)
     if constraints.forced_eos_token_ids:

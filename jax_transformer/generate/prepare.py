@@ -170,12 +170,10 @@ def prepare(
             " sound"
         )
     begin = 1 if prompt is None else prompt.shape[1]
-    start, end = config.decoder_start_token_id, config.eos_token_id
     static_args = StaticArgs(
         dataclasses.replace(config, **_TRACED, **_RESOLVED),
         max_new_tokens(sizes, source.shape[1], config.max_new_tokens, begin),
-        sizes.bos_id if start is None else start,
-        sizes.eos_id if end is None else end,
+        *config.start_and_end(sizes),
         sizes.target_pad_id,
     )
     forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
@@ -350,14 +348,11 @@ def in_halves(
 def _divides(batch: Rows, weights: Sequence[Any]) -> bool:
     """Return True for enough rows on one CPU of several cores."""
     count = np.shape(batch.source)[:1]
-    for array in (batch.row_ids, batch.prompt):
-        if array is not None and np.shape(array)[:1] != count:
-            return False
+    others = [array for array in (batch.row_ids, batch.prompt) if array is not None]
+    if any(np.shape(array)[:1] != count for array in others):
+        return False
     few = count < (_ROWS_OF_HALVES,)
     if few or distributed.cores() == 1 or distributed.count() > 1:
         return False
-    devices: set[Any] = set()
-    for x in weights:
-        if isinstance(x, Array):
-            devices |= x.devices()
+    devices = {device for x in weights if isinstance(x, Array) for device in x.devices()}
     return len(devices) == 1 and devices.pop().platform == "cpu"

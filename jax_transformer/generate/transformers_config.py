@@ -55,24 +55,15 @@ _IGNORED = [
     *"pad_token_id transformers_version _from_model_config _commit_hash".split(),
 ]
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "assistant_early_exit": (),
-    "constraints": (),
-    "diversity_penalty": (0,),
-    "dola_layers": (),
-    "encoder_repetition_penalty": (1,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": (),
-    "guidance_scale": (1,),
-    "max_time": (),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0,),
-    "prompt_lookup_num_tokens": (),
-    "remove_invalid_values": (False,),
-    "sequence_bias": (),
-    "stop_strings": (),
-    "token_healing": (False,),
-    "use_mtp": (False,),
-    "watermarking_config": (),
+    **dict.fromkeys(
+        """assistant_early_exit constraints dola_layers exponential_decay_length_penalty
+        force_words_ids max_time prompt_lookup_num_tokens sequence_bias stop_strings
+        watermarking_config""".split(),
+        (),
+    ),
+    **dict.fromkeys(("diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beam_groups"), (1,)),
+    **dict.fromkeys(("remove_invalid_values", "token_healing", "use_mtp"), (False,)),
 }
 """Keys of what is not supported, each with the values (next to null) that do nothing."""
 
@@ -236,11 +227,11 @@ def to_generation_config(generation: GenerationConfig, config: TransformerConfig
         )
     if generation.seed:
         raise ConfigError(f"seed={generation.seed}: a generation_config.json has no seed")
-    start, eos = generation.decoder_start_token_id, generation.eos_token_id
+    start, end = generation.start_and_end(config)
     length, constraints = generation.max_new_tokens, generation.constraints
     written: dict[str, Any] = {
-        "decoder_start_token_id": config.bos_id if start is None else start,
-        "eos_token_id": config.eos_id if eos is None else eos,
+        "decoder_start_token_id": start,
+        "eos_token_id": end,
         "pad_token_id": config.target_pad_id,
         "max_length": usual_length(config) if length is None else length + 1,
     }

@@ -51,18 +51,16 @@ def write(
         for number, (line, several) in enumerate(zip(lines, hypotheses, strict=True), start=1)
         if line.strip() and several[0].ids.size  # not a line that was skipped
     ]
+
+    def shown(line: str, several: Sequence[Hypothesis]) -> list[dict[str, Any]]:
+        return [hypothesis_data(each, maps(translator, line, each)) for each in several]
+
     count = len(sentences)
     data = {
         "title": title,
         "note": f"The first {SENTENCES} of {count} lines." if count > SENTENCES else "",
         "sentences": [
-            {
-                "number": number,
-                "source": line,
-                "hypotheses": [
-                    hypothesis_data(each, maps(translator, line, each)) for each in several
-                ],
-            }
+            {"number": number, "source": line, "hypotheses": shown(line, several)}
             for number, line, several in sentences[:SENTENCES]
         ],
     }
@@ -131,8 +129,7 @@ def maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str,
     room = config.longest - len(tokenizer.prefix) - len(tokenizer.suffix)
     source_ids = [*tokenizer.prefix, *tokenizer.encode(line)[:room], *tokenizer.suffix]
     target_ids = hypothesis.ids.tolist()
-    start = translator.generation_config.decoder_start_token_id
-    start = config.bos_id if start is None else start
+    start, _ = translator.generation_config.start_and_end(config)
     attention = _attention(translator, source_ids, [start, *target_ids[:-1]])
     source = pieces(tokenizer.source, source_ids)
     target = pieces(tokenizer.target, target_ids)
@@ -144,9 +141,7 @@ def maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str,
 
 
 def _attention(
-    translator: Translator,
-    source_ids: Sequence[int],
-    target_ids: Sequence[int],
+    translator: Translator, source_ids: Sequence[int], target_ids: Sequence[int]
 ) -> Attention:
     """Return the model's attention weights, with both sides padded as in :func:`shapes`."""
     config, split = translator.model.config, translator.split_model

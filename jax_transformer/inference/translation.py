@@ -158,10 +158,10 @@ class Translator:
         if opened.config is not None:
             opened.config.check_text("translation")
         tokenizer = opened.tokenizer(source_lang, target_lang)
-        generation_config = opened.generation_config(tokenizer).overridden(options)
+        settings = opened.generation_config(tokenizer).overridden(options)
         if opened.config is not None:
             longest = opened.config.longest
-            prepare.max_new_tokens(opened.config, longest, generation_config.max_new_tokens)
+            prepare.max_new_tokens(opened.config, longest, settings.max_new_tokens)
         for other in others:
             if other.tokenizer(source_lang, target_lang).hash != tokenizer.hash:
                 raise ConfigError(
@@ -169,13 +169,8 @@ class Translator:
                     "the models of an ensemble have one tokenizer"
                 )
         models = [load_model(each, precision) for each in (opened, *others)]
-        return cls(
-            models,
-            tokenizer,
-            generation_config,
-            widths=opened.widths,
-            tokens_per_batch=tokens_per_batch,
-        )
+        widths = opened.widths
+        return cls(models, tokenizer, settings, widths=widths, tokens_per_batch=tokens_per_batch)
 
     @overload
     def __call__(
@@ -309,18 +304,17 @@ class Translator:
             self.widths, max(1, tokens // config.num_beams), sharding.row_shards()
         )
         in_cache = _CACHE_POSITIONS * tokens // (config.num_beams * len(self.models))
-        counts = []
-        for count, width in zip(rows, self.widths, strict=True):
-            length = prepare.max_new_tokens(self.model.config, width, longest)
-            counts.append(min(count, max(1, in_cache // length)))
-        return tuple(counts)
+        lengths = [
+            prepare.max_new_tokens(self.model.config, width, longest) for width in self.widths
+        ]
+        bounds = (max(1, in_cache // length) for length in lengths)
+        return tuple(map(min, rows, bounds))
 
     def hypothesis(
         self, ids: Int[np.ndarray, " n"], score: float, config: GenerationConfig
     ) -> Hypothesis:
         """Return the hypothesis of a row of a loop's result, without the padding."""
-        eos_id = config.eos_token_id
-        ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
+        ends = np.flatnonzero(ids == config.start_and_end(self.model.config)[1])
         ids = ids[: ends[0] + 1] if len(ends) else ids
         return Hypothesis(self.tokenizer.decode(ids), ids, None if np.isnan(score) else score)
 
@@ -383,7 +377,4 @@ def n_best_lines(line: Line) -> list[str]:
 
     Lines of the source are counted from 0; hypotheses come best first.
     """
-    return [
-        f"{line.number} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
-        for hypothesis in line.hypotheses
-    ]
+    return [f"{line.number} ||| {each.text} ||| {each.score:.6f}" for each in line.hypotheses]

@@ -42,16 +42,11 @@ class DistributedOptions:
     """Seconds until a silent process counts as dead."""
 
     def __post_init__(self) -> None:
-        missing = []
-        for name in _ADDRESS:
-            if getattr(self, name) is None:
-                missing.append(f"distributed.{name}")
+        missing = [f"distributed.{name}" for name in _ADDRESS if getattr(self, name) is None]
         if 0 < len(missing) < len(_ADDRESS) and not self.auto:
             raise errors.ConfigError(f"{', '.join(missing)}: missing; or give distributed.auto")
-        if self.num_processes is not None and self.num_processes < 1:
-            raise errors.ConfigError(
-                f"distributed.num_processes={self.num_processes} must be at least 1"
-            )
+        counts = "num_processes heartbeat_timeout"
+        errors.check_numbers(self, "distributed.", counts, "be at least 1", lambda x: x >= 1)
         if self.process_id is not None and not 0 <= self.process_id < (self.num_processes or 2**31):
             raise errors.ConfigError(
                 f"distributed.process_id={self.process_id} must be at least 0 and below "
@@ -60,10 +55,6 @@ class DistributedOptions:
         if self.coordinator_address and not self.coordinator_address.rpartition(":")[2].isdecimal():
             raise errors.ConfigError(
                 f"distributed.coordinator_address={self.coordinator_address}: give HOST:PORT"
-            )
-        if self.heartbeat_timeout < 1:
-            raise errors.ConfigError(
-                f"distributed.heartbeat_timeout={self.heartbeat_timeout} must be at least 1"
             )
 
     def several(self, environment: Mapping[str, str] = os.environ) -> bool:
@@ -104,10 +95,8 @@ def joined(options: DistributedOptions) -> Iterator[None]:
             shutdown_timeout_seconds=_LEAVE,
         )
     except (ValueError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise errors.ConfigError(
-            f"distributed: the processes do not meet: {reason[:300]}"
-        ) from error
+        reason = " ".join(str(error).split())[:300]
+        raise errors.ConfigError(f"distributed: the processes do not meet: {reason}") from error
     try:
         yield
     except Exception as error:

@@ -52,15 +52,11 @@ def keep_freed_memory(keep: bool = True) -> bool:
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
-    for name in os.environ:
-        if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):
-            return False
-    if not hasattr(libc, "gnu_get_libc_version"):
+    is_set = any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ)
+    if is_set or not hasattr(libc, "gnu_get_libc_version"):
         return False
-    done = True
-    for setting, value in (_KEEP if keep else _GIVE_BACK).items():
-        done = done and bool(libc.mallopt(setting, value))
-    return done
+    settings = _KEEP if keep else _GIVE_BACK
+    return all(libc.mallopt(setting, value) for setting, value in settings.items())
 
 
 def start() -> None:
@@ -118,21 +114,16 @@ def on_signals(
 ) -> Iterator[None]:
     """Call ``action`` at these signals. Only the main thread can: in others, nothing changes.
 
-    Args:
-        action: may raise ``raising``.
-        raising: an exception that Python drops, and would report, if the signal comes in a
-            finalizer or a callback of the garbage collector. It is not reported; the block has to
-            look for the request by itself.
-        numbers: the signals.
-        once: the first signal brings back the handlers that were in place, so that a second one
-            has its usual effect. A KeyboardInterrupt that Python drops is raised again.
+    ``action`` may raise ``raising``, which Python drops, and would report, if the signal comes in a
+    finalizer or a callback of the garbage collector. It is not reported; the block has to look for
+    the request by itself. With ``once``, the first signal brings back the handlers that were in
+    place, so that a second one has its usual effect, and a KeyboardInterrupt that Python drops is
+    raised again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {}
-    for number in numbers:
-        before[number] = signal.getsignal(number)
+    before = {number: signal.getsignal(number) for number in numbers}
     report = sys.unraisablehook
 
     def handle(number: int, frame: Any) -> None:
@@ -211,18 +202,14 @@ class Stop:
 def stop_requests() -> Iterator[Stop]:
     """Yield a Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
     stop = Stop()
-    # `at_once` raises it again
-    with on_signals(stop.request, raising=Preempted, once=True):
+    with on_signals(stop.request, raising=Preempted, once=True):  # `at_once` raises it again
         yield stop
 
 
 def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return a group's entry points by name, of packages installed now and of our own extras."""
-    folders = []
-    for path in sys.path:
-        if os.path.isdir(path or "."):
-            folders.append((path or ".", os.stat(path or ".").st_mtime_ns))
-    return _entry_points(group, tuple(folders))
+    folders = [path or "." for path in sys.path if os.path.isdir(path or ".")]
+    return _entry_points(group, tuple((path, os.stat(path).st_mtime_ns) for path in folders))
 
 
 @functools.lru_cache(maxsize=8)
@@ -230,10 +217,7 @@ def _entry_points(
     group: str, folders: tuple[tuple[str, int], ...]
 ) -> dict[str, importlib.metadata.EntryPoint]:
     """Reading all packages' metadata takes 6 ms; it is read again if one of the folders changed."""
-    points = {}
-    for point in sorted(importlib.metadata.entry_points(group=group)):
-        points[point.name] = point
-    return points
+    return {point.name: point for point in sorted(importlib.metadata.entry_points(group=group))}
 
 
 def load_entry_point(entry_point: importlib.metadata.EntryPoint, kind: type = object) -> Any:

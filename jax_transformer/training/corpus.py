@@ -86,8 +86,10 @@ def prepare(
         lengths = dropped.lengths(config.longest)
     widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
     rows = _rows(options, folder, widths, devices(), len(lengths))
-    of_files = weights(data, train, encoded) if data.train_weights else None
-    plan = BatchPlan(lengths, widths, rows, options.seed, of_files)
+    weights = None  # of the encoded pairs: their files'
+    if data.train_weights:
+        weights = np.repeat(np.array(data.train_weights), train.counts)[encoded.indices]
+    plan = BatchPlan(lengths, widths, rows, options.seed, weights)
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -148,11 +150,6 @@ def read_split(options: DataOptions, split: str) -> Pairs:
         )
     sources, targets = getattr(options, f"{split}_source"), getattr(options, f"{split}_target")
     return parallel_text.joined(list(map(parallel_text.read_pairs, sources, targets)))
-
-
-def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.ndarray:
-    """Return the weight of each encoded pair, its file's."""
-    return np.repeat(np.array(options.train_weights), train.counts)[encoded.indices]
 
 
 # Tokenizer and model
@@ -262,11 +259,9 @@ def _rows(
             f"of {', '.join(map(str, rows))} rows: continue with {remedy}, or give another --run"
         )
     if pairs < rows[-1]:
-        remedy = (
-            f"data.tokens_per_batch to {pairs * widths[-1]}"
-            if pairs >= rows_multiple
-            else f"devices, {rows_multiple} now,"
-        )
+        remedy = f"devices, {rows_multiple} now,"
+        if pairs >= rows_multiple:
+            remedy = f"data.tokens_per_batch to {pairs * widths[-1]}"
         raise InputError(
             f"{pairs} training pairs are less than one batch of {rows[-1]} rows of {widths[-1]} "
             f"tokens; lower {remedy} or give more text"

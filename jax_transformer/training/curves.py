@@ -79,11 +79,11 @@ def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False)
 
     Either for averaged weights or for the weights in training.
     """
-    points = []
-    for entry in entries:
-        if ("weights" in entry) is averaged and math.isfinite(entry.get(name, math.nan)):
-            points.append((entry["step"], entry[name]))
-    return points
+    return [
+        (entry["step"], entry[name])
+        for entry in entries
+        if ("weights" in entry) is averaged and math.isfinite(entry.get(name, math.nan))
+    ]
 
 
 def figure(entries: list[dict[str, Any]], title: str) -> Any:
@@ -96,18 +96,9 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
     with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(10, 7.5))
         panels = figure.subplots(2, 2)
-        figure.subplots_adjust(
-            left=0.07, right=0.985, top=0.895, bottom=0.065, wspace=0.18, hspace=0.62
-        )
-        figure.suptitle(
-            f"{title}, step {last:,}",
-            x=0.07,
-            y=0.975,
-            ha="left",
-            fontsize=14,
-            fontweight="bold",
-            parse_math=False,
-        )
+        figure.subplots_adjust(0.07, 0.065, 0.985, 0.895, wspace=0.18, hspace=0.62)
+        font: dict[str, Any] = {"fontsize": 14, "fontweight": "bold", "parse_math": False}
+        figure.suptitle(f"{title}, step {last:,}", x=0.07, y=0.975, ha="left", **font)
         _fill(panels, entries)
         for axes in panels.flat:
             axes.set_xlim(0, max(last, 1) * 1.02)
@@ -115,14 +106,8 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.set_xlabel("step")
             if not axes.lines:
-                axes.text(
-                    0.5,
-                    0.5,
-                    "nothing measured yet",
-                    transform=axes.transAxes,
-                    ha="center",
-                    color="#777777",
-                )
+                centre: dict[str, Any] = {"transform": axes.transAxes, "ha": "center"}
+                axes.text(0.5, 0.5, "nothing measured yet", color="#777777", **centre)
     return figure
 
 
@@ -159,15 +144,9 @@ def _fill(panels: Any, entries: list[dict[str, Any]]) -> None:
 
 def _line(axes: Any, points: Points, label: str, color: str, marker: str = ".") -> None:
     if points:
-        few, dense = len(points) <= 60, len(points) > 600
-        axes.plot(
-            *zip(*points, strict=True),
-            label=label,
-            color=color,
-            marker=marker if few else "",
-            linewidth=0.7 if dense else 1.6,
-            clip_on=False,
-        )
+        marker, width = marker if len(points) <= 60 else "", 0.7 if len(points) > 600 else 1.6
+        style = {"color": color, "marker": marker, "linewidth": width, "clip_on": False}
+        axes.plot(*zip(*points, strict=True), label=label, **style)
 
 
 def _validated(
@@ -186,16 +165,8 @@ def _validated(
     if points:
         step, value = best(points, key=operator.itemgetter(1))
         label += f": best {value:.{digits}f} at step {step:,}"
-        axes.plot(
-            step,
-            value,
-            color=color,
-            marker="o",
-            markersize=12,
-            markerfacecolor="none",
-            markeredgewidth=1.6,
-            clip_on=False,
-        )
+        ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.6}
+        axes.plot(step, value, color=color, **ring, clip_on=False)
     for step, value in averaged:
         label += f"; averaged {value:.{digits}f}"
         axes.plot(step, value, color=color, marker="D", markersize=7, clip_on=False)

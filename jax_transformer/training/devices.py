@@ -29,21 +29,17 @@ from jax_transformer.nn.sharding import FSDP, TENSOR
 from jax_transformer.training.options import MeshOptions
 from jax_transformer.weights.arrays import LORA_A, LORA_B
 
+_INTO = ("query", "key", "value", "up", "gate", "output")
 PARTITION_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    ("query.kernel", (FSDP, TENSOR)),
-    ("key.kernel", (FSDP, TENSOR)),
-    ("value.kernel", (FSDP, TENSOR)),
+    *((f"{name}.kernel", (FSDP, TENSOR)) for name in _INTO),
     ("out.kernel", (TENSOR, FSDP)),
-    ("up.kernel", (FSDP, TENSOR)),
-    ("gate.kernel", (FSDP, TENSOR)),
     ("down.kernel", (TENSOR, FSDP)),
-    ("output.kernel", (FSDP, TENSOR)),
     ("_embedding.embedding", (TENSOR, FSDP)),
     ("relative.embedding", (None, TENSOR)),  # buckets, heads
     ("positions.table", (None, FSDP)),
     ("stem.first.kernel", (None, FSDP, TENSOR)),  # frames, channels, d
     ("stem.second.kernel", (None, FSDP, TENSOR)),
-    *((f"{name}.bias", (TENSOR,)) for name in ("query", "key", "value", "up", "gate", "output")),
+    *((f"{name}.bias", (TENSOR,)) for name in _INTO),
     ("output_bias", (TENSOR,)),
     ("logits_bias", (TENSOR,)),
 )
@@ -58,11 +54,7 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
     possible.
     """
     kernel = name.removesuffix(LORA_A).removesuffix(LORA_B)
-    rule: tuple[str | None, ...] = ()
-    for ending, axes in PARTITION_RULES:
-        if kernel.endswith(ending):
-            rule = axes
-            break
+    rule = next((axes for ending, axes in PARTITION_RULES if kernel.endswith(ending)), ())
     if name != kernel:  # adapters: (in, rank) and (rank, out)
         rule = (*rule[:1], None) if name.endswith(LORA_A) else (None, *rule[1:])
     if len(rule) != len(shape):  # a step, a scale, or a factored moment
@@ -83,14 +75,13 @@ def partition_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
 
 def shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Return the sharding of every array of a state on this mesh, by the last name in its path."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    laid = []
-    for path, leaf in leaves:
-        name = ""
-        for key in path:
-            name = key.key if isinstance(key, jax.tree_util.DictKey) else name
-        laid.append(NamedSharding(mesh, partition_spec(name, leaf.shape, mesh.shape)))
-    return jax.tree.unflatten(structure, laid)
+
+    def sharding_of(path: Any, leaf: Any) -> NamedSharding:
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        name = names[-1] if names else ""
+        return NamedSharding(mesh, partition_spec(name, leaf.shape, mesh.shape))
+
+    return jax.tree.map_with_path(sharding_of, tree)
 
 
 def constrain(tree: Any) -> Any:
@@ -145,12 +136,8 @@ class Devices:
                 f"mesh.fsdp={fsdp} times mesh.tensor={tensor} does not divide "
                 f"{len(devices)} devices"
             )
-        shape = (len(devices) // (fsdp * tensor), fsdp, tensor)
-        return cls(
-            jax.make_mesh(
-                shape, sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
-            )
-        )
+        shape, types = (len(devices) // (fsdp * tensor), fsdp, tensor), (AxisType.Auto,) * 3
+        return cls(jax.make_mesh(shape, sharding.MESH_AXES, axis_types=types, devices=devices))
 
     @property
     def row_shards(self) -> int:
@@ -214,16 +201,15 @@ class Devices:
 
     def divide(self, batch: Any) -> Any:
         """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
-        arrays, structure = jax.tree.flatten(batch)
-        return sharding.place(batch, jax.tree.unflatten(structure, [self.rows] * len(arrays)))
+        return sharding.place(batch, jax.tree.map(lambda array: self.rows, batch))
 
 
 def bytes_of_a_device(state: Any) -> int:
     """Return the bytes of an abstract state, or of a part of it, on one device."""
-    total = 0
-    for array in jax.tree.leaves(state):
-        total += math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-    return total
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in jax.tree.leaves(state)
+    )
 
 
 class StopVotes:

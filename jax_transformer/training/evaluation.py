@@ -65,9 +65,8 @@ def score(
         raise InputError("there are no translations to score")
     if bootstrap < 0 or bootstrap == 1:
         raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
-    exact = 0
-    for hypothesis, first, *more in zip(hypotheses, references, *others, strict=True):
-        exact += hypothesis in (first, *filter(None, more))
+    lines = zip(hypotheses, references, *others, strict=True)
+    exact = sum(line in (first, *filter(None, more)) for line, first, *more in lines)
     figures: dict[str, Any] = {}
     signatures, confidence = {}, {}
     for name in names:
@@ -133,17 +132,15 @@ class ValidationReport:
         validation ``number`` depend on it only, so a resumed run shows the same.
         """
         figures = self.figures
-        scores = (
-            f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
-            f"exact match {figures['exact_match']:.1f} %"
+        yield (
+            f"{name}  validation loss {figures['valid_loss']:.3f}  BLEU {figures['bleu']:.1f}  "
+            f"chrF {figures['chrf']:.1f}  exact match {figures['exact_match']:.1f} %"
         )
-        yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
         pairs = len(self.lines)
         for i in range(min(count, pairs)):
             source, reference, hypothesis = self.lines[(number * count + i) % pairs]
-            yield f"    {source}\n      -> {hypothesis}" + (
-                "" if hypothesis == reference else f"\n         (reference: {reference})"
-            )
+            right = "" if hypothesis == reference else f"\n         (reference: {reference})"
+            yield f"    {source}\n      -> {hypothesis}{right}"
 
 
 class Validation:
@@ -159,9 +156,8 @@ class Validation:
     def __call__(self, weights: Arrays) -> ValidationReport:
         """Return the report of a model with these arrays."""
         corpus = self.corpus
-        sums = []
-        for _, batch in batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows):
-            sums.append(self.loss_sum(weights, self.devices.divide(batch)))
+        groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
+        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
         sources, references = map(list, zip(*self.pairs, strict=True))
@@ -272,14 +268,11 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
     report = dict(report)
     signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
     for name, value in report.items():
-        interval = (
-            f" (μ = {confidence[name]['mean']:.4f} ± {confidence[name]['half_width']:.4f})"
-            if name in confidence
-            else ""
-        )
-        yield (
-            f"{name:16} {value:.4f}{interval}" if isinstance(value, float) else f"{name:16} {value}"
-        )
+        text = f"{value:.4f}" if isinstance(value, float) else str(value)
+        if name in confidence:
+            mean, half_width = confidence[name]["mean"], confidence[name]["half_width"]
+            text += f" (μ = {mean:.4f} ± {half_width:.4f})"
+        yield f"{name:16} {text}"
     for name, signature in signatures.items():
         yield f"{name + ' signature':16} {signature}"
 
@@ -295,9 +288,8 @@ def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, i
         return 0.0, 0, 0
     widths = translator.widths
     loss_sum = _loss_sum(translator)
-    groups = batches.eval_batches(
-        encoded, widths, batches.rows_per_batch(widths, translator.tokens_per_batch)
-    )
+    rows = batches.rows_per_batch(widths, translator.tokens_per_batch)
+    groups = batches.eval_batches(encoded, widths, rows)
     sums = np.array(jax.device_get([loss_sum(batch) for _, batch in groups])).sum(axis=0)
     return float(sums[0]), int(sums[1]), len(encoded.sources)
 

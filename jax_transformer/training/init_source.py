@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jax_transformer.architectures import huggingface_config
-from jax_transformer.config import Positions, TransformerConfig
+from jax_transformer.config import RATES, Positions, TransformerConfig
 from jax_transformer.data import encoding
 from jax_transformer.data.encoding import Vocabulary, load_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -26,10 +25,10 @@ from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import huggingface_folder, run_folder
+from jax_transformer.storage import huggingface_folder, run_files, run_folder
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import FLOATS
-from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
+from jax_transformer.training.options import ModelOptions, Precision, TrainOptions
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,9 @@ class InitSource:
 def find(options: TrainOptions, folder: RunFolder) -> InitSource:
     """Open the source that the options name. A resumed run uses its own records.
 
-    Raises:
-        ConfigError: the source is of a kind that cannot be trained, it has no tokenizer and the
-            options have none, or both have one.
-        InputError: the tokenizer does not belong to the model, or a file cannot be read.
+    Raises ConfigError if the source is of a kind that cannot be trained, or if it has no tokenizer
+    and the options have none, or both have one; InputError if the tokenizer does not belong to the
+    model, or a file cannot be read.
     """
     assert options.init is not None
     if folder.data.exists() and folder.last_step() is not None:
@@ -122,8 +120,7 @@ def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
     extra = path if opened.run is None else path / huggingface_folder.IN_RUN
     combined = hashlib.sha256()  # of the files' hashes, in order
     for each in (path / huggingface_folder.CONFIG, *opened.files):
-        with open(each, "rb") as file:
-            combined.update(hashlib.file_digest(file, "sha256").digest())
+        combined.update(bytes.fromhex(run_files.sha256(each)))
     return InitSource(
         path,
         config,
@@ -191,22 +188,23 @@ def _fitted(
     Its start token is the tokenizer's: for mBART, the target language.
     """
     source, target = tokenizer.source, tokenizer.target
-    for side, vocabulary_of_side, size in (
-        ("source", source, config.source_vocab_size),
-        ("target", target, config.target_vocab_size),
+    for side, own, size in (
+        ("source", source.vocab_size, config.source_vocab_size),
+        ("target", target.vocab_size, config.target_vocab_size),
     ):
-        if vocabulary_of_side.vocab_size > size:
+        if own > size:
             raise InputError(
-                f"{path}: the {side} tokenizer does not belong to this model (vocabulary "
-                f"{vocabulary_of_side.vocab_size:,}, model {size:,})"
+                f"{path}: the {side} tokenizer does not belong to this model (vocabulary {own:,}, "
+                f"model {size:,})"
             )
     ids = {"source_pad_id": source.pad_id, "target_pad_id": target.pad_id, "eos_id": target.eos_id}
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         ids["bos_id"] = target.bos_id
-    wrong = []
-    for name, value in ids.items():
-        if value != getattr(config, name):
-            wrong.append(f"{name} is {value}, the model's is {getattr(config, name)}")
+    wrong = [
+        f"{name} is {value}, the model's is {getattr(config, name)}"
+        for name, value in ids.items()
+        if value != getattr(config, name)
+    ]
     if wrong:
         raise InputError(f"{path}: the tokenizer does not belong to this model: {', '.join(wrong)}")
     return dataclasses.replace(_with_options(config, options), bos_id=target.bos_id)
@@ -214,11 +212,8 @@ def _fitted(
 
 def _with_options(config: TransformerConfig, options: ModelOptions) -> TransformerConfig:
     precision = None if options.precision is Precision.FLOAT32 else options.precision.value
-    changes: dict[str, Any] = {"compute_dtype": precision}
-    for name in RATES:
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
-    return dataclasses.replace(config, **changes)
+    rates = {name: getattr(options, name) for name in RATES if getattr(options, name) is not None}
+    return dataclasses.replace(config, compute_dtype=precision, **rates)
 
 
 def _files(
@@ -236,24 +231,19 @@ def _files(
     changed: dict[str, int] = {}
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.target_lang is not None:
         forced = tokenizer.forced_bos_id()
-        changed = {"decoder_start_token_id": tokenizer.bos_id} | (
-            {} if forced is None else {"forced_bos_token_id": forced}
-        )
+        changed = {"decoder_start_token_id": tokenizer.bos_id}
+        changed |= {} if forced is None else {"forced_bos_token_id": forced}
     if not transformers_config.has_length(settings):
-        changed["max_length"] = (
-            encoding.limits(data, config)[1] + 1
-        )  # transformers counts the start token
+        changed["max_length"] = encoding.limits(data, config)[1] + 1  # with the start token
     if changed:
         ids = {
             "decoder_start_token_id": config.bos_id,
             "eos_token_id": config.eos_id,
             "pad_token_id": config.target_pad_id,
         }
-        files[huggingface_folder.GENERATION] = huggingface_folder.to_json(
-            {**ids, **settings, **changed}
-            if huggingface_folder.GENERATION not in files
-            else {**settings, **changed}
-        )
+        ids = {} if huggingface_folder.GENERATION in files else ids
+        content = huggingface_folder.to_json({**ids, **settings, **changed})
+        files[huggingface_folder.GENERATION] = content
     return files
 
 

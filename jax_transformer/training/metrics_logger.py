@@ -100,7 +100,6 @@ class MetricsLogger:
         self.progress.show(entry)
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Write a line, in the first of several processes."""
         if distributed.first():
             self.folder.add_metrics(entry)
         for tracker in self.trackers:
@@ -108,12 +107,10 @@ class MetricsLogger:
         distributed.barrier("metrics")  # a disk that is full ends all of them
 
     def sync(self) -> None:
-        """Flush metrics.jsonl to the disk."""
         if distributed.first() and self.folder.metrics.exists():
             atomic.sync(self.folder.metrics)
 
     def close(self) -> None:
-        """End the progress bar and the trackers."""
         if self.progress.bar is not None:
             self.progress.bar.close()
         for tracker in self.trackers:
@@ -126,17 +123,14 @@ class Progress:
     """
 
     def __init__(self, start: int, steps: int):
-        self.bar = (
-            tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True)
-            if sys.stderr.isatty() and distributed.first()
-            else None
-        )
+        self.bar: tqdm | None = None
+        if sys.stderr.isatty() and distributed.first():
+            self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True)
         self.start, self.steps, self.began = start, steps, time.monotonic()
         self.step = start
         """The last step that has been started."""
 
     def show(self, entry: dict[str, Any]) -> None:
-        """Show a training line of metrics.jsonl."""
         speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
         loss, nll_loss = f"loss {entry['loss']:.3f}", entry.get("nll_loss", entry["loss"])
         if nll_loss != entry["loss"]:
@@ -149,7 +143,6 @@ class Progress:
         self.say(f"step {entry['step']}/{self.steps}  {loss}  {speed}  {left} left")
 
     def say(self, message: str) -> None:
-        """Print a line."""
         if self.bar is not None:
             self.bar.write(message, file=sys.stderr)
         else:
@@ -186,12 +179,11 @@ def scalars(entry: dict[str, Any]) -> dict[str, float]:
     """Return the numbers of a line by their names in trackers: ``train/loss``, ``valid/bleu``,
     ``averaged/bleu`` and so on."""
     group = "averaged" if "weights" in entry else "valid" if "valid_loss" in entry else "train"
-    numbers = {
-        name: value
+    return {
+        f"{group}/{name.removeprefix('valid_')}": value
         for name, value in entry.items()
         if name != "step" and isinstance(value, int | float)
     }
-    return {f"{group}/{name.removeprefix('valid_')}": value for name, value in numbers.items()}
 
 
 class TensorBoard:

@@ -8,10 +8,11 @@ Adafactor and Lion are Optax's. The options alone load no JAX.
 import dataclasses
 import enum
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jax_transformer.config.option import Option, Rare
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, check_numbers
 
 if TYPE_CHECKING:
     import optax
@@ -22,9 +23,8 @@ class OptimizerName(enum.StrEnum):
 
     ADAMW = "adamw"  # Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101
     ADAM = "adam"  # Kingma and Ba 2015, https://arxiv.org/abs/1412.6980
-    SGD = (
-        "sgd"  # momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
-    )
+    # With momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
+    SGD = "sgd"
     ADAFACTOR = "adafactor"  # Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235
     LION = "lion"  # Chen et al. 2023, https://arxiv.org/abs/2302.06675
 
@@ -107,20 +107,12 @@ class OptimizerOptions:
     """Decay of an average of the weights (0: off)."""
 
     def __post_init__(self) -> None:
-        for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if not (getattr(self, name) or 0) >= 0:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
-        for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1"
-                )
-        if self.accumulate < 1:
-            raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
-        for name in ("learning_rate", "epsilon"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
+        check = partial(check_numbers, self, "optimizer.")
+        check("warmup_steps weight_decay clip_norm", "not be negative", lambda x: x >= 0)
+        rates = "beta1 beta2 momentum label_smoothing ema"
+        check(rates, "be at least 0 and below 1", lambda x: 0 <= x < 1)
+        check("accumulate", "be at least 1", lambda x: x >= 1)
+        check("learning_rate epsilon", "be above 0", lambda x: x > 0)
         unused = []
         for field in dataclasses.fields(self):
             owners, value = USED_BY.get(field.name, (self.name,)), getattr(self, field.name)
@@ -136,11 +128,8 @@ class OptimizerOptions:
     @property
     def given_rate(self) -> dict[str, Any]:
         """The options of the learning rate that are given."""
-        rate = {}
-        for name in LearningRate._fields:
-            if getattr(self, name) is not None:
-                rate[name] = getattr(self, name)
-        return rate
+        rate = {name: getattr(self, name) for name in LearningRate._fields}
+        return {name: value for name, value in rate.items() if value is not None}
 
     @property
     def rate(self) -> LearningRate:

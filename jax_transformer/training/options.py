@@ -4,22 +4,16 @@ that flag's help."""
 import dataclasses
 import enum
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Annotated, Any
 
 from jax_transformer.architectures import registry
-from jax_transformer.config import EXECUTION, TransformerConfig, codec, enums, option
+from jax_transformer.config import EXECUTION, RATES, TransformerConfig, codec, enums, option
 from jax_transformer.config.option import Option
 from jax_transformer.data.options import DataOptions
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, check_numbers
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training.optimizer import (
-    ADAPTERS,
-    FINE_TUNING,
-    FROM_SCRATCH,
-    LearningRate,
-    OptimizerOptions,
-)
+from jax_transformer.training import optimizer
+from jax_transformer.training.optimizer import LearningRate, OptimizerOptions
 
 
 class Precision(enum.StrEnum):
@@ -53,16 +47,6 @@ class AverageOf(enum.StrEnum):
     BEST = "best"
 
 
-RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
-"""The options that a pretrained model can be trained with, next to its precision: they act in
-training only."""
-
-
-LEAST = {
-    1: "steps log_every eval_every eval_pairs keep loss_chunks mesh.fsdp mesh.tensor",
-    0: "samples keep_best patience average devices lora.rank",
-}
-"""The least value of options of ``train`` that count something."""
 MEMORY, TRAINABLE = "memory and compile time", "parameters to train (default: all)"
 """Titles of groups of options."""
 
@@ -137,26 +121,17 @@ class ModelOptions:
     def executed(self, config: TransformerConfig) -> TransformerConfig:
         """Return the configuration of weights that exist, computed as these options say."""
         config.check_text("training")
-        execution = {}
-        for name in EXECUTION:
-            execution[name] = getattr(self, name)
+        execution = {name: getattr(self, name) for name in EXECUTION}
         return dataclasses.replace(config, **execution | self._narrow)
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
     ) -> TransformerConfig:
         """Return the preset with these sizes; ``ids`` replace special ids, as ``source_pad_id``."""
-        sizes = {}
-        for name, value in vars(self).items():
-            if name not in ("preset", "precision") and value is not None:
-                sizes[name] = value
-        config = registry.preset(
-            self.preset,
-            source_vocab_size=source_vocab_size,
-            target_vocab_size=target_vocab_size,
-            **ids,
-            **sizes | self._narrow,
-        )
+        sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
+        fields = {name: value for name, value in vars(self).items() if value is not None}
+        preset, _ = fields.pop("preset"), fields.pop("precision")
+        config = registry.preset(preset, **sizes, **ids, **fields | self._narrow)
         config.check_text("training")
         return config
 
@@ -263,13 +238,11 @@ class TrainOptions:
     rate_left_out = frozenset[str]()
 
     def __post_init__(self) -> None:
-        for least, names in LEAST.items():
-            for name in names.split():
-                value = attrgetter(name)(self)
-                if value < least:
-                    raise ConfigError(f"{name}={value} must be at least {least}")
-        if not self.lora.alpha > 0:
-            raise ConfigError(f"lora.alpha={self.lora.alpha} must be above 0")
+        counts = "steps log_every eval_every eval_pairs keep loss_chunks mesh.fsdp mesh.tensor"
+        check_numbers(self, "", counts, "be at least 1", lambda x: x >= 1)
+        counts = "samples keep_best patience average devices lora.rank"
+        check_numbers(self, "", counts, "be at least 0", lambda x: x >= 0)
+        check_numbers(self, "", "lora.alpha", "be above 0", lambda x: x > 0)
         if self.lora.rank and not self.lora.targets:
             raise ConfigError("lora.targets: names no kernel to adapt")
         if self.lora.rank and self.freeze:
@@ -292,8 +265,8 @@ class TrainOptions:
     def default_rate(self) -> LearningRate:
         """The learning rate for what ``optimizer`` leaves out."""
         if self.init is None:
-            return FROM_SCRATCH
-        return ADAPTERS if self.lora.rank else FINE_TUNING
+            return optimizer.FROM_SCRATCH
+        return optimizer.ADAPTERS if self.lora.rank else optimizer.FINE_TUNING
 
     def _check_init(self) -> None:
         """Raise ConfigError for options that contradict ``init``."""

@@ -22,21 +22,14 @@ if TYPE_CHECKING:
 
 
 def train(
-    options: TrainOptions,
-    stop: Stop | None = None,
-    *,
-    architecture: "Architecture | None" = None,
+    options: TrainOptions, stop: Stop | None = None, *, architecture: "Architecture | None" = None
 ) -> RunFolder:
     """Train from the start, or from the run's newest checkpoint, and return the run folder.
 
-    Args:
-        options: what ``train --help`` lists.
-        stop: can request to save and stop.
-        architecture: registered for this process before ``options`` are used, so that
-            ``options.model.preset`` can be a preset of it.
-
-    Raises:
-        Refusal: options, text, folder or checkpoint cannot be used; or the loss is not finite.
+    ``options`` are what ``train --help`` lists, ``stop`` can request to save and stop. An
+    ``architecture`` is registered for this process before the options are used, so that
+    ``options.model.preset`` can be a preset of it. Raises a :class:`Refusal` if options, text,
+    folder or checkpoint cannot be used, or the loss is not finite.
     """
     if architecture is not None:
         from jax_transformer.architectures import registry
@@ -96,9 +89,7 @@ def introduction(
 ) -> Iterator[str]:
     """Yield the first lines of a run: its model, text and learning rate, and where it continues."""
     about, config, source = data.about, data.config, data.init_source
-    shapes = []
-    for rows, width in zip(data.plan.rows, data.plan.widths, strict=True):
-        shapes.append(f"{rows}x{width}")
+    shapes = [f"{n}x{width}" for n, width in zip(data.plan.rows, data.plan.widths, strict=True)]
     sizes = dict.fromkeys((config.source_vocab_size, config.target_vocab_size))
     name = options.model.preset if source is None else f"from {options.init}"
     vocabulary = " and ".join(map(str, sizes))
@@ -133,11 +124,8 @@ def introduction(
 def _rate_lines(options: TrainOptions) -> Iterator[str]:
     """Yield the learning rate and its origin, and a warning if it does not reach its peak."""
     rate, default = options.optimizer.rate._asdict(), options.default_rate._asdict()
-    shown, changed = [], []
-    for name, value in rate.items():
-        shown.append(f"{name} {value}")
-        if value != default[name]:
-            changed.append(f"optimizer.{name}")
+    shown = [f"{name} {value}" for name, value in rate.items()]
+    changed = [f"optimizer.{name}" for name, value in rate.items() if value != default[name]]
     kind = "low-rank adapters" if options.lora.rank else "fine-tuning"
     origin = "default" if options.init is None else f"default for {kind}"
     if len(changed) == len(rate):

@@ -60,13 +60,9 @@ def open_run(options: TrainOptions) -> Iterator[RunFolder]:
     """Open the folder to train in, locked; several processes share the one of the first.
 
     It is the named one, or the newest unfinished one of the same options, or a new number under
-    runs/.
-
-    Raises:
-        ConfigError: the named folder holds a run of other options, or something else, or
-            ``options.resume`` forbids to continue it.
-        CheckpointError: ``options.resume`` demands a run to continue, and there is none.
-        LockedError: another process is training the named run.
+    runs/. Raises ConfigError if the named folder holds a run of other options, or something else,
+    or ``options.resume`` forbids to continue it; CheckpointError if it demands a run to continue
+    and there is none; LockedError if another process is training the named run.
     """
     with ExitStack() as stack:
         path = None
@@ -163,11 +159,7 @@ def _is_empty(path: Path) -> bool:
 
 def _missing(path: Path) -> list[Path]:
     """Return the folders that do not exist yet, innermost first."""
-    missing = []
-    for folder in (path, *path.parents):
-        if not folder.exists():
-            missing.append(folder)
-    return missing
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def _remove_empty(path: Path, created: list[Path]) -> None:
@@ -227,11 +219,9 @@ def stops_early(options: TrainOptions, figures: Figures) -> bool:
 
 def to_average(options: TrainOptions, figures: Figures) -> list[int]:
     """Return the steps whose weights are averaged at the end, in ascending order."""
-    order = (
-        best_first(figures, options.best_by.value)
-        if options.average_of is AverageOf.BEST
-        else sorted(figures, reverse=True)
-    )
+    order = sorted(figures, reverse=True)
+    if options.average_of is AverageOf.BEST:
+        order = best_first(figures, options.best_by.value)
     return sorted(order[: options.average])
 
 
@@ -317,11 +307,8 @@ def _shown(name: str, value: Any) -> str:
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in data.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
+        name = f"{prefix}{name}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
 
 
@@ -355,9 +342,8 @@ def environment() -> dict[str, Any]:
     """
     import jax
 
-    versions = {"python": platform.python_version()}
-    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
-        versions[name] = version(name)
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {"python": platform.python_version()} | {name: version(name) for name in names}
     machine = {
         "device": jax.devices()[0].device_kind,
         "number of devices": jax.device_count(),

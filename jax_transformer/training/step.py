@@ -70,20 +70,11 @@ def initial_state(
 
 
 def state_of(
-    params: Arrays,
-    frozen: Arrays,
-    optimizer: optax.GradientTransformation,
-    *,
-    ema: bool = False,
+    params: Arrays, frozen: Arrays, optimizer: optax.GradientTransformation, *, ema: bool = False
 ) -> TrainState:
     """Return the state of :func:`initial_state`, from the trained arrays and the others."""
-    return TrainState(
-        jnp.zeros((), jnp.int32),
-        params,
-        frozen,
-        optimizer.init(params),
-        jax.tree.map(jnp.copy, params) if ema else {},
-    )
+    average = jax.tree.map(jnp.copy, params) if ema else {}
+    return TrainState(jnp.zeros((), jnp.int32), params, frozen, optimizer.init(params), average)
 
 
 def loss_sum(
@@ -212,9 +203,10 @@ def make_step(
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        average = {}
-        for name, old in state.ema.items():
-            average[name] = optax.incremental_update(params[name], old, 1 - ema)
+        average = {
+            name: optax.incremental_update(params[name], old, 1 - ema)
+            for name, old in state.ema.items()
+        }
         metrics = {
             "loss": losses.loss / count,
             "nll_loss": losses.nll_loss / count,

@@ -3,7 +3,6 @@
 The whole model is in memory: these formats are written by the libraries themselves.
 """
 
-import hashlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,8 +96,7 @@ class CTranslate2Folder(Deployed):
             method = f"ran CTranslate2 in {quantization} next to the model in float32"
             checked = Checked(method, {"log-probabilities": error})
         tokens = "" if tokenizer is not None else "; no tokenizer: its tokens are ids in decimal"
-        with open(path / checks.MODEL, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = run_files.sha256(path / checks.MODEL)
         return Written(sha256, f"CTranslate2, {quantization}{tokens}", checked)
 
 

@@ -13,7 +13,7 @@ from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import Remat, option
 from jax_transformer.config.option import Option
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import check_numbers
 from jax_transformer.extras.estimate import topologies
 from jax_transformer.extras.estimate.topologies import GIB
 from jax_transformer.training.options import Precision, TrainOptions
@@ -49,9 +49,7 @@ class EstimateCommand:
     )
 
     def __post_init__(self) -> None:
-        for name in ("length", "device_memory"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ConfigError(f"{name}={value} must be above 0")
+        check_numbers(self, "", "length device_memory", "be above 0", lambda x: x > 0)
 
     @classmethod
     def from_file(cls, path: str) -> "EstimateCommand":

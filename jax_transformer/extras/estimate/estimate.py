@@ -84,7 +84,6 @@ class Estimate:
 
     @property
     def devices(self) -> int:
-        """The number of devices in use."""
         return math.prod(self.mesh.values())
 
     @property
@@ -319,9 +318,8 @@ def _attend(
     """Return the multiply-adds of a part without weights: scores, and the mixing of values."""
     if part is enums.Part.FFN:
         return 0
-    if (
-        part is enums.Part.SELF and stack.attention_span is not enums.AttentionSpan.FULL
-    ):  # nn/local_attention
+    # nn/local_attention
+    if part is enums.Part.SELF and stack.attention_span is not enums.AttentionSpan.FULL:
         block = stack.local_radius + 1
         queries, keys = -(-queries // block) * block, 3 * block + _global_keys(stack, part, keys)
     products = 1 if stack.mixing is enums.Mixing.SUMMED else 2

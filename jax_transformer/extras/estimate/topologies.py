@@ -93,7 +93,6 @@ class Topology:
 
     @property
     def count(self) -> int:
-        """The number of devices."""
         return math.prod(self.shape)
 
     @property

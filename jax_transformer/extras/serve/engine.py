@@ -99,19 +99,13 @@ class Engine:
         widths = self.translator.widths
         shared = dataclasses.replace(config, num_return_sequences=config.num_beams)
         groups = {width: Group(shared, width) for width in widths}
-        return [
-            EncodedLine(
-                text,
-                row,
-                groups[next(width for width in widths if width >= len(row) + added)],
-                number,
-                config.num_return_sequences,
-                attention,
-            )
-            if text
-            else None
-            for number, (text, row) in enumerate(zip(lines, ids, strict=True))
-        ]
+
+        def encoded(number: int, text: str, row: Sequence[int]) -> EncodedLine:
+            group = groups[next(width for width in widths if width >= len(row) + added)]
+            return EncodedLine(text, row, group, number, config.num_return_sequences, attention)
+
+        numbered = enumerate(zip(lines, ids, strict=True))
+        return [encoded(number, text, row) if text else None for number, (text, row) in numbered]
 
     def rows(self, group: Group) -> tuple[int, ...]:
         """Return the numbers of rows that a batch can have, ascending: 1, 4, 16, 64 and so on."""
@@ -166,12 +160,9 @@ class Engine:
 
     def _groups(self) -> list[Group]:
         """Return the groups whose programs are compiled at the start."""
-        groups = []
-        for config in dict.fromkeys((self.translator.generation_config, self.page_config)):
-            for width in self.translator.widths:
-                shared = dataclasses.replace(config, num_return_sequences=config.num_beams)
-                groups.append(Group(shared, width))
-        return groups
+        configs = dict.fromkeys((self.translator.generation_config, self.page_config))
+        shared = [dataclasses.replace(one, num_return_sequences=one.num_beams) for one in configs]
+        return [Group(config, width) for config in shared for width in self.translator.widths]
 
     def compile(self, group: Group, rows: int) -> None:
         """Translate a batch of empty lines, unless its program is compiled."""
@@ -207,25 +198,17 @@ class Engine:
                 translator.hypothesis(ids[i], float(row_scores[i]), group.config)
                 for i in range(line.hypotheses)
             ]
-            maps = [
-                attention_page.maps(translator, line.text, each)
-                for each in hypotheses
-                if line.attention
-            ]
+            asked = hypotheses if line.attention else []
+            maps = [attention_page.maps(translator, line.text, each) for each in asked]
             result.append(Translation(hypotheses, maps))
         return result
 
 
 def _compiled(config: GenerationConfig) -> GenerationConfig:
     """Return the config without the values that compile nothing."""
-    return dataclasses.replace(
-        config,
-        num_return_sequences=1,
-        length_penalty=0.0,
-        temperature=1.0,
-        top_p=1.0 if config.top_p == 1 else 0.5,
-        seed=0,
-    )
+    top_p = 1.0 if config.top_p == 1 else 0.5
+    traced: dict[str, Any] = {"length_penalty": 0.0, "temperature": 1.0, "top_p": top_p, "seed": 0}
+    return dataclasses.replace(config, num_return_sequences=1, **traced)
 
 
 def _program(group: Group, rows: int) -> tuple[GenerationConfig, int, int]:
@@ -241,26 +224,18 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": "jax_transformer", "registry": self.registry}
-        self.requests = Counter(
-            "requests", "Translation requests by status code.", ["status"], **own
-        )
-        self.seconds = Histogram(
-            "request_seconds",
-            "Seconds from a translation request to its answer.",
-            buckets=_SECONDS,
-            **own,
-        )
-        self.accepted = Counter(
-            "accepted_requests", "Translation requests that entered the queue.", **own
-        )
+        text = "Translation requests by status code."
+        self.requests = Counter("requests", text, ["status"], **own)
+        text = "Seconds from a translation request to its answer."
+        self.seconds = Histogram("request_seconds", text, buckets=_SECONDS, **own)
+        text = "Translation requests that entered the queue."
+        self.accepted = Counter("accepted_requests", text, **own)
         self.queued = Gauge("queued_lines", "Lines that wait for a batch.", **own)
         self.batch_lines = Histogram("batch_lines", "Lines of a batch.", buckets=_LINES, **own)
-        self.batch_seconds = Histogram(
-            "batch_seconds", "Seconds of a batch on the device.", buckets=_SECONDS, **own
-        )
+        text = "Seconds of a batch on the device."
+        self.batch_seconds = Histogram("batch_seconds", text, buckets=_SECONDS, **own)
 
     def text(self) -> bytes:
-        """Return all figures as text."""
         return prometheus_client.generate_latest(self.registry)
 
 
@@ -288,7 +263,6 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """Number of lines that wait for a batch."""
         return sum(map(len, self._groups.values()))
 
     def submit(self, lines: Sequence[EncodedLine]) -> "list[asyncio.Future[Translation]]":

@@ -1,6 +1,5 @@
 """Limits of the service, and a translation request: JSON, checked by them and the known options."""
 
-import dataclasses
 import enum
 import json
 import math
@@ -8,9 +7,10 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, cast
 
-from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.errors import ConfigError, check_numbers, nearest
 from jax_transformer.generate.generation_config import ALIASES, Constraints, GenerationConfig
 from jax_transformer.storage.untrusted import shown
 
@@ -72,14 +72,11 @@ class Limits:
             object.__setattr__(self, "queue_size", max(1024, lines or 0))
         if lines is None:
             object.__setattr__(self, "max_lines", min(256, self.queue_size))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in ("max_configs", "batch_wait") else 1
-            if field.name == "timeout":
-                if not 0 < value < math.inf:
-                    raise ConfigError(f"timeout={value} must be above 0 and finite")
-            elif not least <= value < math.inf:
-                raise ConfigError(f"{field.name}={value} must be at least {least} and finite")
+        check = partial(check_numbers, self, "")
+        counts = "queue_size max_lines max_characters max_body_bytes max_beam batch_rows"
+        check(counts, "be at least 1 and finite", lambda x: 1 <= x < math.inf)
+        check("timeout", "be above 0 and finite", lambda x: 0 < x < math.inf)
+        check("max_configs batch_wait", "be at least 0 and finite", lambda x: 0 <= x < math.inf)
         if self.max_lines > self.queue_size:
             raise ConfigError(
                 f"max_lines={self.max_lines} is over queue_size={self.queue_size}: such a request "
@@ -116,17 +113,13 @@ def parse(body: bytes, defaults: GenerationConfig, limits: Limits) -> Translatio
         _typed("attention", fields.get("attention", False), bool),
         _typed("timeout", fields.get("timeout", limits.timeout), float),
     )
-    if not 0 < parsed.timeout <= limits.timeout:
-        raise RequestError(
-            422,
-            f"timeout={parsed.timeout} must be above 0 and at most this server's {limits.timeout}",
-        )
+    if not 0 < (timeout := parsed.timeout) <= limits.timeout:
+        must = f"must be above 0 and at most this server's {limits.timeout}"
+        raise RequestError(422, f"timeout={timeout} {must}")
     hypotheses = len(parsed.lines) * parsed.config.num_return_sequences
-    if parsed.attention and hypotheses > ATTENTION_HYPOTHESES:
-        raise RequestError(
-            413,
-            f"attention of {hypotheses} hypotheses is over the maximum of {ATTENTION_HYPOTHESES}",
-        )
+    if parsed.attention and hypotheses > (most := ATTENTION_HYPOTHESES):
+        message = f"attention of {hypotheses} hypotheses is over the maximum of {most}"
+        raise RequestError(413, message)
     return parsed
 
 

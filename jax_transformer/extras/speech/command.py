@@ -88,7 +88,6 @@ def _lines(transcript: "Transcript", timestamps: bool, options: TranscribeOption
 
 
 def _time(seconds: float) -> str:
-    """Return the time as hours, minutes and seconds."""
     minutes, rest = divmod(round(1000 * seconds), 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest / 1000:06.3f}"
 

@@ -128,7 +128,7 @@ class Transcriber:
         ]
         codes = {index: code for code, index in self.config.languages.items()}
         code = codes.get(request[0]) if request else None
-        start = self._start_id
+        start, _ = self.config.generation.start_and_end(self.model.config)
         prompt = np.array([self.config.prompt(start, request, timestamps=timestamps)], np.int32)
         rules = self.config.rules if timestamps else None
         segments, tokens = [], []
@@ -137,15 +137,11 @@ class Transcriber:
             segments.append(Segment(*phrase.times, self.tokenizer.decode(phrase.tokens)))
         return Transcript(self.tokenizer.decode(tokens), tuple(segments), code, tuple(tokens))
 
-    @property
-    def _start_id(self) -> int:
-        start = self.config.generation.decoder_start_token_id
-        return self.model.config.bos_id if start is None else start
-
     def _detected(self, windows: "_Windows") -> int:
         """Return the token of the likeliest language in the first window."""
         ids = np.array([*self.config.languages.values()])
-        start = jnp.full((1, 1), self._start_id, jnp.int32)
+        start_id, _ = self.config.generation.start_and_end(self.model.config)
+        start = jnp.full((1, 1), start_id, jnp.int32)
         structure, arrays = self.split_model.structure, self.split_model.arrays
         scores = np.asarray(_first_logits(structure, arrays, windows.at(0), start))[0, ids]
         return int(ids[scores.argmax()])
@@ -158,8 +154,7 @@ class Transcriber:
         if room < 1:
             raise ConfigError(f"a prompt of {prompt.shape[1]} tokens leaves no room for a text")
         settings = self.config.generation
-        eos_id, length = settings.eos_token_id, settings.max_new_tokens
-        eos_id = self.model.config.eos_id if eos_id is None else eos_id
+        length, (_, eos_id) = settings.max_new_tokens, settings.start_and_end(self.model.config)
         settings = replace(
             settings,
             max_new_tokens=room if length is None else min(room, length),

@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import cli, convert, transformer
 from jax_transformer.cli.train import TrainCommand
-from jax_transformer.config import codec
+from jax_transformer.config import RATES, codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
@@ -18,13 +18,7 @@ from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.optimizer import ADAPTERS, FINE_TUNING, FROM_SCRATCH, Schedule
-from jax_transformer.training.options import (
-    RATES,
-    ModelOptions,
-    Precision,
-    TrainOptions,
-    read_options,
-)
+from jax_transformer.training.options import ModelOptions, Precision, TrainOptions, read_options
 from parity_tests.unit import helpers, runs
 
 OPTIONS = [

@@ -128,9 +128,7 @@ class CTranslate2Translator(Translator):
     def _translate(self, batch: Batch, config: GenerationConfig) -> None:
         check_generation(config)
         model, constraints = self.model.config, config.constraints
-        start, end = config.decoder_start_token_id, config.eos_token_id
-        start = model.bos_id if start is None else start
-        end = model.eos_id if end is None else end
+        start, end = config.start_and_end(model)
         longest = prepare.max_new_tokens(model, batch.width, config.max_new_tokens)
         suppressed = {word[0] for word in constraints.bad_words_ids} - {end}
         suppressed.update(constraints.suppress_tokens)
@@ -175,8 +173,7 @@ def converted(opened: Pretrained, quantization: Quantization) -> Path:
     assert opened.config is not None
     hashed = hashlib.sha256(f"{_FORMAT} {quantization} {opened.config.portable.to_json()}".encode())
     for path in opened.files:
-        with open(path, "rb") as file:
-            hashed.update(hashlib.file_digest(file, "sha256").digest())
+        hashed.update(bytes.fromhex(run_files.sha256(path)))
     owner = opened.path if opened.run is None else opened.run.path
     path = owner / CONVERTED / hashed.hexdigest()[:32]
     damage = next(_damage(path), None) if path.is_dir() else None
@@ -187,10 +184,9 @@ def converted(opened: Pretrained, quantization: Quantization) -> Path:
         path.parent.mkdir(exist_ok=True)
         with atomic.folder(path) as temporary:
             folder.write(temporary, opened.config, opened.state(), ids, quantization)
-            files = sorted(file.name for file in temporary.iterdir())
-            run_files.write_sums(
-                temporary, {name: [run_files.sha256(temporary / name)] for name in files}
-            )
+            files = sorted(temporary.iterdir())
+            sums = {file.name: [run_files.sha256(file)] for file in files}
+            run_files.write_sums(temporary, sums)
     return path
 
 

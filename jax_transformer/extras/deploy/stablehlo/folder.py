@@ -43,7 +43,6 @@ class Settings:
 
     @property
     def search(self) -> dict[str, Any]:
-        """Arguments of a search."""
         generation = self.generation
         return {
             "max_length": self.max_new_tokens,
@@ -182,7 +181,7 @@ def write(
 def _numbers(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
     """Return the sizes and special ids that a caller needs."""
     generation = settings.generation
-    start, end = generation.decoder_start_token_id, generation.eos_token_id
+    start, end = generation.start_and_end(config)
     return {
         "max_source_length": config.longest,
         "max_new_tokens": settings.max_new_tokens,
@@ -194,8 +193,8 @@ def _numbers(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
         "special_ids": {
             "source_pad": config.source_pad_id,
             "target_pad": config.target_pad_id,
-            "start": config.bos_id if start is None else start,
-            "end": config.eos_id if end is None else end,
+            "start": start,
+            "end": end,
         },
     }
 

@@ -143,14 +143,9 @@ def _part(part: Part, layout: Layout) -> list[_Row]:
             for stored, flax in inputs.items()
         ]
         return [*rows, ("wo.kernel", "down.kernel", (f, d), "f d -> f d")]
-    into, out = (
-        ("d h e -> d (h e)", "h e d -> (h e) d")
-        if layout.split_heads
-        else (
-            "d e -> d e",
-            "e d -> e d",
-        )
-    )
+    into, out = "d e -> d e", "e d -> e d"
+    if layout.split_heads:
+        into, out = "d h e -> d (h e)", "h e d -> (h e) d"
     names = [f"{name}.kernel" for name in ("query", "key", "value")]
     rows = [(name, name, (d, heads), into) for name in names]
     return [*rows, ("out.kernel", "out.kernel", (heads, d), out)]
