@@ -173,19 +173,28 @@ def load_from(spec: str) -> Architecture:
         InputError: the file does not exist.
         ConfigError: it raises an exception, has no such name, or the name is not an Architecture.
     """
-    where, colon, name = spec.rpartition(":")
-    if not colon:
+    if ":" not in spec:
         if spec.endswith(".py"):
             raise ConfigError(f"--architecture {spec}: name the Architecture too, {spec}:NAME")
         return resolve(spec)
+    if not isinstance(value := load_object(spec), Architecture):
+        raise ConfigError(f"{spec} is a {type(value).__name__}, not a jax_transformer.Architecture")
+    return register(value)
+
+
+def load_object(spec: str) -> Any:
+    """Return the object that ``path/to/file.py:NAME`` or ``package.module:NAME`` names.
+
+    Raises InputError if the file does not exist, and ConfigError if it raises an exception or has
+    no such name.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise ConfigError(f"{spec}: give my_file.py:NAME or package.module:NAME")
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     if not hasattr(module, name):
         raise ConfigError(f"{where} has no {name!r}{nearest(name, list(vars(module)))}")
-    if not isinstance(value := getattr(module, name), Architecture):
-        raise ConfigError(
-            f"{where}:{name} is a {type(value).__name__}, not a jax_transformer.Architecture"
-        )
-    return register(value)
+    return getattr(module, name)
 
 
 @functools.cache

@@ -37,6 +37,7 @@ _CORE = {
     "weights.",
     "parity": "Compare a model with PyTorch module by module, and name the first module that "
     "differs.",
+    "propose": "Propose a weight table between a PyTorch model and a JAX model, and prove it.",
     "golden": "Record the outputs of a PyTorch model, to compare with where torch is not "
     "installed.",
     "completion": "Print the script that completes commands, options and paths in a shell.",

@@ -1,6 +1,7 @@
 """Comparisons of models in files with their PyTorch twins and with goldens."""
 
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_transformer.architectures.registry import load_object
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
@@ -16,7 +18,9 @@ from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck, OtherProcess
+from jax_transformer.parity.proposal import Proposal
 from jax_transformer.parity.report import Report
+from jax_transformer.parity.search import propose
 from jax_transformer.storage import safetensors
 
 TWIN = "twin"
@@ -112,6 +116,35 @@ def _config(
     if other is not None and other.config is not None and not described:
         return other.config
     return description.settle(source).config
+
+
+def propose_table(theirs: str, ours: str, batch_file: str | None) -> Proposal:
+    """Propose a table between the models that two functions return, ``my_file.py:NAME`` or
+    ``package.module:NAME``.
+
+    The batch is in a file, or a function ``batch`` beside one of them returns it. Functions
+    ``call_torch`` and ``call_flax`` beside them are those of :func:`.search.propose`.
+    """
+    _check_torch()
+    models = []
+    for spec in (theirs, ours):
+        make = load_object(spec)
+        if not callable(make):
+            raise ConfigError(f"{spec} is a {type(make).__name__}, not a function")
+        models.append(make())
+
+    def beside(spec: str, name: str) -> Any:
+        return getattr(sys.modules[load_object(spec).__module__], name, None)
+
+    batch = beside(theirs, "batch") or beside(ours, "batch")
+    if batch_file is None and batch is None:
+        raise ConfigError(
+            f"no batch: define batch() beside {theirs}, which returns the arguments of a call, or"
+            " give --batch FILE.safetensors, whose arrays are named 0, 1, ..."
+        )
+    arguments = batch() if batch_file is None else _batch_from_file(batch_file)
+    calls = {"call_torch": beside(theirs, "call_torch"), "call_flax": beside(ours, "call_flax")}
+    return propose(models[0], models[1], arguments, **calls)
 
 
 # Goldens

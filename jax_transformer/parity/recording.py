@@ -113,42 +113,27 @@ def record(
     Raises ConfigError if the model returns no such array, or a module is called inside a while loop
     or a condition.
     """
-
-    def arrays(dtype: str) -> tuple[Any, Any, Any]:
-        parameters, others = (
-            {name: _cast(array, dtype) for name, array in group.items()}
-            for group in (function.parameters, function.others)
-        )
-        return parameters, others, [_cast(array, dtype) for array in batch]
-
-    def trace(dtype: str) -> Any:
-        def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
-            return _first_array(function.run({**parameters, **others}, inputs))
-
-        return jax.make_jaxpr(call)(*arrays(dtype))
-
-    theirs = {name: _in_range(x, dtype) for name, x in (replacements or {}).items()}
-    run = partial(_run, arrays=arrays(dtype), seed=seed, replacements=theirs)
+    theirs = {name: (True, _in_range(x, dtype)) for name, x in (replacements or {}).items()}
     if dtype != "float64" or not wide:
-        return run(trace(dtype), wide=False)
+        return Program(function, batch, dtype, wide=False).record(seed, theirs)
     try:
-        jaxpr = trace("float64")
+        program = Program(function, batch, "float64")
     except ConfigError:
         raise
     except Exception as error:  # of the model's own code
         try:
-            narrow = run(trace("float32"), wide=True)
+            narrow = Program(function, batch, "float64", traced_in="float32").record(seed, theirs)
         except Exception:
             raise error from None
         narrow.note = f"the JAX model cannot be traced in float64 ({line_of(error)})"
         narrow.rounded = [*(narrow.narrow or ())]
         return narrow
     try:
-        return run(jaxpr, wide=True)
+        return program.record(seed, theirs)
     except ConfigError:
         raise
     except Exception as error:  # of a primitive's rules or its compilation
-        as_it_is = run(jaxpr, wide=False)
+        as_it_is = Program(function, batch, "float64", wide=False).record(seed, theirs)
         as_it_is.note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
         return as_it_is
 
@@ -158,49 +143,84 @@ def line_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
 
 
-def _run(
-    jaxpr: Any,
-    *,
-    arrays: tuple[Any, Any, Any],
-    seed: int | None,
-    replacements: Mapping[str, np.ndarray],
-    wide: bool,
-) -> Recording:
-    """Evaluate a traced model on its parameters, other arrays and batch."""
-    parameters, *rest = arrays
-    recording = Recording()
+class Program:
+    """A model that is traced once, and compiled once for each set of names in ``replacements``."""
 
-    def run(
+    def __init__(
+        self,
+        function: ModelFunction,
+        batch: Sequence[Any],
+        dtype: str,
+        *,
+        traced_in: str | None = None,
+        wide: bool = True,
+    ):
+        def arrays(dtype: str) -> tuple[Any, Any, Any]:
+            parameters, others = (
+                {name: _cast(array, dtype) for name, array in group.items()}
+                for group in (function.parameters, function.others)
+            )
+            return parameters, others, [_cast(array, dtype) for array in batch]
+
+        def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
+            return _first_array(function.run({**parameters, **others}, inputs))
+
+        self.arrays, self.wide = arrays(dtype), wide
+        self.jaxpr = jax.make_jaxpr(call)(*(arrays(traced_in) if traced_in else self.arrays))
+        self._compiled = jax.jit(self._run, static_argnums=0)
+
+    def _run(
+        self,
+        seed: int | None,
         parameters: Mapping[str, Any],
+        rest: Any,
         perturbations: Mapping[str, Any],
         replacements: Mapping[str, Any],
     ) -> tuple[Any, tuple[dict[str, Any], Any]]:
-        nonlocal recording
-        recording = Recording(narrow={})
-        visitor = Visitor(recording, perturbations, replacements)
+        self.traced = Recording(narrow={})
+        visitor = Visitor(self.traced, perturbations, replacements)
         leaves = jax.tree.leaves((parameters, *rest))
-        (output,) = Evaluation(visitor, wide).run(jaxpr, leaves)
+        (output,) = Evaluation(visitor, self.wide).run(self.jaxpr, leaves)
         if seed is None:
-            return jnp.zeros((), output.dtype), (recording.arrays, output)
+            return jnp.zeros((), output.dtype), (self.traced.arrays, output)
         weights = np.random.default_rng(seed).standard_normal(output.shape)
-        return (output * jnp.asarray(weights, output.dtype)).sum(), (recording.arrays, output)
+        return (output * jnp.asarray(weights, output.dtype)).sum(), (self.traced.arrays, output)
 
-    gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    if seed is None:
-        _, (recorded, output) = jax.jit(run)(parameters, {}, replacements)
-    else:
-        shapes = jax.eval_shape(run, parameters, {}, {})[1][0]
-        zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-        differentiate = jax.grad(run, argnums=(0, 1), has_aux=True)
-        gradients, (recorded, output) = jax.jit(differentiate)(parameters, zeros, {})
-    recording.parameters, of_arrays = (
-        {name: _to_numpy(array, gradient=True) for name, array in group.items()}
-        for group in gradients
-    )
-    recording.arrays = {name: _to_numpy(array) for name, array in recorded.items()}
-    recording.arrays |= {f"{name} gradient": array for name, array in of_arrays.items()}
-    recording.result, recording.narrow = _to_numpy(output), recording.narrow if wide else None
-    return recording
+    def record(
+        self,
+        seed: int | None,
+        replacements: Mapping[str, tuple[bool, np.ndarray]],
+        values: Mapping[str, Any] | None = None,
+    ) -> Recording:
+        """Return the recording. The model goes on with ``replacements`` for arrays of these names,
+        if they are True; ``values`` take the places of its weights.
+        """
+        new, (*groups, batch) = values or {}, self.arrays
+        parameters, others = (
+            {name: new.get(name, array) for name, array in group.items()} for group in groups
+        )
+        rest = others, batch
+        gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        if seed is None:
+            _, (recorded, output) = self._compiled(None, parameters, rest, {}, replacements)
+        else:
+            run = partial(self._run, seed)
+            shapes = jax.eval_shape(run, parameters, rest, {}, {})[1][0]
+            zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+            differentiate = jax.grad(run, argnums=(0, 2), has_aux=True)
+            gradients, (recorded, output) = jax.jit(differentiate)(parameters, rest, zeros, {})
+        of_parameters, of_arrays = (
+            {name: _to_numpy(array, gradient=True) for name, array in group.items()}
+            for group in gradients
+        )
+        arrays = {name: _to_numpy(array) for name, array in recorded.items()}
+        return dataclasses.replace(
+            self.traced,
+            arrays=arrays | {f"{name} gradient": array for name, array in of_arrays.items()},
+            parameters=of_parameters,
+            result=_to_numpy(output),
+            narrow=self.traced.narrow if self.wide else None,
+        )
 
 
 def _first_array(output: Any) -> jax.Array:
@@ -268,7 +288,10 @@ class Visitor:
         if name in self.perturbations:
             array = array + self.perturbations[name]
         self.recording.arrays[name] = array
-        return _like(self.replacements[name], array) if name in self.replacements else array
+        if name not in self.replacements:
+            return array
+        chosen, theirs = self.replacements[name]
+        return jnp.where(chosen, _like(theirs, array), array)
 
 
 def _in_range(array: np.ndarray, dtype: str) -> np.ndarray:

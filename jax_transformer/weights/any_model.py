@@ -155,26 +155,34 @@ class _Parts:
         """Return the arrays that the rules name: views of the model's. Raises ConfigError if a
         stack has no array, or the rules do not name every layer once.
         """
-        current = {name: (name, array) for name, array in named.items()}
-        for stack in self.stacks:
-            before, current = current, {}
-            words = re.split(r"\{\w+\}", stack.flax)
-            pattern = re.compile(f"({'[^.]+'.join(map(re.escape, words))})(\\..+)?")
-            for name, (origin, array) in before.items():
-                match = pattern.fullmatch(name)
-                if match is None:
-                    current[name] = origin, array
-                    continue
-                if not -array.ndim <= stack.axis < array.ndim:
-                    shape = f"its shape is {array.shape}"
-                    raise ConfigError(f"{origin} has no axis {stack.axis} of layers: {shape}")
-                for i, layer in enumerate(np.moveaxis(array, stack.axis, 0)):
-                    current[f"{match[1]}.{i}{match[2] or ''}"] = origin, layer
-            if current.keys() == before.keys():
-                hint = nearest(stack.flax, sorted(before))
-                raise ConfigError(f"the model has no arrays of {stack.flax}{hint}")
+        current = layers_of(named, self.stacks)
         try:
             rules.check_complete(self.rules, current)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return current
+
+
+def layers_of(
+    named: Mapping[str, np.ndarray], stacks: Iterable[Stacked]
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Return a model's arrays, those of stacks layer by layer, each with the name of its origin."""
+    current = {name: (name, array) for name, array in named.items()}
+    for stack in stacks:
+        before, current = current, {}
+        words = re.split(r"\{\w+\}", stack.flax)
+        pattern = re.compile(f"({'[^.]+'.join(map(re.escape, words))})(\\..+)?")
+        for name, (origin, array) in before.items():
+            match = pattern.fullmatch(name)
+            if match is None:
+                current[name] = origin, array
+                continue
+            if not -array.ndim <= stack.axis < array.ndim:
+                shape = f"its shape is {array.shape}"
+                raise ConfigError(f"{origin} has no axis {stack.axis} of layers: {shape}")
+            for i, layer in enumerate(np.moveaxis(array, stack.axis, 0)):
+                current[f"{match[1]}.{i}{match[2] or ''}"] = origin, layer
+        if current.keys() == before.keys():
+            hint = nearest(stack.flax, sorted(before))
+            raise ConfigError(f"the model has no arrays of {stack.flax}{hint}")
+    return current

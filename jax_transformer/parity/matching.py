@@ -1,0 +1,282 @@
+"""Matches of PyTorch tensors and arrays: a first answer from shapes, names, the order in which
+modules run, and the numbers of layers. Nothing here is proven."""
+
+import difflib
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_transformer.weights.layouts import Layout, layouts
+from jax_transformer.weights.rules import Rule, Shape
+
+_SAME_WORDS = """
+    weight kernel scale gamma w table; bias beta b offset; attn attention mha selfattn sa;
+    cross encoderattn encdecattention crossattention crossattn xattn; q query; k key; v value;
+    out o output; mlp ffn ff feedforward densereludense; up fc1 wi intermediate linear1 lin1 fc cfc;
+    down fc2 linear2 lin2 wo; gate wi0; norm ln layernorm rms rmsnorm groupnorm normalization;
+    bn batchnorm; embed embedding embeddings emb embedder wte tokens token shared; inner input;
+    pos position positions positional wpe; encoder enc; decoder dec; head lmhead classifier logits
+    unembed; final last f post; conv convolution conv2d; mean runningmean; var runningvar
+"""
+_SYNONYMS = {
+    word: group.split()[0] for group in _SAME_WORDS.split(";") for word in group.split()[1:]
+}
+_MOST_PARTS = 16
+_ROLES = {"weight", "bias", "mean", "var"}
+_SKIPPED = {"model", "module", "layers", "layer", "blocks", "block", "h", "proj", "self", "modules"}
+_JOINED = sorted((w for w in _SYNONYMS if len(w) > 6), key=len, reverse=True)
+
+
+class Part(NamedTuple):
+    """A tensor or an array."""
+
+    name: str
+    shape: Shape
+    rank: int
+    """The place of its module in the order of execution."""
+    kind: str = ""
+    """The class of its module."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A tensor, its arrays, and the layouts that their shapes allow."""
+
+    torch: str
+    flax: tuple[str, ...]
+    layouts: Sequence[Layout]
+    kind: str
+    reason: str
+    choice: int = 0
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.torch, self.flax, *self.layouts[self.choice])
+
+    def to(self, flax: tuple[str, ...]) -> "Match":
+        return replace(self, flax=flax)
+
+
+def numbers(name: str) -> tuple[int, ...]:
+    """Return the numbers at the ends of words: ``layers.3``, ``block_3``, ``conv1``."""
+    return tuple(map(int, re.findall(r"\d+(?=[._]|$)", name)))
+
+
+def template(name: str) -> str:
+    """Return a name with ``{}`` for the numbers of layers."""
+    return re.sub(r"(^|[._])\d+(?=[._]|$)", r"\1{}", name)
+
+
+def words(name: str) -> set[str]:
+    """Return what a name says, in the words that both sides have for it."""
+    result = set()
+    for part in name.split("."):
+        joined = re.sub(r"[\d_]+$", "", part).replace("_", "").lower()
+        if joined in _SYNONYMS:
+            result.add(_SYNONYMS[joined])
+            continue
+        for word in re.findall(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*|(?<=[a-z])\d+", part):
+            word = word.lower()
+            bare = word.rstrip("0123456789")
+            result.add(_SYNONYMS.get(word, _SYNONYMS.get(bare, bare)))
+            if word != bare and word not in _SYNONYMS:
+                result.add(word.removeprefix(bare))
+    return result - _SKIPPED or result
+
+
+def matched(torch: Sequence[Part], flax: Sequence[Part]) -> list[Match]:
+    """Return the likeliest matches. Tensors and arrays without one are left out.
+
+    First come tensors that are larger than any array, which several arrays hold together; then
+    modules with the same arrays; then what is left.
+    """
+    table = _Likeness(torch, flax)
+    sizes = {math.prod(part.shape) for part in flax}
+    matches = table.packed([part for part in torch if math.prod(part.shape) not in sizes], flax)
+    matches += table.modules(*_without(matches, torch, flax))
+    theirs, ours = _without(matches, torch, flax)
+    for size in {math.prod(part.shape) for part in theirs}:
+        same = ([p for p in side if math.prod(p.shape) == size] for side in (theirs, ours))
+        matches += table.parts(*same)
+    return matches + table.packed(*_without(matches, torch, flax))
+
+
+def _without(
+    matches: Sequence[Match], torch: Sequence[Part], flax: Sequence[Part]
+) -> tuple[list[Part], list[Part]]:
+    names = {match.torch for match in matches}, {n for match in matches for n in match.flax}
+    return [p for p in torch if p.name not in names[0]], [p for p in flax if p.name not in names[1]]
+
+
+class _Likeness:
+    """Likeness of names: a rare word that both have counts for more than a frequent one."""
+
+    def __init__(self, torch: Sequence[Part], flax: Sequence[Part]):
+        self.words = {part.name: words(part.name) for part in (*torch, *flax)}
+        self.counts = Counter(word for group in self.words.values() for word in group)
+
+    def of(self, one: Iterable[str], other: Iterable[str]) -> float:
+        """Return a score of two groups of names."""
+        a, b = (set().union(*(self.words[name] for name in names)) for names in (one, other))
+        common = 2 * self._weight(a & b) / ((self._weight(a) + self._weight(b)) or 1)
+        theirs, ours = (numbers(next(iter(names))) for names in (one, other))
+        return 3 * common + difflib.SequenceMatcher(None, theirs, ours).ratio()
+
+    def _weight(self, group: Iterable[str]) -> float:
+        return sum(math.log(1 + len(self.words) / self.counts[word]) for word in group)
+
+    def parts(self, theirs: Sequence[Part], ours: Sequence[Part]) -> list[Match]:
+        """Return the best matches of tensors and arrays of one size."""
+        return self._assigned([[part] for part in theirs], [[part] for part in ours])
+
+    def modules(self, theirs: Sequence[Part], ours: Sequence[Part]) -> list[Match]:
+        """Return the best matches of modules whose arrays have the same sizes."""
+        sides: list[dict[Any, list[list[Part]]]] = [defaultdict(list), defaultdict(list)]
+        for side, parts in zip(sides, (theirs, ours), strict=True):
+            owners: dict[str, list[Part]] = defaultdict(list)
+            for part in parts:
+                owners[part.name.rpartition(".")[0]].append(part)
+            for owned in owners.values():
+                owned.sort(key=_role)
+                side[tuple((_role(p), math.prod(p.shape)) for p in owned)].append(owned)
+        both = [(sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
+        return [match for pair in both for match in self._assigned(*pair)]
+
+    def _assigned(self, theirs: list[list[Part]], ours: list[list[Part]]) -> list[Match]:
+        """Return the matches of modules for which the sum of the scores is highest."""
+        from scipy.optimize import linear_sum_assignment
+
+        for side in (theirs, ours):
+            side.sort(key=lambda parts: parts[0].rank)
+        scores = np.full((len(theirs), len(ours)), -1e3)
+        options: dict[tuple[int, int], list[list[Layout]]] = {}
+        for (i, one), (j, other) in itertools.product(enumerate(theirs), enumerate(ours)):
+            pairs = list(zip(one, other, strict=True))
+            allowed = [layouts(a.shape, [b.shape], a.kind) for a, b in pairs]
+            if all(allowed):
+                options[i, j] = allowed
+                likeness = self.of([p.name for p in one], [p.name for p in other])
+                place = abs(i - j * len(theirs) / len(ours))
+                roles = [{_role(part) for part in pair} - {""} for pair in pairs]
+                apart = any(len(each) > 1 for each in roles)
+                scores[i, j] = likeness + 1.5 / (1 + place) - 3 * apart
+        matches = []
+        for i, j in zip(*linear_sum_assignment(-scores), strict=True):
+            alone = len(theirs) == 1 == len(ours)
+            for a, b, each in zip(theirs[i], ours[j], options.get((i, j), []), strict=False):
+                why = "only one of this size" if alone else self._reason(a.name, b.name)
+                matches.append(Match(a.name, (b.name,), each, a.kind, why))
+        return matches
+
+    def _reason(self, theirs: str, ours: str) -> str:
+        common = ", ".join(sorted(self.words[theirs] & self.words[ours]))
+        reasons = [f"names ({common})"] if common else []
+        reasons += ["numbers"] if numbers(theirs) and numbers(theirs) == numbers(ours) else []
+        return " and ".join([*reasons, "order"] if len(reasons) < 2 else reasons)
+
+    def packed(self, theirs: Sequence[Part], ours: Sequence[Part]) -> list[Match]:
+        """Return the matches of tensors that arrays of several modules hold together.
+
+        The modules' other arrays are parts of the other tensors of the same PyTorch module.
+        """
+        free = {part.name: part for part in ours}
+        chosen: dict[str, tuple[str, ...]] = {}
+        matches = []
+        for tensor in sorted(theirs, key=lambda part: -math.prod(part.shape)):
+            owner = tensor.name.rpartition(".")[0]
+            best: tuple[float, tuple[str, ...], list[Layout]] | None = None
+            for names in self._groups(list(free.values()), chosen.get(owner)):
+                shapes = [free[name].shape for name in names]
+                if sum(map(math.prod, shapes)) != math.prod(tensor.shape):
+                    continue
+                if not (allowed := layouts(tensor.shape, shapes, tensor.kind)):
+                    continue
+                place = abs(_place(tensor, theirs) - _place(free[names[0]], ours))
+                score = self.of([tensor.name], names) - place
+                if best is None or score > best[0]:
+                    best = score, names, allowed
+            if best is not None:
+                chosen.setdefault(owner, tuple(name.rpartition(".")[0] for name in best[1]))
+                matches.append(
+                    Match(tensor.name, best[1], best[2], tensor.kind, "the sum of the sizes")
+                )
+                for name in best[1]:
+                    del free[name]
+        return matches
+
+    def _groups(
+        self, free: Sequence[Part], owners: tuple[str, ...] | None
+    ) -> Iterator[tuple[str, ...]]:
+        """Return arrays of the same name in modules that are next to one another when they run, or
+        in these modules."""
+        siblings: dict[Any, list[Part]] = defaultdict(list)
+        for part in sorted(free, key=lambda part: part.rank):
+            *around, _, leaf = ["", "", *part.name.split(".")]
+            for key in ((*around, leaf), (*around, leaf, part.shape)):
+                siblings[key].append(part)
+        for group in siblings.values():
+            if owners is not None:
+                inside = {part.name.rpartition(".")[0]: part.name for part in group}
+                if inside.keys() >= {*owners}:
+                    yield tuple(inside[owner] for owner in owners)
+                continue
+            for count in range(2, min(len(group), _MOST_PARTS) + 1):
+                for start in range(len(group) - count + 1):
+                    parts = group[start : start + count]
+                    yield tuple(sorted((p.name for p in parts), key=self._usual))
+
+    def _usual(self, name: str) -> int:
+        """Return the usual place of a part in a packed tensor."""
+        order = ("q", "k", "v", "gate", "up")
+        return next((order.index(word) for word in order if word in self.words[name]), len(order))
+
+
+def _role(part: Part) -> str:
+    """Return what a tensor is in its module, as far as its name says so."""
+    return next(iter(sorted(_ROLES & words(part.name.rpartition(".")[2]))), "")
+
+
+def _place(part: Part, parts: Sequence[Part]) -> float:
+    """Return where a part runs among those with the same numbers, from 0 to 1."""
+    ranks = sorted({p.rank for p in parts if numbers(p.name)[:1] == numbers(part.name)[:1]})
+    return ranks.index(part.rank) / len(ranks)
+
+
+def stacks(
+    arrays: Mapping[str, Shape], modules: Iterable[str], sizes: Mapping[int, int]
+) -> dict[str, int]:
+    """Return the modules and arrays whose arrays hold several layers, and the axis of these.
+
+    The calls of ``modules`` are numbered where their arrays are not. ``sizes`` counts the tensors
+    of each size: an array with no tensor of its size, but with enough of each of its parts, holds
+    these along its first axis.
+    """
+    result: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for module in modules:
+        parts = module.split(".")
+        for i, part in enumerate(parts):
+            root = ".".join(parts[:i])
+            if part.isdecimal() and i and not any(n.startswith(f"{root}.{part}.") for n in arrays):
+                counts[root] = max(counts.get(root, 0), int(part) + 1)
+                break
+    for root, count in counts.items():
+        inside = [shape for name, shape in arrays.items() if name.startswith(f"{root}.")]
+        axes = [
+            a for a in range(min(map(len, inside), default=0)) if {s[a] for s in inside} == {count}
+        ]
+        if axes:
+            result[root] = axes[0]
+    for name, shape in arrays.items():
+        if any(name.startswith(f"{root}.") for root in result) or len(shape) < 3:
+            continue
+        size, count = math.prod(shape), shape[0]
+        if size not in sizes and 1 < count <= sizes.get(size // count, 0):
+            result[name] = 0
+    return result

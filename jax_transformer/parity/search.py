@@ -1,0 +1,496 @@
+"""A weight table proposed from two models, and its proof: what it makes of one model's weights
+gives the other's outputs and gradients."""
+
+import copy
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_transformer.architectures import twins
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import comparison, difference, matching, measuring, pairs
+from jax_transformer.parity.functions import ModelFunction
+from jax_transformer.parity.matching import Match, Part, template
+from jax_transformer.parity.proposal import SAME, Entry, Line, Proposal
+from jax_transformer.parity.recording import Program, Recording
+from jax_transformer.weights import any_model, arrays
+from jax_transformer.weights.any_model import Stacked, Unused
+from jax_transformer.weights.rules import Alias, Rule
+
+SAME_GRADIENT = 3e-2
+"""Relative difference below which gradients are equal; a small fault of a port changes them more
+than outputs."""
+NOTHING = 1e-10
+"""Relative size below which a gradient is rounding: the array does not act on the result."""
+_INERT = "does not act on the result"
+_TRIES = 600
+"""Tables that are tried at most."""
+_MOST_COMBINED = 256
+_CUT = re.compile(r"\([^()]*\bpart\b[^()]*\)|\bpart\b")
+
+
+def propose(
+    module: Any,
+    flax_module: Any,
+    batch: Sequence[np.ndarray] | np.ndarray,
+    *,
+    call_flax: Callable[..., Any] | None = None,
+    call_torch: Callable[..., Any] | None = None,
+) -> Proposal:
+    """Return a weight table between two models of one architecture, whatever their weights are.
+
+    Tensors and arrays are matched by shape, names, numbers of layers and the order of execution.
+    Then the table is proven: with random weights, converted by it, every module must return what
+    its counterpart returns. Where one does not, other layouts and other matches within it are
+    tried. A rule is proven if the models' outputs are equal, and the gradients of its arrays are
+    equal by the rule and not zero. Neither model is changed.
+
+    Args:
+        module: the PyTorch module, in eval mode.
+        flax_module: an NNX module, ``(linen.Module, variables)`` or ``(function, parameters)``, as
+            for :func:`jax_transformer.parity.compare`.
+        batch: the arguments of both models' calls, as NumPy arrays. Axes should differ in length,
+            and all of a model should act on the result.
+        call_flax: ``call_flax(model, *batch)`` instead of ``model(*batch)``.
+        call_torch: the same for the PyTorch module.
+
+    Raises:
+        ConfigError: the models cannot be run, or no tensor has the size of any array.
+    """
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        return _Search(
+            module, flax_module, comparison.arguments(batch), call_flax, call_torch
+        ).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        module: Any,
+        flax_module: Any,
+        batch: Sequence[np.ndarray],
+        call_flax: Callable[..., Any] | None,
+        call_torch: Callable[..., Any] | None,
+    ):
+        self.module, self.batch, self.call_torch = module, batch, call_torch
+        self.model = _holder(flax_module)
+        function = comparison._function(flax_module, call_flax)
+        every = {**function.parameters, **function.others}
+        self.floating = {
+            name: np.asarray(x)
+            for name, x in every.items()
+            if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+        }
+        others = {name: x for name, x in every.items() if name not in self.floating}
+        self.others = sorted(others)
+        self.program, self.x64 = _program(ModelFunction(self.floating, others, function.run), batch)
+        self.ours = self._flax(None, {})
+        assert self.ours.result is not None
+        ends = "/output"
+        outputs = {name: x for name, x in self.ours.arrays.items() if name.endswith(ends)}
+        self.own = {name: (False, x) for name, x in outputs.items()}
+        self.state = {name: arrays.of(name, x) for name, x in module.state_dict().items()}
+        theirs = self._torch(self.state, None)
+        if self.ours.result.size != theirs.result.size:
+            raise ConfigError(
+                f"the Flax model returns shape {self.ours.result.shape} and the PyTorch model"
+                f" {theirs.result.shape}: pass call_flax= or call_torch= to make them equal"
+            )
+        self.tensors, self.ties = self._tensors(theirs), self._ties()
+        self.stacks = self._stacks()
+        self.parts = self._parts()
+        self.usual: dict[int, tuple[int, ...]] = {}
+        self.tried = 0
+        self.matches = matching.matched(self.tensors, self.parts)
+        if not self.matches:
+            raise ConfigError("no tensor of the PyTorch module has the size of an array")
+
+    # What there is
+
+    def _flax(self, seed: int | None, *arrays: Any) -> Recording:
+        with jax.enable_x64(self.x64):
+            return self.program.record(seed, *arrays)
+
+    def _torch(self, state: Mapping[str, np.ndarray], seed: int | None) -> Any:
+        module = self.module
+        if seed is not None:
+            from jax_transformer.weights import torch_bridge
+
+            module = torch_bridge.fill(copy.deepcopy(module), dict(state))
+        options: dict[str, Any] = {"dtype": "float64", "seed": seed, "call": self.call_torch}
+        return twins.recorded(module, self.batch, **options)
+
+    def _tensors(self, theirs: Any) -> list[Part]:
+        ranks = _ranks(theirs.order, self.state)
+        kinds = {name: type(part).__name__ for name, part in self.module.named_modules()}
+        return [
+            Part(name, x.shape, ranks[name], kinds.get(name.rpartition(".")[0], ""))
+            for name, x in self.state.items()
+            if x.dtype.kind == "f" or x.dtype.name == "bfloat16"
+        ]
+
+    def _stacks(self) -> list[Stacked]:
+        sizes = Counter(int(np.prod(part.shape)) for part in self.tensors)
+        modules = [key.rpartition("#")[0] for key in self.ours.order]
+        stacks: list[Stacked] = []
+        for _ in range(2):  # experts may be stacked in stacked layers
+            layers = any_model.layers_of(self.floating, stacks)
+            shapes = {name: layer.shape for name, (_, layer) in layers.items()}
+            axes = matching.stacks(shapes, modules, sizes)
+            new = {template(name).replace("{}", "{i}"): axis for name, axis in axes.items()}
+            stacks += [Stacked(name, axis) for name, axis in new.items()]
+        return stacks
+
+    def _parts(self) -> list[Part]:
+        layers = any_model.layers_of(self.floating, self.stacks)
+        ranks = _ranks(self.ours.order, layers)
+        return [Part(name, layer.shape, ranks[name]) for name, (_, layer) in layers.items()]
+
+    # The comparison of a table's result
+
+    def values(self, matches: Sequence[Match], state: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return the arrays that matches make of tensors, the others as they are."""
+        result = {name: np.array(x, np.float64) for name, x in self.floating.items()}
+        layers = any_model.layers_of(result, self.stacks)
+        for match in matches:
+            shapes = [layers[name][1].shape for name in match.flax]
+            for number, name in enumerate(match.flax):
+                layers[name][1][...] = match.rule.part(number, state[match.torch], shapes)
+        return result
+
+    def judged(self, matches: Sequence[Match]) -> dict[str, bool]:
+        """Return for each call of a paired module, and for the model (""), if it returns what its
+        counterpart does when all modules inside go on with the counterparts' outputs."""
+        self.tried += 1
+        table: Any = [match.rule for match in matches]
+        sides = self.ours.order, self.theirs.order
+        names = [dict.fromkeys(key.rpartition("#")[0] for key in side) for side in sides]
+        partners = {pair.ours: self._alike(pair.theirs) for pair in pairs.from_table(table, *names)}
+        calls: dict[str, list[np.ndarray]] = {}
+        for key in self.ours.order:
+            name, _, number = key.rpartition("#")
+            if f"{key}/output" in self.own and name in partners:
+                outputs = (self.theirs.get(f"{each}#{number}/output") for each in partners[name])
+                theirs = [x for x in outputs if x is not None]
+                fitted = [self._as_ours(self.own[f"{key}/output"][1], x) for x in theirs]
+                calls[key] = [x for x in fitted if x is not None]
+        new = {f"{key}/output": (True, each[0]) for key, each in calls.items() if each}
+        run = self._flax(None, self.own | new, self.values(matches, self.weights))
+        verdicts = {
+            key: any(_off(run.arrays[f"{key}/output"], x) < SAME for x in each)
+            for key, each in calls.items()
+            if each
+        }
+        return verdicts | {"": self._distance(run.result, self.theirs.result) < SAME}
+
+    def _alike(self, module: str) -> list[str]:
+        """Return a PyTorch module and those around it that have no weights of their own: one of
+        them may add a residual, or be what the other model calls an attention."""
+
+        def weights(name: str) -> list[str]:
+            return [tensor for tensor in self.state if tensor.startswith(f"{name}.")]
+
+        return [each for each in _around(module)[:-1] if weights(each) == weights(module)]
+
+    def _as_ours(self, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+        order = measuring.axes(ours, theirs, self.usual)
+        if order is not None:
+            return theirs.transpose(np.argsort(order))
+        heads = ours.ndim != theirs.ndim and ours.shape[:2] == theirs.shape[:2]
+        return theirs.reshape(ours.shape) if heads and ours.size == theirs.size else None
+
+    def _distance(self, ours: Any, theirs: np.ndarray) -> float:
+        """Return the difference of two outputs, divided by the largest number."""
+        if ours.ndim != theirs.ndim:
+            return _off(ours.reshape(theirs.shape), theirs)
+        order = measuring.axes(ours, theirs, self.usual)
+        off = float("inf") if order is None else _off(ours.transpose(order), theirs)
+        if order is not None and off < SAME and ours.ndim > 2:
+            self.usual.setdefault(ours.ndim, order)
+        return off
+
+    # The search
+
+    def run(self) -> Proposal:
+        self.weights = self._random()
+        self.theirs = self._torch(self.weights, 0)
+        while not self._equal() and self.tried < _TRIES:
+            better = self._better(self.judged(self.matches))
+            if better is None:
+                break
+            self.matches = better
+        return self._proposal()
+
+    def _equal(self) -> bool:
+        """Return True if the models' results are equal."""
+        run = self._flax(None, self.own, self.values(self.matches, self.weights))
+        return self._distance(run.result, self.theirs.result) < SAME
+
+    def _random(self) -> dict[str, np.ndarray]:
+        """Return the weights, each changed a little: zeros and ones would hide an exchange."""
+        rng, state = np.random.default_rng(0), dict[str, np.ndarray]()
+        known = {self.ties.get(match.torch, match.torch) for match in self.matches}
+        for name, x in self.state.items():
+            state[name] = state[self.ties[name]] if name in self.ties else x
+            if name in known:
+                wide = x.astype(np.float64)
+                spread, mean = float(wide.std()), float(np.abs(wide).mean())
+                scale = spread if spread > 1e-6 * mean else 0.1
+                state[name] = wide + 0.5 * scale * rng.uniform(-1, 1, wide.shape)
+        return state
+
+    def _ties(self) -> dict[str, str]:
+        """Return the first tensor that has the same memory, by tensor."""
+        first: dict[tuple[int, tuple[int, ...]], str] = {}
+        ties = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            other = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+            if other != name and tensor.numel():
+                ties[name] = other
+        return ties
+
+    def _better(self, verdicts: Mapping[str, bool]) -> list[Match] | None:
+        """Return the first change with which more calls agree."""
+        agreeing = sum(verdicts.values())
+        wrong = dict.fromkeys(
+            template(key.rpartition("#")[0]) for key, same in verdicts.items() if not same
+        )
+        scopes: dict[str, None] = {}
+        for name in sorted(wrong, key=lambda name: -name.count(".")):
+            scopes |= dict.fromkeys(_around(name)[:2])
+        for name in [*scopes, *itertools.chain.from_iterable(map(_around, wrong)), ""]:
+            scopes.setdefault(name)
+        for scope in scopes:
+            for changed in self._changes(scope):
+                if self.tried >= _TRIES:
+                    return None
+                if sum(self.judged(changed).values()) > agreeing:
+                    return changed
+        return None
+
+    def _changes(self, scope: str) -> Iterator[list[Match]]:
+        """Return other matches within modules of one name, the same in all of them."""
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, match in enumerate(self.matches):
+            name = template(match.flax[0])
+            if not scope or name.startswith(f"{scope}."):
+                groups[template(match.torch), len(match.layouts), match.kind].append(i)
+        yield from self._other_layouts(list(groups.values()))
+        if any(len(self.matches[group[0]].flax) > 1 for group in groups.values()):
+            yield from self._other_parts(list(groups.values()))
+        yield from self._exchanges(list(groups.values()))
+
+    def _other_layouts(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
+        """Return other layouts: of one group of tensors, of two, and of all."""
+        several = [group for group in groups if len(self.matches[group[0]].layouts) > 1]
+        counts = [range(len(self.matches[group[0]].layouts)) for group in several]
+        now = tuple(self.matches[group[0]].choice for group in several)
+        choices: list[tuple[int, ...]] = []
+        for few in (1, 2):  # groups that change, then all if that is not too many
+            for changing in itertools.combinations(range(len(several)), few):
+                each = [counts[i] if i in changing else [now[i]] for i in range(len(several))]
+                choices += itertools.product(*each)
+        if math.prod(map(len, counts)) <= _MOST_COMBINED:
+            choices += itertools.product(*counts)
+        for choice in dict.fromkeys(choices):
+            if choice != now:
+                changed = list(self.matches)
+                for group, number in zip(several, choice, strict=True):
+                    for i in group:
+                        changed[i] = replace(changed[i], choice=number)
+                yield changed
+
+    def _other_parts(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
+        """Return the orders of the parts of packed tensors, with each of their layouts: first those
+        that cut all tensors of a module in the same way."""
+        packed = [group for group in groups if len(self.matches[group[0]].flax) > 1]
+        firsts = [self.matches[group[0]] for group in packed]
+        choices = itertools.product(*(range(len(match.layouts)) for match in firsts))
+
+        def ways(choice: Sequence[int]) -> int:
+            chosen = [match.layouts[k] for match, k in zip(firsts, choice, strict=True)]
+            return len({(_CUT.findall(axes)[0], *sizes.items()) for axes, sizes in chosen})
+
+        for choice in sorted(itertools.islice(choices, _TRIES), key=ways):
+            for order in itertools.permutations(range(max(len(match.flax) for match in firsts))):
+                changed = list(self.matches)
+                for group, number in zip(packed, choice, strict=True):
+                    for i in group:
+                        names = self.matches[i].flax
+                        flax = tuple(names[k] for k in order if k < len(names))
+                        changed[i] = replace(self.matches[i], flax=flax, choice=number)
+                yield changed
+
+    def _exchanges(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
+        """Return exchanges of the arrays of modules with arrays of the same shapes."""
+        shapes = {part.name: part.shape for part in self.parts}
+        owned: dict[str, list[int]] = defaultdict(list)
+        for i in itertools.chain.from_iterable(groups):
+            if len(self.matches[i].flax) == 1:
+                owned[self.matches[i].torch.rpartition(".")[0]].append(i)
+        layers: dict[str, list[list[int]]] = defaultdict(list)
+        for owner, row in owned.items():
+            layers[template(owner)].append(row)
+        alike: dict[Any, list[list[list[int]]]] = defaultdict(list)
+        for rows in layers.values():
+            keys = [tuple(shapes[self.matches[i].flax[0]] for i in row) for row in rows]
+            alike[tuple(keys)].append(rows)
+            for key, row in zip(keys, rows, strict=True) if len(rows) > 1 else ():
+                alike["alone", key].append([row])  # numbers that count no layers of one kind
+        for same in alike.values():
+            orders: Iterable[tuple[int, ...]] = (
+                itertools.permutations(range(len(same))) if len(same) <= 4 else _swaps(len(same))
+            )
+            for order in orders:
+                changed = list(self.matches)
+                for rows, other in zip(same, (same[k] for k in order), strict=True):
+                    for row, source in zip(rows, other, strict=True):
+                        for i, j in zip(row, source, strict=True):
+                            changed[i] = changed[i].to(self.matches[j].flax)
+                if changed != self.matches:
+                    yield changed
+
+    # The result
+
+    def _proposal(self) -> Proposal:
+        final = self._flax(0, {}, self.values(self.matches, self.weights))
+        off = self._distance(final.result, self.theirs.result)
+        gradients = any_model.layers_of(
+            {
+                name: final.parameters.get(name, np.zeros(x.shape))
+                for name, x in self.floating.items()
+            },
+            self.stacks,
+        )
+        self.joined: dict[str, np.ndarray] = {}  # the gradient of a tensor is that of all its ties
+        for match in self.matches:
+            total = match.rule.joined([gradients[name][1] for name in match.flax], own=True)
+            first = self.ties.get(match.torch, match.torch)
+            self.joined[first] = self.joined.get(first, 0) + total
+        self.largest = max(np.abs(array).max(initial=0) for _, array in gradients.values())
+        inside = {key.rpartition("#")[0]: same for key, same in self.judged(self.matches).items()}
+        lines = [Line(stack, "its arrays hold several layers", True) for stack in self.stacks]
+        for match in sorted(self.matches, key=lambda match: list(self.state).index(match.torch)):
+            ours = [gradients[name][1] for name in match.flax]
+            lines.append(self._line(match, off, ours))
+        lines = [self._by_module(line, lines, inside) for line in lines]
+        lines += self._without_rule({match.torch for match in self.matches})
+        covered = {name for match in self.matches for name in match.flax}
+        missing = [part.name for part in self.parts if part.name not in covered] + self.others
+        back = not missing and self._comes_back([line.entry for line in lines])
+        return Proposal(lines, missing, off, back, self.tried)
+
+    def _line(self, match: Match, off: float, ours: Sequence[np.ndarray]) -> Line:
+        """Return a match's entry, with what proves it: the result, and its arrays' gradient."""
+        rule = match.rule
+        layouts = [layout.axes or "the same axes" for layout in match.layouts]
+        others = tuple(axes for i, axes in enumerate(layouts) if i != match.choice)[:4]
+        if off >= SAME:
+            return Line(rule, f"{match.reason}; the outputs differ", False, others)
+        acting = max(np.abs(array).max(initial=0) for array in ours) / self.largest
+        first = self.ties.get(match.torch, match.torch)
+        gradient = self.theirs.parameters.get(first)
+        differs = gradient is not None and _off(self.joined[first], gradient) > SAME_GRADIENT
+        if acting < NOTHING or (differs and acting < off):
+            return Line(rule, f"{match.reason}; {_INERT}", False, others)
+        if differs:
+            return Line(rule, f"{match.reason}; the gradients differ", False, others)
+        return Line(rule, match.reason, True)
+
+    def _without_rule(self, ruled: Collection[str]) -> Iterator[Line]:
+        """Return the entries of tensors that no array holds."""
+        groups = {name: self.ties.get(name, name) for name in self.state}
+        parameters = dict(self.module.named_parameters())
+        for name in [name for name in self.state if name not in ruled]:
+            same = [n for n in self.state if n in ruled and groups[n] == groups[name]]
+            if same:
+                yield Line(Alias(name, same[0]), "the same memory", True)
+            elif name in parameters:
+                yield Line(Unused(name), f"no array for its shape {self.state[name].shape}", False)
+            else:
+                yield Line(Unused(name), "no parameter", True)
+
+    def _by_module(self, line: Line, lines: Sequence[Line], inside: Mapping[str, bool]) -> Line:
+        """Return the line of a rule without a gradient as proven if the output of its module is
+        right, and other arrays of that module are proven."""
+        if line.proven or not isinstance(line.entry, Rule) or not line.reason.endswith(_INERT):
+            return line
+        [owner, *others] = {name.rpartition(".")[0] for name in line.entry.flax}
+        known = [
+            other
+            for other in lines
+            if other.proven
+            and isinstance(other.entry, Rule)
+            and any(name.rpartition(".")[0] == owner for name in other.entry.flax)
+        ]
+        if others or not known or not inside.get(owner):
+            return line
+        reason = line.reason.replace(_INERT, f"by the output of {owner}")
+        return Line(line.entry, reason, True)
+
+    def _comes_back(self, table: Sequence[Entry]) -> bool:
+        converted = any_model.from_torch(self.state, table, into=self.model)
+        unused = {e.torch: self.state[e.torch] for e in table if isinstance(e, Unused)}
+        back = any_model.to_torch(converted, table, unused=unused)
+        return back.keys() == self.state.keys() and all(
+            back[name].tobytes() == np.ascontiguousarray(x).tobytes()
+            for name, x in self.state.items()
+        )
+
+
+def _program(function: ModelFunction, batch: Sequence[np.ndarray]) -> tuple[Program, bool]:
+    """Return the model in float64, and True; in float32 if its own code fails in float64."""
+    try:
+        return Program(function, batch, "float64"), True
+    except ConfigError:
+        raise
+    except Exception as error:
+        try:
+            with jax.enable_x64(False):
+                return Program(function, batch, "float32", wide=False), False
+        except Exception:
+            raise error from None
+
+
+def _holder(model: Any) -> Any:
+    """Return what has a model's arrays: variables or parameters, or an NNX module itself."""
+    return model[1] if isinstance(model, tuple) else model
+
+
+def _off(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return difference.difference(ours, theirs).max_relative
+
+
+def _ranks(order: Sequence[str], names: Iterable[str]) -> dict[str, int]:
+    """Return the place of each name's module in the order of execution: that of the first call in
+    it; that of the name before if it has none."""
+    first_calls: dict[str, int] = {}
+    for i, key in enumerate(order):
+        parts = key.rpartition("#")[0].split(".")
+        for end in range(1, len(parts) + 1):
+            first_calls.setdefault(".".join(parts[:end]), i)
+    ranks, last = {}, 0
+    for name in names:
+        last = first_calls.get(name.rpartition(".")[0], last)
+        ranks[name] = last
+    return ranks
+
+
+def _around(name: str) -> list[str]:
+    """Return a module and those around it, the innermost first; the model is ""."""
+    parts = name.split(".") if name else []
+    return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
+
+
+def _swaps(count: int) -> Iterator[tuple[int, ...]]:
+    for a, b in itertools.combinations(range(count), 2):
+        order = list(range(count))
+        order[a], order[b] = b, a
+        yield tuple(order)

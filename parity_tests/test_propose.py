@@ -1,0 +1,291 @@
+"""Proposed weight tables: right for models whose names say nothing, and marked where unproven."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_transformer import weights
+from jax_transformer.cli import main
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity.proposal import Proposal
+from jax_transformer.parity.search import propose
+from jax_transformer.storage import safetensors
+from jax_transformer.weights import Rule
+from parity_tests import test_any_model
+
+WIDTH, HEADS, LAYERS = 6, 2, 2
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    """Flax's own layers promote dtypes and ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def attend(q, k, v, softmax, swap):
+    """Attention of (b, t, h·e) with HEADS heads."""
+    q, k, v = (swap(x.reshape(*x.shape[:2], HEADS, -1), 1, 2) for x in (q, k, v))
+    y = softmax(q @ swap(k, -1, -2) / 3.0) @ v
+    return swap(y, 1, 2).reshape(y.shape[0], y.shape[2], -1)
+
+
+torch_attend = functools.partial(
+    attend, softmax=lambda x: x.softmax(-1), swap=lambda x, a, b: x.transpose(a, b)
+)
+flax_attend = functools.partial(attend, softmax=jax.nn.softmax, swap=jnp.swapaxes)
+
+
+class Mixing(torch.nn.Module):
+    """An attention and a gated feed-forward, all of whose matrices are square."""
+
+    def __init__(self, packed: bool):
+        super().__init__()
+        self.packed = packed
+        self.a = torch.nn.Linear(WIDTH, 3 * WIDTH if packed else WIDTH)
+        if not packed:
+            self.b, self.c = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.d, self.e, self.f, self.g = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.h, self.i = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        y = self.h(x)
+        if self.packed:  # head after head, in each its key, query and value
+            z = self.a(y).reshape(*x.shape[:2], HEADS, 3, -1)
+            k, q, v = (z[:, :, :, part].reshape(x.shape) for part in range(3))
+        else:
+            v, k, q = self.a(y), self.b(y), self.c(y)
+        x = x + self.d(torch_attend(q, k, v))
+        y = self.i(x)
+        return x + self.e(torch.tanh(self.f(y)) * self.g(y))
+
+
+class Theirs(torch.nn.Module):
+    def __init__(self, packed: bool = False):
+        super().__init__()
+        self.one = torch.nn.Embedding(11, WIDTH)
+        self.two = torch.nn.ModuleList([Mixing(packed) for _ in range(LAYERS)])
+        self.three = torch.nn.Linear(WIDTH, 5)
+
+    def forward(self, ids):
+        x = self.one(ids)
+        for part in self.two:
+            x = part(x)
+        return self.three(x)
+
+
+class Ours(nnx.Module):
+    """The same with other names, in another order, and with arrays of nnx.scan."""
+
+    class Part(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            linear = functools.partial(nnx.Linear, WIDTH, WIDTH, rngs=rngs)
+            self.r, self.s, self.t, self.u, self.v, self.w, self.x = (linear() for _ in range(7))
+            norm = functools.partial(nnx.LayerNorm, WIDTH, epsilon=1e-5, rngs=rngs)
+            self.y, self.z = norm(use_fast_variance=False), norm(use_fast_variance=False)
+
+        def __call__(self, x):
+            y = self.z(x)
+            x = x + self.u(flax_attend(self.t(y), self.s(y), self.r(y)))
+            y = self.y(x)
+            return x + self.v(self.w(y) * jnp.tanh(self.x(y)))
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.p = nnx.Embed(11, WIDTH, rngs=rngs)
+        self.q = nnx.split_rngs(splits=LAYERS)(nnx.vmap(Ours.Part))(rngs)
+        self.r = nnx.Linear(WIDTH, 5, rngs=rngs)
+
+    def __call__(self, ids):
+        run = nnx.scan(lambda x, part: part(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.r(run(self.p(ids), self.q))
+
+
+IDS = np.random.default_rng(0).integers(0, 11, (2, 7))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_names_that_say_nothing_and_square_matrices_are_settled_by_the_outputs(packed):
+    torch.manual_seed(0)
+    theirs = Theirs(packed).eval()
+    proposal = propose(theirs, Ours(nnx.Rngs(0)), IDS)
+    assert proposal.proven, str(proposal)
+    ours = weights.from_torch(theirs.state_dict(), proposal.table, into=Ours(nnx.Rngs(1)))
+    expected = theirs(torch.from_numpy(IDS)).detach().numpy()
+    np.testing.assert_allclose(ours(jnp.asarray(IDS)), expected, atol=2e-6)
+
+
+def test_a_proposal_is_the_table_that_was_written_by_hand():
+    """Convolutions, statistics, stacked layers, packed heads, ties, and a count of batches."""
+    theirs = test_any_model.randomized(test_any_model.TorchModel()).float()
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
+    proposal = propose(theirs, test_any_model.Model(nnx.Rngs(0)), x)
+    assert proposal.proven, str(proposal)
+    empty = nnx.eval_shape(lambda: test_any_model.Model(nnx.Rngs(0)))
+    del empty.dropout
+    expected, ours = (
+        nnx.state(weights.from_torch(theirs.state_dict(), table, into=empty))
+        for table in (test_any_model.TABLE, run(proposal.code()))
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, expected)
+
+
+def run(code: str) -> list:
+    """The table of a file."""
+    names: dict = {}
+    exec(code, names)
+    return names["table"]
+
+
+def test_the_code_of_a_table_is_the_table():
+    table = [*test_any_model.TABLE, Rule('a"b.\\0.c', "a.0.b"), Rule("a.2.x", "b.1.x")]
+    code = weights.code(table, {"conv.bias": "a note", "layers.1.norm.bias": "of one layer"})
+    names = {name: getattr(weights, name) for name in weights.__all__}
+    exec(code, names)
+    assert sorted(map(repr, names["table"])) == sorted(map(repr, table))
+    assert '    # a note\n    Rule("conv.bias"' in code and "# of one layer\n" in code
+    assert code.count("repeat(") == 1 and "layers.0" not in code
+
+
+class TwoLayers(nnx.Module):
+    def __init__(self, activation):
+        self.up, self.down = (nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2))
+        self.activation = activation
+
+    def __call__(self, x):
+        return self.down(self.activation(self.up(x)))
+
+
+def two_layers(activation) -> Proposal:
+    theirs = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    return propose(theirs, TwoLayers(activation), np.random.default_rng(0).standard_normal((5, 4)))
+
+
+def test_a_port_that_is_a_little_off_gets_its_table_and_the_difference_is_said():
+    proposal = two_layers(lambda x: jnp.tanh(x) * (1 + 1e-4))
+    assert proposal.proven and 1e-6 < proposal.off_by < 1e-3, str(proposal)
+
+
+def test_nothing_is_proven_of_another_function():
+    proposal = two_layers(lambda x: 2 * jnp.sin(3 * x))
+    assert not proposal.converts and proposal.off_by > 1e-2
+    assert len(proposal.entries) == 4 and not any(line.proven for line in proposal.entries)
+    assert "# unproven: " in proposal.code()
+    first = proposal.entries[0]
+    assert sorted((first.entry.axes, *first.candidates)) == ["o i -> i o", "the same axes"]
+
+
+class Partly(nnx.Module):
+    def __init__(self):
+        self.first = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        self.inert = nnx.Param(jnp.ones((5,)))
+        self.more = nnx.Param(jnp.ones((7,)))
+
+    def __call__(self, x):
+        return self.first(x)
+
+
+class TheirPart(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 4)
+        self.inert = torch.nn.Parameter(torch.zeros(5))
+        self.unused = torch.nn.Parameter(torch.zeros(6))
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x):
+        return self.first(x)
+
+
+def test_what_acts_on_nothing_or_has_no_counterpart_is_marked():
+    x = np.random.default_rng(0).standard_normal((2, 3))
+    proposal = propose(TheirPart(), Partly(), x)
+    by_name = {getattr(line.entry, "torch", ""): line for line in proposal.entries}
+    assert {name: line.proven for name, line in by_name.items()} == {
+        "first.weight": True,
+        "first.bias": True,
+        "inert": False,
+        "unused": False,
+        "count": True,
+    }
+    assert "does not act on the result" in by_name["inert"].reason
+    assert proposal.missing == ["more"] and not proposal.round_trip and not proposal.converts
+    assert "no tensor for more" in str(proposal) and "# no tensor for more" in proposal.code()
+    data = proposal.to_data()
+    assert data["missing"] == ["more"] and len(data["entries"]) == 5
+
+
+class OneWay(nnx.Module):
+    """An output of another shape."""
+
+    def __call__(self, x):
+        return x[:1]
+
+
+def test_models_that_cannot_be_compared_are_one_line():
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(ConfigError, match=r"returns shape \(1, 3\) and the PyTorch model \(2, 3\)"):
+        propose(torch.nn.Identity(), OneWay(), x)
+    with pytest.raises(ConfigError, match="no tensor of the PyTorch module has the size"):
+        propose(torch.nn.Identity(), (lambda p, x: x, {}), x)
+
+
+FILE = """
+import numpy as np
+import torch
+from flax import nnx
+
+BATCH = np.ones((2, 3), np.float32)
+
+
+def theirs():
+    return torch.nn.Linear(3, 3)
+
+
+def ours():
+    return nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+
+def other():
+    return nnx.Linear(3, 3, use_bias=False, rngs=nnx.Rngs(0))
+
+
+def call_flax(model, x):
+    return 2 * model(x)
+
+
+def call_torch(module, x):
+    return 2 * module(x)
+"""
+
+
+def test_the_command_prints_the_table_as_code(tmp_path, capfd):
+    path, batch = tmp_path / "models.py", tmp_path / "batch.safetensors"
+    path.write_text(FILE, encoding="utf-8")
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    safetensors.write(batch, {"0": x}, {})
+    models = ["propose", f"{path}:theirs", f"{path}:ours", "--batch", str(batch)]
+    assert main(models) == 0
+    code, lines = capfd.readouterr()
+    assert run(code) == [Rule("weight", "kernel", "o i -> i o"), Rule("bias", "bias")]
+    assert "2 of 2 rules proven" in lines
+    assert main([*models, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["proven"] is True
+    for arguments, code, text in (
+        ([f"{path}:theirs", f"{path}:other", "--batch", str(batch)], 1, "0 of 1 rule proven"),
+        ([f"{path}:theirs", f"{path}:ours"], 2, "no batch: define batch()"),
+        ([f"{path}:theirs", f"{path}:our"], 2, "has no 'our' (did you mean 'ours'?)"),
+        ([f"{path}:theirs", f"{path}:BATCH"], 2, "is a ndarray, not a function"),
+        ([f"{path}:theirs", "models"], 2, "give my_file.py:NAME or package.module:NAME"),
+    ):
+        assert main(["propose", *arguments]) == code
+        assert text in capfd.readouterr().err
+    other = tmp_path / "with_batch.py"
+    function = "def batch():\n    return [np.eye(3, dtype=np.float32)]\n"
+    other.write_text(f"{FILE}\n\n{function}", encoding="utf-8")
+    assert main(["propose", f"{other}:theirs", f"{other}:ours"]) == 0

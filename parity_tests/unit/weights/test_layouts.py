@@ -1,0 +1,68 @@
+"""The layouts of tensors and arrays by their shapes: the usual one first, every one a rule."""
+
+import itertools
+import math
+
+import pytest
+
+from jax_transformer.weights import Rule
+from jax_transformer.weights.layouts import layouts
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch", "flax", "axes", "sizes"),
+    [
+        ("Linear", (6, 6), [(6, 6)], "o i -> i o", {}),
+        ("Linear", (6, 4), [(4, 6)], "o i -> i o", {}),
+        ("Embedding", (6, 6), [(6, 6)], "", {}),
+        ("Conv1D", (6, 6), [(6, 6)], "", {}),
+        ("LayerNorm", (6,), [(6,)], "", {}),
+        ("", (6, 6), [(6, 6)], "", {}),
+        ("Conv2d", (3, 3, 3, 3), [(3, 3, 3, 3)], "o i y x -> y x i o", {}),
+        ("Conv1d", (5, 1, 4), [(4, 1, 5)], "o i x -> x i o", {}),
+        ("ConvTranspose1d", (2, 3, 4), [(4, 2, 3)], "o i x -> -x o i", {}),
+        ("Linear", (6, 6), [(6, 2, 3)], "(h e) d -> d h e", {}),
+        ("Linear", (6, 6), [(2, 3, 6)], "d (h e) -> h e d", {}),
+        ("Linear", (18, 6), [(6, 3, 2, 3)], "(h e f) d -> d h e f", {}),
+        ("Conv1D", (6, 6), [(2, 3, 6)], "(h e) d -> h e d", {}),
+        ("Conv2d", (8, 3, 2, 2), [(12, 8)], "d h e f -> (h e f) d", {"e": 2, "f": 2}),
+        ("Conv2d", (8, 3, 1, 1), [(3, 8)], "d i 1 1 -> i d", {}),
+        ("", (1, 5, 8), [(5, 8)], "1 d i -> d i", {}),
+        ("MultiheadAttention", (18, 6), [(6, 6)] * 3, "(part o) i -> i o", {}),
+        ("MultiheadAttention", (18,), [(2, 3)] * 3, "(part h e) -> h e", {}),
+        ("Linear", (16, 8), [(8, 2, 4), (8, 1, 4), (8, 1, 4)], "(part h e) d -> d h e", {}),
+        ("Conv1D", (6, 18), [(6, 2, 3)] * 3, "d (part h e) -> d h e", {}),
+    ],
+)
+def test_the_usual_layout_of_a_kind_is_first(kind, torch, flax, axes, sizes):
+    assert layouts(torch, flax, kind)[0] == (axes, sizes)
+
+
+@pytest.mark.parametrize(
+    ("torch", "flax", "axes", "sizes"),
+    [
+        ((6, 6), [(6, 6)], "", {}),
+        ((6, 6), [(6, 2, 3)], "(e h) d -> d h e", {}),
+        ((6, 6), [(6, 2, 3)], "d (h e) -> d h e", {}),
+        ((18, 6), [(6, 6)] * 3, "(h part e) i -> i (h e)", {"h": 2}),
+        ((18, 6), [(6, 2, 3)] * 3, "(h part e) d -> d h e", {}),
+        ((3, 4, 6), [(6, 4)] * 3, "part o i -> i o", {}),
+    ],
+)
+def test_others_are_among_the_layouts(torch, flax, axes, sizes):
+    assert (axes, sizes) in layouts(torch, flax, "Linear")
+
+
+def test_every_layout_is_a_rule_between_these_shapes():
+    """Also for lengths of 1, equal lengths, and several arrays; other sizes have none."""
+    shapes = [s for n in (1, 2, 3) for s in itertools.product((1, 2, 4), repeat=n)]
+    tried = 0
+    for torch, flax, parts in itertools.product(shapes, shapes, (1, 2)):
+        each = [flax] * parts
+        for layout in layouts(torch, each, "Conv1d"):
+            names = [f"a{i}" for i in range(parts)]
+            assert Rule("t", names, *layout).torch_shape(each) == torch, (torch, each, layout)
+            tried += 1
+        if math.prod(torch) != parts * math.prod(flax):
+            assert layouts(torch, each) == []
+    assert tried > 1000
