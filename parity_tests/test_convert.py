@@ -22,11 +22,12 @@ from jax_transformer.storage import checkpoint, pt, run_folder, tensors
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import read_options
 from jax_transformer.weights import rules, torch_bridge
-from parity_tests.cases import CASES, ODD
+from parity_tests.cases import CASES, ODD, config_of
 from parity_tests.marks import quick_if
 from parity_tests.twins import as_torch, pair, random_twin
 from parity_tests.unit import runs
 from parity_tests.unit.conversions import convert
+from torch_reference.torch_nn import TorchTransformer
 
 DTYPES = [(case, torch.float64) for case in CASES] + [
     (CASES[0], dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -311,3 +312,14 @@ def test_the_newest_step_is_chosen_under_the_lock(trained, console, tmp_path, mo
         console.refused(
             7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force"
         )
+
+
+def test_the_check_leaves_out_padding_that_is_no_query(monkeypatch):
+    config = config_of("torch.nn unbiased deviation, fill -10000, masked queries")
+    state = {name: x.numpy() for name, x in random_twin(config).double().state_dict().items()}
+    table = registry.weight_table(config)
+    flax = rules.to_flax(table, state, jt.transformer.shapes(config))
+    queries = TorchTransformer._of_queries
+    seeing = lambda *inputs: torch.zeros_like(queries(*inputs))  # noqa: E731
+    monkeypatch.setattr(TorchTransformer, "_of_queries", seeing)
+    assert max(conversion._run(config, table, state, flax).values()) < 1e-12

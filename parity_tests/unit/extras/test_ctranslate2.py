@@ -132,6 +132,7 @@ REFUSED = {
         "encoder.attention_span": "local",
         "encoder.local_radius": 3,
     },
+    "norm='layer_unbiased'": {"norm": "layer_unbiased"},
     "encoder.mixing='summed'": {"encoder.mixing": "summed"},
     "decoder.head_merge='raw'": {"decoder.head_merge": "raw"},
     "encoder.embedding_norm_of='tokens'": {
