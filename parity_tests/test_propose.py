@@ -16,7 +16,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.parity.proposal import Proposal
 from jax_transformer.parity.search import propose
 from jax_transformer.storage import safetensors
-from jax_transformer.weights import Rule
+from jax_transformer.weights import Rule, Stacked
 from parity_tests import test_any_model
 
 WIDTH, HEADS, LAYERS = 6, 2, 2
@@ -120,6 +120,68 @@ def test_names_that_say_nothing_and_square_matrices_are_settled_by_the_outputs(p
     np.testing.assert_allclose(ours(jnp.asarray(IDS)), expected, atol=2e-6)
 
 
+class Separate(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        return self.o(torch_attend(self.q(x), self.k(x), self.v(x)))
+
+
+class Joined(nnx.Module):
+    """Key, query and value in one kernel."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.kqv = nnx.Linear(WIDTH, 3 * WIDTH, rngs=rngs)
+        self.o = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        k, q, v = jnp.split(self.kqv(x), 3, axis=-1)
+        return self.o(flax_attend(q, k, v))
+
+
+def test_an_array_that_joins_tensors_is_parts_of_itself():
+    theirs, x = Separate(), np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+    proposal = propose(theirs, Joined(nnx.Rngs(0)), x)
+    key_bias = "k.bias"  # a bias of keys does not act on the result, and has no module of its own
+    assert {line.entry.torch for line in proposal.entries[2:] if not line.proven} == {key_bias}
+    assert proposal.converts and run(proposal.code()) == proposal.table
+    assert proposal.table[:2] == [
+        Stacked("kqv.bias", axis=0, parts=3),
+        Stacked("kqv.kernel", axis=1, parts=3),
+    ]
+    ours = weights.from_torch(theirs.state_dict(), proposal.table, into=Joined(nnx.Rngs(1)))
+    expected = theirs(torch.from_numpy(x).float()).detach().numpy()
+    np.testing.assert_allclose(ours(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+
+
+class TheirNorms(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.LayerNorm(4), torch.nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.first(torch.tanh(self.second(x)))
+
+
+class OurNorms(nnx.Module):
+    def __init__(self):
+        norm = functools.partial(nnx.LayerNorm, 4, epsilon=1e-5, use_fast_variance=False)
+        self.first, self.second = norm(rngs=nnx.Rngs(0)), norm(rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)))
+
+
+def test_names_that_mislead_are_corrected_also_where_weights_are_zeros_and_ones():
+    x = np.random.default_rng(0).standard_normal((3, 4))
+    proposal = propose(TheirNorms(), OurNorms(), x)
+    assert proposal.proven, str(proposal)
+    table = {rule.torch: rule.flax for rule in proposal.table}
+    assert table["first.weight"] == ("second.scale",) and table["second.bias"] == ("first.bias",)
+
+
 def test_a_proposal_is_the_table_that_was_written_by_hand():
     """Convolutions, statistics, stacked layers, packed heads, ties, and a count of batches."""
     theirs = test_any_model.randomized(test_any_model.TorchModel()).float()
@@ -144,6 +206,7 @@ def run(code: str) -> list:
 
 def test_the_code_of_a_table_is_the_table():
     table = [*test_any_model.TABLE, Rule('a"b.\\0.c', "a.0.b"), Rule("a.2.x", "b.1.x")]
+    table += [Stacked("qkv.kernel", axis=-1, parts=3), *(Rule(f"b.{i}", f"c.{i}") for i in (0, 2))]
     code = weights.code(table, {"conv.bias": "a note", "layers.1.norm.bias": "of one layer"})
     names = {name: getattr(weights, name) for name in weights.__all__}
     exec(code, names)

@@ -242,6 +242,10 @@ def _role(part: Part) -> str:
     return next(iter(sorted(_ROLES & words(part.name.rpartition(".")[2]))), "")
 
 
+def _is_bias(name: str) -> bool:
+    return "bias" in words(name.rpartition(".")[2])
+
+
 def _place(part: Part, parts: Sequence[Part]) -> float:
     """Return where a part runs among those with the same numbers, from 0 to 1."""
     ranks = sorted({p.rank for p in parts if numbers(p.name)[:1] == numbers(part.name)[:1]})
@@ -249,15 +253,16 @@ def _place(part: Part, parts: Sequence[Part]) -> float:
 
 
 def stacks(
-    arrays: Mapping[str, Shape], modules: Iterable[str], sizes: Mapping[int, int]
-) -> dict[str, int]:
-    """Return the modules and arrays whose arrays hold several layers, and the axis of these.
+    arrays: Mapping[str, Shape], modules: Iterable[str], tensors: Iterable[Part]
+) -> dict[str, tuple[int, int]]:
+    """Return the axis and the parts of :class:`.Stacked` for modules and arrays of several layers.
 
-    The calls of ``modules`` are numbered where their arrays are not. ``sizes`` counts the tensors
-    of each size: an array with no tensor of its size, but with enough of each of its parts, holds
-    these along its first axis.
+    The calls of ``modules`` are numbered where their arrays are not. An array with no tensor of its
+    size, but with enough of the size of its parts, holds these along its first axis, or one after
+    the other along its last one.
     """
-    result: dict[str, int] = {}
+    sizes = Counter((_is_bias(part.name), math.prod(part.shape)) for part in tensors)
+    result: dict[str, tuple[int, int]] = {}
     counts: dict[str, int] = {}
     for module in modules:
         parts = module.split(".")
@@ -272,11 +277,16 @@ def stacks(
             a for a in range(min(map(len, inside), default=0)) if {s[a] for s in inside} == {count}
         ]
         if axes:
-            result[root] = axes[0]
+            result[root] = axes[0], 0
     for name, shape in arrays.items():
-        if any(name.startswith(f"{root}.") for root in result) or len(shape) < 3:
+        bias, size = _is_bias(name), math.prod(shape)
+        if any(name.startswith(f"{root}.") for root in result) or (bias, size) in sizes:
             continue
-        size, count = math.prod(shape), shape[0]
-        if size not in sizes and 1 < count <= sizes.get(size // count, 0):
-            result[name] = 0
+        packed = any((bias, size * n) in sizes for n in (2, 3, 4))  # a part of a tensor itself
+        joined = [(len(shape) - 1, n, n) for n in (2, 3, 4) if shape and not packed]
+        for axis, pieces, count in [(0, 0, shape[0]), *joined] if len(shape) > 2 else joined:
+            fits = count > 1 and shape[axis] % count == 0
+            if fits and sizes[bias, size // count] >= count:
+                result[name] = axis, pieces
+                break
     return result

@@ -130,4 +130,7 @@ def _flax_names(entry: Entry) -> str:
         return f"-> {', '.join(entry.flax)}" + (f"  '{entry.axes}'" if entry.axes else "")
     if isinstance(entry, Alias):
         return f"= {entry.of}"
-    return "(no array)" if isinstance(entry, Unused) else f"{entry.flax}: layers, axis {entry.axis}"
+    if isinstance(entry, Unused):
+        return "(no array)"
+    kind = f"{entry.parts} parts" if entry.parts else "layers"
+    return f"{entry.flax}: {kind}, axis {entry.axis}"

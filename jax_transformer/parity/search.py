@@ -5,7 +5,7 @@ import copy
 import itertools
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -137,15 +137,14 @@ class _Search:
         ]
 
     def _stacks(self) -> list[Stacked]:
-        sizes = Counter(int(np.prod(part.shape)) for part in self.tensors)
         modules = [key.rpartition("#")[0] for key in self.ours.order]
         stacks: list[Stacked] = []
         for _ in range(2):  # experts may be stacked in stacked layers
             layers = any_model.layers_of(self.floating, stacks)
             shapes = {name: layer.shape for name, (_, layer) in layers.items()}
-            axes = matching.stacks(shapes, modules, sizes)
-            new = {template(name).replace("{}", "{i}"): axis for name, axis in axes.items()}
-            stacks += [Stacked(name, axis) for name, axis in new.items()]
+            axes = matching.stacks(shapes, modules, self.tensors)
+            new = {template(name).replace("{}", "{i}"): each for name, each in axes.items()}
+            stacks += [Stacked(name, *each) for name, each in new.items()]
         return stacks
 
     def _parts(self) -> list[Part]:

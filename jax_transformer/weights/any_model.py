@@ -23,11 +23,13 @@ class Stacked:
     ``nnx.scan``, or experts. Rules name the layers one by one: with ``Stacked("layers")`` the
     array ``layers.kernel`` becomes ``layers.0.kernel``, ``layers.1.kernel`` and so on.
 
-    Each ``{word}`` in ``flax`` stands for one part of a name.
+    Each ``{word}`` in ``flax`` stands for one part of a name. With ``parts`` the layers are so many
+    equal parts of the axis, one after the other, as of a joined query, key and value.
     """
 
     flax: str
     axis: int = 0
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,10 @@ def layers_of(
             if not -array.ndim <= stack.axis < array.ndim:
                 shape = f"its shape is {array.shape}"
                 raise ConfigError(f"{origin} has no axis {stack.axis} of layers: {shape}")
-            for i, layer in enumerate(np.moveaxis(array, stack.axis, 0)):
+            if stack.parts and array.shape[stack.axis] % stack.parts:
+                raise ConfigError(f"{origin} has no {stack.parts} equal parts: {array.shape}")
+            pieces = np.split(array, stack.parts, stack.axis) if stack.parts else None
+            for i, layer in enumerate(pieces or np.moveaxis(array, stack.axis, 0)):
                 current[f"{match[1]}.{i}{match[2] or ''}"] = origin, layer
         if current.keys() == before.keys():
             hint = nearest(stack.flax, sorted(before))

@@ -50,9 +50,9 @@ def _written(entry: Any) -> str:
         return f"Rule({', '.join([_quoted(entry.torch), flax, *more])})"
     if isinstance(entry, Alias):
         return f"Alias({_quoted(entry.torch)}, {_quoted(entry.of)})"
-    axis = f", axis={entry.axis}" if getattr(entry, "axis", 0) else ""
     name = entry.flax if hasattr(entry, "flax") else entry.torch
-    return f"{type(entry).__name__}({_quoted(name)}{axis})"
+    more = [f", {key}={n}" for key in ("axis", "parts") if (n := getattr(entry, key, 0))]
+    return f"{type(entry).__name__}({_quoted(name)}{''.join(more)})"
 
 
 def _quoted(text: str) -> str:
