@@ -14,9 +14,7 @@ from jax_transformer.convert.planning import Request
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
-SIZES = dict(
-    source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, num_layers=2, max_length=20
-)
+SIZES = {name: size for name, size in helpers.ODD.items() if name != "d_ff"}
 
 
 def config_of(preset: str, **changes) -> TransformerConfig:

@@ -2,8 +2,11 @@
 
 import contextlib
 import functools
+import os
 import tracemalloc
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,18 +20,10 @@ from jax_transformer.config import Positions, TransformerConfig, Tying
 
 # Odd sizes show swapped axes; square ones (d_model = d_ff = vocabulary = max_length) hide nothing
 # behind a shape that happens to fit.
-ODD: dict[str, Any] = dict(
-    source_vocab_size=11,
-    target_vocab_size=13,
-    d_model=12,
-    num_heads=3,
-    d_ff=20,
-    num_layers=2,
-    max_length=20,
-)
-SQUARE: dict[str, Any] = dict(
-    vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=16
-)
+ODD: dict[str, Any] = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3)
+ODD |= dict(d_ff=20, num_layers=2, max_length=20)
+SQUARE: dict[str, Any] = dict(vocab_size=16, d_model=16, d_ff=16, max_length=16)
+SQUARE |= dict(num_heads=4, num_layers=2)
 
 
 @contextlib.contextmanager
@@ -50,6 +45,29 @@ def unchecked():
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def stand_in(kind: type, **fields: Any) -> Any:
+    """Return an object of a class, frozen or not, that has these attributes only."""
+    made = object.__new__(kind)
+    vars(made).update(fields)
+    return made
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """Return a function that raises this error of the operating system."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def tiny(name: str = "lesson10_repaired", **changes: Any) -> TransformerConfig:

@@ -101,12 +101,8 @@ Members = list[tuple[str, bytes]]
 
 
 def members(content: bytes, data: bytes = b"\0" * 16) -> Members:
-    return [
-        ("a/data.pkl", content),
-        ("a/byteorder", b"little"),
-        ("a/data/0", data),
-        ("a/version", b"3\n"),
-    ]
+    files = [("a/data.pkl", content), ("a/byteorder", b"little"), ("a/data/0", data)]
+    return [*files, ("a/version", b"3\n")]
 
 
 def zipped(contents: Members, method: int = zipfile.ZIP_STORED) -> bytes:
@@ -150,25 +146,11 @@ def gadgets(sentinel: str) -> Iterator[tuple[str, bytes]]:
 
 
 MACHINE = {
-    "EXT1": b"\x82\x01",
-    "EXT2": b"\x83\x01\x00",
-    "EXT4": b"\x84\x01\x00\x00\x00",
-    "PERSID": b"P0\n",
-    "NEXT_BUFFER": b"\x97",
-    "READONLY_BUFFER": b"}\x98",
-    "POP": b"}}0",
-    "POP_MARK": b"}(1",
-    "DUP": b"}2",
-    "EMPTY_SET": b"\x8f",
-    "FROZENSET": b"(\x91",
-    "INT": b"I1\n",
-    "LONG": b"L1L\n",
-    "FLOAT": b"F1\n",
-    "STRING": b"S'a'\n",
-    "UNICODE": b"Va\n",
-    "GET": b"}p0\ng0\n",
-    "DICT": b"(d",
-    "LIST": b"(l",
+    **dict(EXT1=b"\x82\x01", EXT2=b"\x83\x01\x00", EXT4=b"\x84\x01\x00\x00\x00"),
+    **dict(PERSID=b"P0\n", NEXT_BUFFER=b"\x97", READONLY_BUFFER=b"}\x98"),
+    **dict(POP=b"}}0", POP_MARK=b"}(1", DUP=b"}2", EMPTY_SET=b"\x8f", FROZENSET=b"(\x91"),
+    **dict(INT=b"I1\n", LONG=b"L1L\n", FLOAT=b"F1\n", STRING=b"S'a'\n", UNICODE=b"Va\n"),
+    **dict(GET=b"}p0\ng0\n", DICT=b"(d", LIST=b"(l"),
     "no instruction": b"\xff",
     "a second PROTO": b"\x80\x02}",
     "attributes of a dict": b"}}" + text("__class__") + b"Nsb",
@@ -201,8 +183,7 @@ MACHINE = {
     "a key that is a tensor": b"}" + tensor() + b"Ns",
     "a key that is a huge integer": b"}" + number(2**100) + b"Ns",
     "a key twice": b"}(" + text("a") + number(1) + text("a") + number(2) + b"u",
-    "a key twice in two instructions": b"}%b%bs%b%bs"
-    % (text("a"), number(1), text("a"), number(2)),
+    "a key twice in two instructions": b"}" + 2 * (text("a") + number(1) + b"s"),
     "a key of escape codes": b"}" + text("\x1b[2Jweight") + b"Ns",
     "a key of two lines": b"}" + text("a\nb") + b"Ns",
     "a key without a value": b"}(Nu",
@@ -314,29 +295,13 @@ def lies() -> Iterator[tuple[str, bytes]]:
     }.items():
         yield what, file(tensor(stored))
     for shape, stride, offset in (
-        ((2**38,), (0,), 0),
-        ((2**62,), (1,), 0),
-        ((5,), (1,), 0),
-        ((4,), (1,), 1),
-        ((4,), (2,), 0),
-        ((1,), (1,), 4),
-        ((1,), (1,), 2**62),
-        ((-1,), (1,), 0),
-        ((4,), (-1,), 3),
-        ((4,), (1,), -1),
-        ((2, 2), (1,), 0),
-        ((4,), (1, 1), 0),
-        ((1,) * 65, (1,) * 65, 0),
-        ((2**32, 2**32), (0, 0), 0),
-        ((2**63,), (0,), 0),
-        ((2**64,), (1,), 0),
-        ((0, 2**62, 2**62), (0, 0, 0), 0),
-        ((0,), (1,), -1),
-        ((100_000, 4), (0, 1), 0),
-        ((3, 3), (2, 1), 0),
-        ((1000,), (0,), 0),
-        ((0,), (1,), 5),
-        ((0, 2**62), (1, 1), 0),
+        *(((5,), (1,), 0), ((4,), (1,), 1), ((4,), (2,), 0), ((1,), (1,), 4), ((-1,), (1,), 0)),
+        *(((4,), (-1,), 3), ((4,), (1,), -1), ((0,), (1,), -1), ((0,), (1,), 5)),
+        *(((1000,), (0,), 0), ((2**38,), (0,), 0), ((2**63,), (0,), 0)),
+        *(((2**62,), (1,), 0), ((2**64,), (1,), 0), ((1,), (1,), 2**62)),
+        *(((2, 2), (1,), 0), ((4,), (1, 1), 0), ((3, 3), (2, 1), 0), ((100_000, 4), (0, 1), 0)),
+        *(((2**32, 2**32), (0, 0), 0), ((0, 2**62), (1, 1), 0)),
+        *(((0, 2**62, 2**62), (0, 0, 0), 0), ((1,) * 65, (1,) * 65, 0)),
     ):
         body = tensor(offset=number(offset), shape=numbers(*shape), stride=numbers(*stride))
         yield f"shape {shape}, stride {stride}, offset {offset}"[:80], file(body)

@@ -136,20 +136,18 @@ def start(
 ) -> subprocess.Popen:
     """Start a command in a separate process, with pipes of text."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(
-        [sys.executable, *program, *last_of_each(arguments)],
-        env=environment(),
-        text=True,
-        **pipes,
-        **options,
-    )
+    command = [sys.executable, *program, *last_of_each(arguments)]
+    return subprocess.Popen(command, text=True, **({"env": environment()} | pipes | options))
 
 
-def python(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str | Path, stdin: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run Python in a separate process, with these variables in its environment."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=environment() | variables,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=500,

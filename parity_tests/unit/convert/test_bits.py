@@ -24,11 +24,11 @@ def test_every_bit_is_converted(config, config_file, dtype, tmp_path):
         name: round_trips.odd_numbers(dtype, array.size).reshape(array.shape)
         for name, array in state_of(config).items()
     }
-    source = write(tmp_path / "a.safetensors", state)
-    convert(source, tmp_path / "run", description=ModelDescription(str(config_file)))
+    source, described = write(tmp_path / "a.safetensors", state), ModelDescription(str(config_file))
+    convert(source, tmp_path / "run", description=described)
     convert(tmp_path / "run/checkpoints/0", tmp_path / "b.pt")
-    convert(tmp_path / "b.pt", tmp_path / "7", description=ModelDescription(str(config_file)))
-    convert(tmp_path / "7", tmp_path / "run2", description=ModelDescription(str(config_file)))
+    convert(tmp_path / "b.pt", tmp_path / "7", description=described)
+    convert(tmp_path / "7", tmp_path / "run2", description=described)
     outcome = convert(tmp_path / "run2", tmp_path / "c.safetensors", check=True)
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
     has_torch = importlib.util.find_spec("torch")
@@ -37,10 +37,9 @@ def test_every_bit_is_converted(config, config_file, dtype, tmp_path):
 
 
 def test_integers_are_converted_between_files(tmp_path):
-    state = {
-        kind: np.arange(-3, 3).astype(kind)
-        for kind in ("int64", "int32", "int16", "int8", "uint8", "bool")
-    } | {"f": round_trips.odd_numbers("float16", 9)}
+    kinds = ("int64", "int32", "int16", "int8", "uint8", "bool")
+    state = {kind: np.arange(-3, 3).astype(kind) for kind in kinds}
+    state["f"] = round_trips.odd_numbers("float16", 9)
     source = write(tmp_path / "a.safetensors", state)
     convert(source, tmp_path / "b.pt", dtype="float16")
     convert(tmp_path / "b.pt", tmp_path / "c.safetensors")

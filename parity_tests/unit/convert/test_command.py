@@ -20,8 +20,6 @@ from parity_tests.unit.conversions import config_of, convert, state_of, write
 
 STACKS = ("encoder", "decoder")
 
-# Sizes
-
 
 @pytest.mark.parametrize("preset", preset_names.repeated_slow(preset_names.TEXT))
 def test_sizes_are_read_from_the_shapes(preset):
@@ -33,26 +31,26 @@ def test_sizes_are_read_from_the_shapes(preset):
     rows = [shape[:1] for name, shape in shown["torch"].items() if "pos" in name]
     hidden = {} if (20,) in rows else {"max_length": 20}
     for names in ("torch", "flax") if preset in ("lesson10", "deep_dive") else ("torch",):
-        inferred = models.infer(
-            registry.presets()[preset],
-            sizes | hidden,
-            shown[names],
-            lambda config, names=names: registry.model_weights(config).shapes[names],
-        )
+        inferred = inferred_sizes(preset, sizes | hidden, shown[names], names)
         assert inferred.config == config
         assert not inferred.sizes.keys() & (sizes | hidden).keys()
     assert "num_heads" in inferred.sizes or sizes
 
 
-def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
-    preset, sizes = registry.presets()["whisper_tiny"], {"vocab_size": 13, "num_heads": 3}
-    config = preset.with_sizes(**sizes, d_model=12, d_ff=20, mel_bins=7, mel_frames=22)
-    inferred = models.infer(
-        preset,
-        {"num_heads": 3},
-        registry.model_weights(config).shapes["torch"],
-        lambda config: registry.model_weights(config).shapes["torch"],
+def inferred_sizes(preset: str, sizes: dict, shapes: dict, names: str = "torch") -> models.Settled:
+    return models.infer(
+        registry.presets()[preset],
+        sizes,
+        shapes,
+        lambda config: registry.model_weights(config).shapes[names],
     )
+
+
+def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
+    sizes = {"vocab_size": 13, "num_heads": 3, "d_model": 12, "d_ff": 20, "mel_bins": 7}
+    config = registry.presets()["whisper_tiny"].with_sizes(**sizes, mel_frames=22)
+    shapes = registry.model_weights(config).shapes["torch"]
+    inferred = inferred_sizes("whisper_tiny", {"num_heads": 3}, shapes)
     assert inferred.config == config
     assert {"mel_bins", "mel_frames", "target_vocab_size"} <= inferred.sizes.keys()
 
@@ -60,13 +58,7 @@ def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
 def test_equal_sizes_are_distinguished():
     config = jt.preset("lesson10", **helpers.SQUARE)
     shapes = registry.model_weights(config).shapes["torch"]
-    inferred = models.infer(
-        registry.presets()["lesson10"],
-        {"num_heads": 4},
-        shapes,
-        lambda config: registry.model_weights(config).shapes["torch"],
-    )
-    assert inferred.config == config
+    assert inferred_sizes("lesson10", {"num_heads": 4}, shapes).config == config
 
 
 def test_a_size_is_the_one_that_most_tensors_have(config):
@@ -75,23 +67,13 @@ def test_a_size_is_the_one_that_most_tensors_have(config):
     names = [name for name, shape in shapes.items() if 12 in shape]
     for name in (names[0], names[-1]):
         other = {name: tuple(24 if length == 12 else length for length in shapes[name])}
-        inferred = models.infer(
-            registry.presets()["lesson10"],
-            {"num_heads": 3},
-            shapes | other,
-            lambda config: registry.model_weights(config).shapes["torch"],
-        )
-        assert inferred.config == config
-
-
-# Plans
+        assert inferred_sizes("lesson10", {"num_heads": 3}, shapes | other).config == config
 
 
 def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, weights, tmp_path):
     options = ["--preset", "lesson10", "--set", "num_heads=3"]
-    code, out, err = console.say(
-        "convert", weights, tmp_path / "new", *options, "--dry-run", "--json", "--dtype", "float16"
-    )
+    command = ["convert", weights, tmp_path / "new", *options, "--dry-run"]
+    code, out, err = console.say(*command, "--json", "--dtype", "float16")
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     plan = json.loads(out)["plan"]
     model = registry.model_weights(config)
@@ -103,7 +85,7 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     assert packed["before"] == [{"shape": [36, 12], "dtype": "float32"}]
     assert packed["after"] == [{"shape": [12, 12], "dtype": "float16"}] * 3
     assert plan["bytes"] == 2 * sum(int(np.prod(shape)) for shape in model.shapes["flax"].values())
-    text = console.say("convert", weights, tmp_path / "new", *options, "--dry-run")[1]
+    text = console.say(*command)[1]
     assert (
         "  pos_enc.pe [20x1x12 float32] -> encoder.positions.table + decoder.positions.table "
         "[20x12 float32]: copy to each, squeeze axis 1" in text
@@ -125,24 +107,20 @@ def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     assert pt.ties(tmp_path / "back.pt") == [("tgt_emb.weight", *copies)]
 
 
-# Strict
-
-
 def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
     state = state_of(config_of("small", d_ff=20))
+    up, down = (f"encoder.layers.0.linear{i}.weight" for i in (1, 2))
     state["linear.weight"] = state["linear.weight"] + 1
-    state["encoder.layers.0.linear1.weigth"] = state.pop("encoder.layers.0.linear1.weight")
-    state["encoder.layers.0.linear2.weight"] = state["encoder.layers.0.linear2.weight"].T.copy()
+    state[f"{up[:-2]}th"] = state.pop(up)
+    state[down] = state[down].T.copy()
     state["decoder.norm.bias"] = state["decoder.norm.bias"].astype(np.int64)
     source = write(tmp_path / "bad.safetensors", state)
     sizes = ["num_heads=3", "max_length=20", "d_ff=20"]
     words = [
         "5 problems",
-        "missing encoder.layers.0.linear1.weight (20, 12)",
-        "unexpected encoder.layers.0.linear1.weigth (20, 12) "
-        "(did you mean 'encoder.layers.0.linear1.weight'?)",
-        "mis-shaped encoder.layers.0.linear2.weight: the checkpoint has (20, 12), "
-        "the model (12, 20)",
+        f"missing {up} (20, 12)",
+        f"unexpected {up[:-2]}th (20, 12) (did you mean '{up}'?)",
+        f"mis-shaped {down}: the checkpoint has (20, 12), the model (12, 20)",
         "decoder.norm.bias is int64",
         "linear.weight differs from tgt_emb.weight, but the model ties them",
     ]
@@ -150,18 +128,6 @@ def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
     console.refused(3, words, *command)
     console.refused(3, words[1:5], *command, "--dry-run")
     assert [path.name for path in tmp_path.iterdir()] == ["bad.safetensors"]
-
-
-def test_a_prefix_is_stripped_and_named(console, config_file, weights, tmp_path):
-    state = safetensors.numpy.load_file(weights)
-    state = {f"_orig_mod.module.{name}": array for name, array in state.items()}
-    wrapped = write(tmp_path / "wrapped.safetensors", state)
-    command = ["convert", wrapped, tmp_path / "new", "--config", config_file, "--no-check"]
-    console.refused(3, ["do not begin with it"], *command, "--strip-prefix", "model.")
-    code, out, _ = console.say(*command)
-    assert code == 0 and "without the prefix '_orig_mod.module.'" in out
-    convert(tmp_path / "new", tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
 
 
 def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, weights, tmp_path):
@@ -180,9 +146,6 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
     assert (tmp_path / "two.safetensors").read_bytes() == weights.read_bytes()
 
 
-# The self-check without a twin, and the library
-
-
 def test_the_check_detects_a_wrong_table(config):
     model = registry.model_weights(config)
     flax = helpers.random_arrays(config)
@@ -194,12 +157,11 @@ def test_the_check_detects_a_wrong_table(config):
 
 
 def test_blocks_of_two_digits_are_their_own():
+    layers = {"encoder": 12, "decoder": 11}
     config = config_of("lesson10", encoder_layers=12, decoder_layers=11)
     blocks = conversion._blocks(config, registry.model_weights(config).table)
     assert blocks == {
-        f"{stack}.blocks.{i}": f"{stack}.layers.{i}"
-        for stack, layers in (("encoder", 12), ("decoder", 11))
-        for i in range(layers)
+        f"{s}.blocks.{i}": f"{s}.layers.{i}" for s in STACKS for i in range(layers[s])
     }
 
 
@@ -208,16 +170,13 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     assert jt.convert.save(model, tmp_path / "a.safetensors").read_bytes() == weights.read_bytes()
     jt.convert.save(model, tmp_path / "run")
     jt.convert.save(model, tmp_path / "b.pt")
-    models = [
-        jt.convert.load(tmp_path / "run"),
-        jt.convert.load(tmp_path / "b.pt", preset="lesson10", num_heads=3),
-    ]
-    models.append(jt.convert.load(tmp_path / "run/checkpoints/0"))
+    models = [jt.convert.load(tmp_path / path) for path in ("run", "run/checkpoints/0")]
+    models.append(jt.convert.load(tmp_path / "b.pt", preset="lesson10", num_heads=3))
     for other in models:
         assert other.config == config
         assert runs.differing(jt.convert.to_torch(other), jt.convert.to_torch(model)) == []
-    actual = jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
-    assert actual == np.float16
+    narrow = jt.convert.load(weights, config, dtype="float16")
+    assert narrow.decoder.final_norm.scale[...].dtype == np.float16
     for arguments, sizes, message in (
         ((weights,), {}, "config or preset"),
         ((tmp_path / "run",), {"preset": "lesson10"}, r"its own config\.json"),

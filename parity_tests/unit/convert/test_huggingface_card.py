@@ -65,9 +65,7 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     [
         (f"hf:{OPUS}@main", "another/model", OPUS, OPUS),
         ("/home/me/opus", OPUS, OPUS, "opus"),
-        ("/home/me/opus", f"/tmp/{OPUS}", None, "opus"),
-        ("/home/me/opus", "out/checkpoint-500", None, "opus"),
-        ("/home/me/opus", None, None, "opus"),
+        *(("/home/me/opus", n, None, "opus") for n in (f"/tmp/{OPUS}", "out/checkpoint-500", None)),
     ],
 )
 def test_a_card_names_the_base_model_and_no_local_path(

@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,12 +82,8 @@ class Forks:
     """Run ``convert`` repeatedly in forks that are killed at a chosen call."""
 
     def __init__(self, *command: str | Path):
-        program = [sys.executable, "-W", "ignore:os.fork", "-c", KILLED]
-        program += map(str, (Path(command[2]).parent, *command))
-        pipes = dict(
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.process = subprocess.Popen(program, env=runs.environment(), **pipes)
+        arguments = map(str, (Path(command[2]).parent, *command))
+        self.process = runs.start(program=("-W", "ignore:os.fork", "-c", KILLED, *arguments))
 
     def __enter__(self) -> "Forks":
         return self
@@ -136,21 +130,11 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
     convert(weights, target, description=ModelDescription(str(config_file)))
     shutil.copytree(target, copy)
     old = (copy / MANIFEST).read_bytes()
-    command = [
-        "convert",
-        weights,
-        target,
-        "--config",
-        config_file,
-        *"--dtype float16 --no-check --force".split(),
-    ]
-    with Forks(*command) as forks:
+    command = ["convert", weights, target, "--config", config_file]
+    with Forks(*command, *"--dtype float16 --no-check --force".split()) as forks:
         complete = forks.kill_at(0)
-        assert (
-            complete["code"] == 0
-            and checkpoint.open(target / "checkpoints", 0).tensors["params/output.kernel"].dtype
-            == "float16"
-        )
+        written = checkpoint.open(target / "checkpoints", 0).tensors["params/output.kernel"]
+        assert complete["code"] == 0 and written.dtype == "float16"
         at = complete["exchange"]
         assert 5 < at < complete["calls"]
         for number in (1, at // 3, 2 * at // 3, at, at + 1, complete["calls"]):
@@ -160,9 +144,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
             checkpoint.open(target / "checkpoints", 0)
             assert (target / "config.json").read_bytes() == (copy / "config.json").read_bytes()
             assert ((target / MANIFEST).read_bytes() == old) == (number <= at), number
-            assert [
-                path.name for path in target.parent.iterdir() if not path.name.startswith(".")
-            ] == ["folder"]
+            assert list(target.parent.glob("[!.]*")) == [target]
 
 
 @pytest.mark.parametrize("kind", ["run", "12"])
@@ -177,15 +159,17 @@ def test_files_of_a_killed_process_of_the_same_number_do_not_stop_it(
 
 def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkeypatch):
     """Before and after the call the folder of that name is complete."""
-    folder, seen = tmp_path / "folder", []
+    folder, seen, exchange_names = tmp_path / "folder", [], atomic._exchange
     description = ModelDescription(str(config_file))
     convert(weights, folder, description=description)
-    exchange_names = atomic._exchange
+
+    def look(path: Path) -> None:
+        seen.append({str(array.dtype) for array in runs.arrays(path, 0).values()})
 
     def watched(one: Path, other: Path) -> bool:
-        seen.append(set(map(str, (a.dtype for a in runs.arrays(other, 0).values()))))
+        look(other)
         exchanged = exchange_names(one, other)
-        seen.append(set(map(str, (a.dtype for a in runs.arrays(other, 0).values()))))
+        look(other)
         return exchanged
 
     monkeypatch.setattr(atomic, "_exchange", watched)

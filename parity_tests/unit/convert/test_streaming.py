@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import random
@@ -38,8 +39,9 @@ from jax_transformer.storage import (
     saving,
     tensors,
 )
+from jax_transformer.storage.pt import writer
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 from parity_tests.unit.formats.test_huggingface import T5
 
 COUNT, LENGTH = 6, 1000
@@ -92,11 +94,8 @@ def holding(opening: Callable[..., Any], *spec: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("format", "name", "most"),
     [
-        ("safetensors", "a.safetensors", 1),
-        ("pt", "a.pt", 1),
-        ("hf", "hf", 1),
-        ("run", "run", 2),
-        ("step", "7", 2),
+        *(("safetensors", "a.safetensors", 1), ("pt", "a.pt", 1), ("hf", "hf", 1)),
+        *(("run", "run", 2), ("step", "7", 2)),
     ],
 )
 def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monkeypatch):
@@ -106,8 +105,7 @@ def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monk
     monkeypatch.setattr(checkpoint, "_READ", 2 * LENGTH * 40)
     monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
     monkeypatch.setattr(tensorstore, "open", partial(holding, tensorstore.open))
-    counted = Counted()
-    again = {}
+    counted, again = Counted(), {}
     to = Destination(registry.get(format), tmp_path / name)
     if format == "hf":
         files = {"config.json": json.dumps(T5).encode()}
@@ -176,15 +174,9 @@ def test_few_bytes_wait_to_be_hashed(tmp_path, monkeypatch):
 def test_an_error_of_the_disk_is_reported(unsynced, tmp_path, monkeypatch):
     """Also if it comes while the rest is written or at the end, and the last sync succeeds."""
     monkeypatch.setattr(read_back, "_UNSYNCED", unsynced)
-    calls = []
-
-    def failing_once(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 1:
-            raise OSError(errno.EIO, "input/output error")
-
-    monkeypatch.setattr(os, "fsync", failing_once)
-    with pytest.raises(OSError, match="input/output error"):
+    results = itertools.chain([helpers.failing(errno.EIO)], itertools.repeat(lambda _: None))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: next(results)(descriptor))
+    with pytest.raises(OSError, match="Input/output error"):
         safetensors.save(tmp_path / "a", Counted().state(), target="a")
 
 
@@ -200,18 +192,17 @@ def test_small_arrays_of_a_checkpoint_are_read_together(alone, together, tmp_pat
     monkeypatch.setattr(checkpoint, "_ALONE", alone)
     opened_with: list[list[str]] = []
     selected = checkpoint.Checkpoint.selected
-    monkeypatch.setattr(
-        checkpoint.Checkpoint,
-        "selected",
-        lambda self, names: opened_with.append(list(names)) or selected(self, names),
-    )
-    read = {}
-    to = Destination(registry.get("run"), tmp_path / "run")
-    to.format.write(
-        to,
-        Counted().state(),
-        lambda state: read.update({name: tensor.read() for name, tensor in state.items()}),
-    )
+
+    def recorded(opened, names):
+        opened_with.append(list(names))
+        return selected(opened, names)
+
+    def check(state):
+        read.update({name: tensor.read() for name, tensor in state.items()})
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "selected", recorded)
+    read, to = {}, Destination(registry.get("run"), tmp_path / "run")
+    to.format.write(to, Counted().state(), check)
     names = [f"params/t{i}" for i in range(COUNT)]
     once = [names[i : i + together] for i in range(0, COUNT, together)]
     assert opened_with == 2 * once  # to compare, to check
@@ -236,8 +227,7 @@ def test_arrays_are_read_in_any_order_and_few_bytes_of_them_wait(seed, monkeypat
             weakref.finalize(array, alive.remove, array.nbytes)
         return read
 
-    opened = object.__new__(checkpoint.Checkpoint)
-    vars(opened).update(tensors=infos, selected=selected)
+    opened = helpers.stand_in(checkpoint.Checkpoint, tensors=infos, selected=selected)
     state = checkpoint.scan(opened, groups[:2])
     assert [*state] == names[:40]
     for name in draw.choices(names[:40], k=200):
@@ -264,12 +254,7 @@ def test_the_bytes_are_those_of_the_safetensors_library(tmp_path):
 def test_a_file_that_becomes_shorter_is_one_line(scan, tmp_path):
     path = tmp_path / "file"
     state = {"a": np.ones(10_000, np.float32)}
-    if scan is pt.scan:
-        from jax_transformer.storage.pt import writer
-
-        writer.write(path, state)
-    else:
-        safetensors.write(path, state)
+    (writer if scan is pt.scan else safetensors).write(path, state)
     tensor = scan(path)["a"]
     path.write_bytes(path.read_bytes()[:9000])
     with pytest.raises(InputError, match=r"became shorter|ends in the middle"):
@@ -326,13 +311,7 @@ def test_peak_memory_is_bounded_by_the_largest_tensor(tmp_path):
         ("-hf", "a.pt", False),
         ("-a.pt", "a.safetensors", False),
     ):
-        peaks = [
-            _peak(
-                folder.with_name(f"{folder.name}{source}"),
-                folder.with_name(f"{folder.name}-{target}"),
-            )
-            for folder in (tiny, large)
-        ]
+        peaks = [_peak(Path(f"{each}{source}"), Path(f"{each}-{target}")) for each in (tiny, large)]
         most = LARGEST * (1 + transposed) + (256 << 20)
         assert peaks[1] - peaks[0] < most, (source, target, peaks)
     shards = sorted(path.name for path in large.glob("*.safetensors"))
@@ -343,15 +322,13 @@ def test_peak_memory_is_bounded_by_the_largest_tensor(tmp_path):
 
 def _random_folder(path: Path, data: dict) -> int:
     """Write a Hugging Face folder of random numbers; return the bytes of its tensors."""
-    config = huggingface_config.from_config(data)
-    shapes = model_weights(config).shapes["torch"]
-    draw = np.random.default_rng(0)
+    config, draw = huggingface_config.from_config(data), np.random.default_rng(0)
     state = {
         name: LazyTensor(
             TensorInfo(shape, "float32"),
             lambda shape=shape: draw.standard_normal(shape, dtype=np.float32),
         )
-        for name, shape in shapes.items()
+        for name, shape in model_weights(config).shapes["torch"].items()
     }
     state = huggingface_state.saved(state, config)
     files = {"config.json": json.dumps(data).encode()}

@@ -18,6 +18,8 @@ from parity_tests.unit import conversions, runs
 
 PAGE = (runs.ROOT / "docs/adding-a-format.md").read_text(encoding="utf-8")
 
+CONFIG = conversions.config_of("lesson10", encoder_layers=1, d_ff=20, d_model=16, num_heads=8)
+
 
 def block(language: str) -> str:
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -50,8 +52,7 @@ def folder(request, nothing_added) -> Path:
 def weights(folder, monkeypatch) -> dict[str, np.ndarray]:
     """The weights of a small lesson10, in ``model.pt`` of the working folder."""
     monkeypatch.chdir(folder)
-    config = conversions.config_of("lesson10", encoder_layers=1, d_ff=20, d_model=16, num_heads=8)
-    state = conversions.state_of(config)
+    state = conversions.state_of(CONFIG)
     writer.save(Path("model.pt"), state, target="model.pt")
     return state
 
@@ -70,8 +71,7 @@ def test_the_commands_of_the_page_convert_both_ways_bit_for_bit(weights, capsys)
     assert runs.main("convert", "runs/imported", "back.raw") == 0
     assert runs.main("convert", "back.raw", "back.pt") == 0
     back = {name: tensor.read() for name, tensor in pt.scan(Path("back.pt")).items()}
-    assert back.keys() == weights.keys()
-    assert not [name for name in weights if runs.bits(back[name]) != runs.bits(weights[name])]
+    assert not runs.differing(back, weights)
     # Negative control: one bit of the file
     raw = bytearray(Path("model.raw").read_bytes())
     raw[-1] ^= 1
@@ -81,11 +81,10 @@ def test_the_commands_of_the_page_convert_both_ways_bit_for_bit(weights, capsys)
 
 
 def test_python_reads_and_writes_it(weights):
-    config = conversions.config_of("lesson10", encoder_layers=1, d_ff=20, d_model=16, num_heads=8)
     with runs.as_a_user():
-        model = jt.convert.load("model.pt", config=config)
+        model = jt.convert.load("model.pt", config=CONFIG)
         jt.convert.save(model, "saved.raw")
-        again = jt.convert.load("saved.raw", config=config)
+        again = jt.convert.load("saved.raw", config=CONFIG)
     assert runs.main("convert", "saved.raw", "saved.pt") == 0
     assert Path("saved.pt").read_bytes() == Path("model.pt").read_bytes()
     assert jt.convert.to_torch(again).keys() == weights.keys()

@@ -28,6 +28,7 @@ T5 |= dict(vocab_size=11, d_model=8, d_kv=5, d_ff=12, num_heads=3, num_layers=1)
 T5 |= dict(num_decoder_layers=2, relative_attention_num_buckets=4)
 T5 |= dict(relative_attention_max_distance=6, pad_token_id=0, eos_token_id=1)
 T5 |= dict(decoder_start_token_id=0)
+DOWNLOADED = "README.md config.json generation_config.json model.safetensors spiece.model".split()
 CARD = "---\nlicense: mit\n---\n\n# A model\n"
 
 
@@ -55,10 +56,7 @@ def copied(theirs: Path, path: Path, **changes: bytes | None) -> Path:
     """A copy without some files (None), or with others."""
     shutil.copytree(theirs, path)
     for name, content in changes.items():
-        if content is None:
-            (path / name).unlink()
-        else:
-            (path / name).write_bytes(content)
+        (path / name).unlink() if content is None else (path / name).write_bytes(content)
     return path
 
 
@@ -66,9 +64,6 @@ def files(path: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
     }
-
-
-# Detection of a folder
 
 
 def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
@@ -131,9 +126,6 @@ def test_an_unknown_model_is_refused_by_file_and_key(change, key, theirs, tmp_pa
         convert(bad, tmp_path / "run")
 
 
-# Round trips
-
-
 def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
     outcome = convert(theirs, tmp_path / "run")
     assert outcome.files == ("README.md", "config.json", "generation_config.json", "spiece.model")
@@ -148,16 +140,16 @@ def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_path):
     """The file has all of PyTorch's names, the folder those that transformers writes."""
-    outcome = convert(theirs, tmp_path / f"model.{suffix}")
+    path, run = tmp_path / f"model.{suffix}", tmp_path / "run"
+    outcome = convert(theirs, path)
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
-    read = {"safetensors": safetensors, "pt": pt}[suffix].read(tmp_path / f"model.{suffix}")
+    read = {"safetensors": safetensors, "pt": pt}[suffix].read(path)
     assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read.keys()
-    for where in (theirs, tmp_path / "run"):
-        description = ModelDescription(str(where / "config.json"))
-        if where == tmp_path / "run":
-            convert(theirs, where)
+    convert(theirs, run)
+    for where in (theirs, run):
         target = tmp_path / f"from-{where.name}"
-        convert(tmp_path / f"model.{suffix}", target, to="hf", description=description)
+        description = ModelDescription(str(where / "config.json"))
+        convert(path, target, to="hf", description=description)
         assert runs.differing(safetensors.read(target / "model.safetensors"), weights()) == []
         data = json.loads((target / "config.json").read_text())
         assert huggingface_config.from_config(data) == huggingface_config.from_config(T5)
@@ -167,10 +159,8 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
     convert(theirs, tmp_path / "out", to="hf", shard_size="1KB")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     tensors = weights()
-    assert index["metadata"] == {
-        "total_parameters": sum(a.size for a in tensors.values()),
-        "total_size": sum(a.nbytes for a in tensors.values()),
-    }
+    size = sum(array.size for array in tensors.values())
+    assert index["metadata"] == {"total_parameters": size, "total_size": 4 * size}
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     count = len(shards)
     assert shards == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
@@ -332,9 +322,6 @@ def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     assert "encoder.embed_tokens.weight" not in out.split("tied")[0]
 
 
-# Destinations
-
-
 def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
     out = tmp_path / "out"
     convert(theirs, out, to="hf", shard_size="1KB")
@@ -376,21 +363,16 @@ def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_pa
     """A refused first run leaves no runs/ folder."""
     convert(theirs, tmp_path / "runs/first")
     convert(tmp_path / "runs/first", tmp_path / "models/back", to="hf")
-    assert (tmp_path / "models/back/model.safetensors").read_bytes() == (
-        theirs / "model.safetensors"
-    ).read_bytes()
-    with pytest.raises(InputError, match="no such folder"):
-        convert(theirs, tmp_path / "a/b/c")
-    with pytest.raises(InputError, match="no such folder"):
-        convert(theirs, tmp_path / "a/b.safetensors")
+    back = tmp_path / "models/back/model.safetensors"
+    assert back.read_bytes() == (theirs / "model.safetensors").read_bytes()
+    for name in ("a/b/c", "a/b.safetensors"):
+        with pytest.raises(InputError, match="no such folder"):
+            convert(theirs, tmp_path / name)
     failing = lambda path, *more, **options: path.mkdir() or sys.exit("no room")  # noqa: E731
     monkeypatch.setattr(huggingface_folder, "write", failing)
     with pytest.raises(SystemExit):
         convert(theirs, tmp_path / "a/b", to="hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "runs"]
-
-
-# Inspecting
 
 
 def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
@@ -404,23 +386,18 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
     assert description["kind"] == "Hugging Face folder"
     assert description["values"]["model_type"] == "t5"
     assert description["tensors"].keys() == weights().keys()
-    assert set(description["sha256"]) == set(
-        "model.safetensors config.json generation_config.json spiece.model README.md".split()
-    )
+    assert set(description["sha256"]) == set(DOWNLOADED)
 
 
 @pytest.mark.parametrize("other", ["source_pad_id", "eos_id"])
 def test_a_tokenizer_with_other_special_ids_is_not_exported(other, tmp_path):
     own = Tokenizer.train(["a b"], 300, pad_id=0, bos_id=0, eos_id=1)
     own.save(tmp_path / run_files.SHARED_FILE)
-    config, source = huggingface_config.from_config(T5), object.__new__(Pretrained)
-    object.__setattr__(source, "path", tmp_path)
+    config = huggingface_config.from_config(T5)
+    source = helpers.stand_in(Pretrained, path=tmp_path)
     assert len(huggingface_folders._own_tokenizer(source, config)) == 2
     with pytest.raises(InputError, match="its special ids do not belong"):
         huggingface_folders._own_tokenizer(source, dataclasses.replace(config, **{other: 5}))
-
-
-# The hub
 
 
 @pytest.fixture
@@ -445,23 +422,16 @@ def client(theirs, monkeypatch):
 
 def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     convert("hf:owner/name@v1.0", tmp_path / "run")
-    patterns = "README.md config.json generation_config.json model.safetensors spiece.model".split()
     # no code, and no second form of the weights
-    assert client == [("owner/name", "v1.0", patterns)]
+    assert client == [("owner/name", "v1.0", DOWNLOADED)]
     model = registry.open("hf:owner/name").model()
     assert model.config == huggingface_config.from_config(T5)
 
 
 def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
-    listed = (
-        "config.json pytorch_model.bin model.safetensors.index.json "
-        "model-00001-of-00002.safetensors x-1-of-2.safetensors"
-    ).split()
-    assert registry._to_download("hf:a/b", listed) == [
-        "model.safetensors.index.json",
-        "model-00001-of-00002.safetensors",
-        "config.json",
-    ]
+    index, shard = "model.safetensors.index.json", "model-00001-of-00002.safetensors"
+    listed = ["config.json", "pytorch_model.bin", index, shard, "x-1-of-2.safetensors"]
+    assert registry._to_download("hf:a/b", listed) == [index, shard, "config.json"]
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])

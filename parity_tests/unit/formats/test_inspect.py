@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -28,36 +27,12 @@ def test_a_checksum_that_does_not_hold_is_refused(console, tmp_path, name):
     console.refused(3, [path, "archive/data/0' is damaged"], "inspect", source)
 
 
-def test_a_flipped_bit_of_a_run_is_named(console, small, tmp_path):
-    _, weights, config_file = small
-    run = tmp_path / "run"
-    command = ["convert", weights, run, "--config", config_file, "--no-check"]
-    assert console.say(*command)[0] == 0 and console.say("inspect", run)[0] == 0
-    step = run / "checkpoints" / "0"
-    largest = max((path for path in step.rglob("*") if path.is_file()), key=os.path.getsize)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-    for source in (run, step):
-        console.refused(5, [largest, "damaged"], "inspect", source)
-
-
 def test_a_name_in_a_file_cannot_print_lines(console, tmp_path):
     source = write(tmp_path / "a.safetensors", {"a\nsha256 0\x1b[31m": np.zeros(2, np.float32)})
-    for command in (
-        ["inspect", source],
-        ["inspect", source, "--json"],
-        ["convert", source, tmp_path / "b.pt", "--dry-run"],
-    ):
+    convert = ["convert", source, tmp_path / "b.pt", "--dry-run"]
+    for command in (["inspect", source], ["inspect", source, "--json"], convert):
         _, out, err = console.say(*command)
         assert "\x1b" not in out + err and "\nsha256 0" not in out + err
-
-
-def test_kinds_are_known_by_content(console, weights, tmp_path):
-    (tmp_path / "model.bin").write_bytes(weights.read_bytes())
-    assert "safetensors" in console.say("inspect", tmp_path / "model.bin")[1]
-    (tmp_path / "text.pt").write_text("nothing of it")
-    console.refused(3, ["text.pt"], "inspect", tmp_path / "text.pt")
 
 
 LOADED = """
@@ -84,23 +59,3 @@ def test_commands_that_only_read_files_import_little(weights, tmp_path):
     described = loaded_by("inspect", tmp_path / "a.pt")
     assert described.isdisjoint({*slow, *others, "jax_transformer.cli.convert"})
     assert {"numpy", "jax_transformer.cli.inspect"} <= described  # so that names are as above
-
-
-def test_pickles_that_need_more_than_weights_are_refused_as_unsafe(console, tmp_path):
-    """A pickle with a call, inside a valid zip."""
-    import pickle
-    import zipfile
-
-    class Call:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "ran"),))
-
-    with zipfile.ZipFile(tmp_path / "bad.pt", "w") as file:
-        file.writestr("archive/data.pkl", pickle.dumps({"a": Call()}, protocol=2))
-        file.writestr("archive/version", "3\n")
-    for command in (
-        ["inspect", tmp_path / "bad.pt"],
-        ["convert", tmp_path / "bad.pt", tmp_path / "out.safetensors"],
-    ):
-        console.refused(4, ["bad.pt", "mkdir"], *command)
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]

@@ -1,6 +1,7 @@
 """Names of a file's tensors: prefixes, patterns, new names, and messages on wrong ones."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry as formats
+from parity_tests.unit import runs
 from parity_tests.unit.conversions import config_of, state_of, write
 
 CONFIG = config_of("lesson10", encoder_layers=2, decoder_layers=1, d_ff=20)
@@ -43,10 +45,9 @@ def test_changes_that_lose_or_mistake_a_tensor_are_refused():
 
 
 def test_the_prefix_is_the_one_before_most_names():
+    twice = [*LIGHTNING, *(f"ema.{name}" for name in STATE)]
     assert tensor_names.common_prefix([*LIGHTNING, *STRAY], STATE) == "transformer."
-    assert tensor_names.common_prefix(STATE, STATE) == ""
-    assert tensor_names.common_prefix([*LIGHTNING, *(f"ema.{n}" for n in STATE)], STATE) == ""
-    assert tensor_names.common_prefix([], STATE) == ""
+    assert not [names for names in (STATE, twice, []) if tensor_names.common_prefix(names, STATE)]
     # Before more than half of what is expected, and of what there is
     for names, prefix in (
         ("p.a p.b p.c x", "p."),
@@ -80,9 +81,8 @@ def test_a_wrong_preset_gives_one_short_line_with_the_preset_that_fits(console, 
     (line,) = err.splitlines()
     assert code == 3 and not out and len(line) < 2_000
     assert 10 <= line.count("missing ") + line.count("unexpected ") <= 12
-    assert (
-        "unexpected " in line and "missing " in line and " more, which --debug and --json" in line
-    )
+    for words in ("unexpected ", "missing ", " more, which --debug and --json"):
+        assert words in line
     assert line.endswith("names are names of preset 'from_scratch': give --preset from_scratch")
     code, out, err = console.say(*command, "--json")
     report = json.loads(out)
@@ -110,9 +110,7 @@ def test_a_prefix_before_most_names_is_removed_and_said(console, tmp_path):
     code, out, _ = console.say(*command, "--ignore", "criterion.weight", "--json")
     assert code == 0 and json.loads(out)["plan"]["stripped_prefix"] == "transformer."
     model, _ = jt.load(tmp_path / "run")
-    assert all(
-        np.array_equal(STATE[name], array) for name, array in convert.to_torch(model).items()
-    )
+    assert not runs.differing(convert.to_torch(model), STATE)
     loaded = convert.load(path, preset="lesson10", num_heads=3, ignore=["criterion.*"])
     assert loaded.config == model.config
 
@@ -120,17 +118,13 @@ def test_a_prefix_before_most_names_is_removed_and_said(console, tmp_path):
 def test_a_size_of_the_preset_is_named_with_the_flag_that_changes_it(console, tmp_path):
     config = config_of("lesson10", d_model=16, num_heads=4)
     path = write(tmp_path / "model.safetensors", state_of(config))
-    code, out, _ = console.say(
-        "convert", path, tmp_path / "run", "--preset", "lesson10", "--dry-run"
-    )
+    command = ["convert", path, tmp_path / "run", "--preset", "lesson10", "--dry-run"]
+    code, out, _ = console.say(*command)
     assert code == 0 and "as no shape shows it: num_heads=8 (--set changes it)" in out
 
 
 def test_tensors_are_renamed_and_left_out_on_request(console, tmp_path):
-    renamed = {
-        name.replace("linear.", "head.") if name.startswith("linear.") else name: array
-        for name, array in STATE.items()
-    }
+    renamed = {re.sub(r"^linear\.", "head.", name): array for name, array in STATE.items()}
     path = write(tmp_path / "model.safetensors", renamed | STRAY | {"steps": np.ones(1)})
     command = ["convert", path, tmp_path / "copy.pt", "--rename", "head=linear"]
     command += ["--ignore", "criterion.*", "--ignore", "steps"]

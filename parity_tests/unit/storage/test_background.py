@@ -1,5 +1,6 @@
 """Checkpoints are written while training goes on, and hold the state of their step."""
 
+import errno
 import threading
 import time
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from jax_transformer.errors import CheckpointError
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.saving import BackgroundSaver
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 
 
 @pytest.fixture
@@ -27,11 +28,7 @@ def gate(monkeypatch):
 @pytest.fixture
 def full(monkeypatch):
     """A disk that is full when the manifest is written."""
-
-    def refuse(path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "sha256", refuse)
+    monkeypatch.setattr(checkpoint, "sha256", helpers.failing(errno.ENOSPC))
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -56,14 +53,12 @@ def test_steps_that_take_over_the_memory_do_not_change_the_checkpoint(tmp_path, 
     assert state["n"] == 3
 
 
-def test_saves_follow_one_another(tmp_path, gate):
+def test_saves_follow_one_another(tmp_path):
     order: list[int] = []
-    gate.set()
     with BackgroundSaver() as saver:
         for step in (1, 2, 3):
-            saver.save(
-                tmp_path, step, {"a": jnp.ones(3)}, about={}, then=partial(order.append, step)
-            )
+            after = partial(order.append, step)
+            saver.save(tmp_path, step, {"a": jnp.ones(3)}, about={}, then=after)
     assert order == checkpoint.steps(tmp_path) == [1, 2, 3]
 
 

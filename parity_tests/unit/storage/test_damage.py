@@ -29,15 +29,11 @@ def folders(tmp_path_factory) -> Path:
     return folder
 
 
+FOLDERS = [(name, ".") for name in ("hf", "shards", "run", "run/checkpoints/0")]
+
+
 @pytest.mark.parametrize(
-    ("folder", "inspected"),
-    [
-        ("hf", "."),
-        ("shards", "."),
-        ("shards", "model.safetensors.index.json"),
-        ("run", "."),
-        ("run/checkpoints/0", "."),
-    ],
+    ("folder", "inspected"), [*FOLDERS, ("shards", "model.safetensors.index.json")]
 )
 def test_inspect_sees_a_changed_byte_of_every_file(folder, inspected, folders, tmp_path):
     top = folder.split("/")[0]
@@ -69,12 +65,12 @@ def test_inspect_sees_a_changed_byte_of_every_file(folder, inspected, folders, t
 
 @pytest.mark.parametrize(("value", "is_read"), [(0, True), (1, True), (2, False), (255, False)])
 def test_truth_values_are_0_and_1(value, is_read, tmp_path):
-    safetensors.write(tmp_path / "a.safetensors", {"x": np.zeros(3, bool)})
-    content = (tmp_path / "a.safetensors").read_bytes()
-    (tmp_path / "a.safetensors").write_bytes(content[:-1] + bytes([value]))
+    path = tmp_path / "a.safetensors"
+    safetensors.write(path, {"x": np.zeros(3, bool)})
+    path.write_bytes(path.read_bytes()[:-1] + bytes([value]))
     refused = pytest.raises(Refusal, match="truth values other than 0 and 1")
     with contextlib.nullcontext() if is_read else refused:
-        safetensors.read(tmp_path / "a.safetensors")
+        safetensors.read(path)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
@@ -104,10 +100,7 @@ def test_a_byte_that_reads_back_different_is_noticed(size, tmp_path):
 def test_the_tensors_that_differ_on_the_disk_are_named(tmp_path):
     state = {name: np.random.default_rng(i).normal(size=3) for i, name in enumerate("abc")}
     for changed in ({"b"}, {"a", "c"}, set()):
-        with contextlib.ExitStack() as entered:
-            new = entered.enter_context(
-                read_back.new_folder(tmp_path / "new", tensors.in_memory(state))
-            )
+        with read_back.new_folder(tmp_path / "new", tensors.in_memory(state)) as new:
             new.path.mkdir()
             for tensor in new.state.values():
                 tensor.read()

@@ -33,10 +33,8 @@ _seen: list[str] = []
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     """Record every audit event while a file is read, except for opening that file."""
     if _watched and not event.startswith(HARMLESS):
-        opened = (
-            Path(arguments[0]) if event == "open" and isinstance(arguments[0], str | Path) else None
-        )
-        if opened is None or opened.parent != _watched[0]:
+        named = event == "open" and isinstance(arguments[0], str | Path)
+        if not named or Path(arguments[0]).parent != _watched[0]:
             _seen.append(f"{event} {arguments!r}"[:200])
 
 
@@ -189,10 +187,9 @@ def test_false_headers_are_refused(path):
 
 
 def test_an_index_names_only_files_of_its_own_folder(path):
-    (path.parent / "good.safetensors").write_bytes(hostile_containers.good_safetensors())
-    assert safetensors.describe(path.parent / "good.safetensors") == {
-        "a": TensorInfo((4,), "float32")
-    }
+    good = path.with_name("good.safetensors")
+    good.write_bytes(hostile_containers.good_safetensors())
+    assert safetensors.describe(good) == {"a": TensorInfo((4,), "float32")}
     assert check(hostile_containers.indexes(), path.with_name("index.json"), safetensors.read) > 20
 
 
@@ -216,12 +213,11 @@ def test_the_commands_refuse_in_one_line(command: str, path, console):
 
 
 def test_there_are_many_hostile_files():
-    families = (hostile.gadgets("x"), hostile.protocols(), hostile.bombs(), hostile.lies())
-    containers = hostile_containers
-    others = (containers.archives(), containers.no_archives(), containers.headers())
-    others += (containers.indexes(), iter(hostile.MACHINE.items()))
-    contents = [content for family in (*families, *others) for _, content in family]
-    assert len(set(contents)) > 700
+    files, containers = hostile, hostile_containers
+    families = (files.gadgets("x"), files.protocols(), files.bombs(), files.lies())
+    families += (containers.archives(), containers.no_archives(), containers.headers())
+    families += (containers.indexes(), iter(hostile.MACHINE.items()))
+    assert len({content for family in families for _, content in family}) > 700
 
 
 def test_limits_hold_at_the_value_itself(path):
@@ -239,12 +235,15 @@ def test_limits_hold_at_the_value_itself(path):
         yaml_data.parse("a", b"[" * 21 + b"]" * 21)
 
 
-def test_limits_on_counts_hold(path, monkeypatch):
-    monkeypatch.setattr(unpickler, "MOST_STEPS", 1000)
-    path.write_bytes(hostile.file(b"(" + b"N" * 998 + b"t"))
-    with pytest.raises(UnsafeFileError, match="more than 1,000 instructions"):
-        pt.read(path)
-    monkeypatch.setattr(zip_archive, "MOST_MEMBERS", 3)
-    path.write_bytes(hostile.file(b"}"))
-    with pytest.raises(UnsafeFileError, match="4 members, more than 3"):
+@pytest.mark.parametrize(
+    ("module", "limit", "most", "content", "message"),
+    [
+        (unpickler, "MOST_STEPS", 1000, b"(" + b"N" * 998 + b"t", "more than 1,000 instructions"),
+        (zip_archive, "MOST_MEMBERS", 3, b"}", "4 members, more than 3"),
+    ],
+)
+def test_limits_on_counts_hold(module, limit, most, content, message, path, monkeypatch):
+    monkeypatch.setattr(module, limit, most)
+    path.write_bytes(hostile.file(content))
+    with pytest.raises(UnsafeFileError, match=message):
         pt.read(path)

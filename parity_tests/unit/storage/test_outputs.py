@@ -16,6 +16,7 @@ import pytest
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import atomic, pt, safetensors
 from jax_transformer.storage.pt import writer
+from parity_tests.unit import helpers
 
 STATE = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
@@ -119,29 +120,21 @@ def test_a_link_is_followed(tmp_path, exists, write):
     assert os.listdir(tmp_path / "folder") == ["file"]
 
 
-def test_weights_go_into_a_fifo_and_through_a_link(tmp_path):
-    reader = Reader(tmp_path / "fifo")
-    safetensors.write(tmp_path / "fifo", STATE)
-    (tmp_path / "copy").write_bytes(reader.result())
-    assert safetensors.read(tmp_path / "copy")["weight"].tobytes() == STATE["weight"].tobytes()
-    (tmp_path / "link").symlink_to("file.pt")
-    writer.write(tmp_path / "link", STATE)
-    assert (tmp_path / "link").is_symlink()
-    assert pt.read(tmp_path / "file.pt")["weight"].tobytes() == STATE["weight"].tobytes()
-
-
 def test_a_conversion_writes_into_a_fifo_and_through_a_link(console, tmp_path):
-    source = tmp_path / "source.safetensors"
+    source, fifo = tmp_path / "source.safetensors", tmp_path / "fifo.safetensors"
     safetensors.write(source, STATE)
-    reader = Reader(tmp_path / "fifo.safetensors")
-    assert console.say("convert", source, tmp_path / "fifo.safetensors")[0] == 0
+    reader = Reader(fifo)
+    assert console.say("convert", source, fifo)[0] == 0
     assert reader.result() == source.read_bytes()
-    target, link = tmp_path / "target.safetensors", tmp_path / "link.safetensors"
-    target.write_text("old")
-    link.symlink_to(target)
-    console.refused(3, ["target.safetensors: exists already"], "convert", source, link)
-    assert console.say("convert", source, link, "--force")[0] == 0
-    assert link.is_symlink() and target.read_bytes() == source.read_bytes()
+    for suffix in ("safetensors", "pt"):
+        target, link = tmp_path / f"target.{suffix}", tmp_path / f"link.{suffix}"
+        target.write_text("old")
+        link.symlink_to(target)
+        console.refused(3, [f"{target.name}: exists already"], "convert", source, link)
+        assert console.say("convert", source, link, "--force")[0] == 0
+        assert link.is_symlink() and not target.is_symlink()
+    assert (tmp_path / "target.safetensors").read_bytes() == source.read_bytes()
+    assert pt.read(tmp_path / "target.pt")["weight"].tobytes() == STATE["weight"].tobytes()
     console.refused(2, ["-: weights are written to a file or folder"], "convert", source, "-")
 
 
@@ -178,9 +171,7 @@ def test_what_is_complete_is_no_failure_if_nothing_can_be_removed(tmp_path, monk
     (tmp_path / "old").mkdir()
     (tmp_path / "old/1").write_text("old")
 
-    def unlink(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
-
+    unlink = helpers.failing(errno.EIO)
     with monkeypatch.context() as patch, atomic.file(tmp_path / "file") as temporary:
         temporary.write_text("new")
         patch.setattr(os, "unlink", unlink)
@@ -194,15 +185,8 @@ def test_what_is_complete_is_no_failure_if_nothing_can_be_removed(tmp_path, monk
 
 
 def _failing_sync(monkeypatch, folder: Path) -> None:
-    """Let the sync of one folder fail."""
-    sync = atomic.sync
-
-    def fails(path):
-        if path == folder:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        sync(path)
-
-    monkeypatch.setattr(atomic, "sync", fails)
+    sync, fail = atomic.sync, helpers.failing(errno.EIO)
+    monkeypatch.setattr(atomic, "sync", lambda path: (fail if path == folder else sync)(path))
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -213,8 +197,8 @@ def test_an_error_of_the_last_sync_of_a_file_changes_nothing(tmp_path, monkeypat
     _failing_sync(monkeypatch, tmp_path)
     with pytest.raises(OSError, match="Input/output"):
         atomic.write_text(target, "new")
-    assert [path.name for path in tmp_path.iterdir()] == (["target"] if old else [])
-    assert not old or target.read_text() == "old"
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == ({"target": "old"} if old else {})
 
 
 @pytest.mark.parametrize(
@@ -231,10 +215,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, write):
     write(path, "old")
     before = path.read_bytes()
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", helpers.failing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space"):
         write(path, "new")
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]

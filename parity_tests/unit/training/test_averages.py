@@ -1,5 +1,6 @@
 """The mean of several checkpoints' weights, and the lines of metrics, each weighing its tokens."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.resume import mean_weights
 from jax_transformer.training.step import TrainState
+from parity_tests.unit import helpers
 
 SAVED = {10: 1.0, 20: 2.0**-24, 30: 2.0**-24}
 """A number in the checkpoint of each step. The sum in float32 is 1, and in float64 1 + 2^-23."""
@@ -41,10 +43,10 @@ def saved(request, tmp_path_factory) -> tuple[RunFolder, TrainState]:
 def test_the_line_of_an_average_is_synced_before_the_average_is_saved(saved, monkeypatch):
     """A saved average is not validated again, so its line must survive a loss of power."""
     calls: list[str] = []
-    run = training_run.Run.__new__(training_run.Run)
-    run.options, run.folder = TrainOptions(average=3), saved[0]
-    run.devices = SimpleNamespace(place=lambda tree: tree)
-    run.logger = SimpleNamespace(sync=lambda: calls.append("sync"))
+    devices = SimpleNamespace(place=lambda tree: tree)
+    logger = SimpleNamespace(sync=lambda: calls.append("sync"))
+    of = dict(options=TrainOptions(average=3), folder=saved[0], devices=devices, logger=logger)
+    run = helpers.stand_in(training_run.Run, **of)
     monkeypatch.setattr(training_run.resume, "to_average", lambda *_: list(SAVED))
     monkeypatch.setattr(training_run.Run, "_validate", lambda *_: calls.append("line"))
     monkeypatch.setattr(saving, "save", lambda *_, **__: calls.append("save"))
@@ -65,25 +67,19 @@ def test_the_mean_is_over_the_chosen_steps_only(saved):
     assert mean_weights(saved[0], [20, 30], saved[1])["kernel"].tolist() == [2.0**-24, -(2.0**-24)]
 
 
-# Lines of metrics
-
-
 def measured(loss: float, tokens: int, norm: float = 1.0, nll_loss: float = 0.0) -> dict:
-    values = {"loss": loss, "nll_loss": nll_loss, "gradient_norm": norm}
-    return {name: jnp.float32(value) for name, value in values.items()} | {
-        "tokens": jnp.int32(tokens)
-    }
+    values = dict(loss=loss, nll_loss=nll_loss, gradient_norm=norm)
+    values = {name: jnp.float32(value) for name, value in values.items()}
+    return values | {"tokens": jnp.int32(tokens)}
 
 
 @pytest.fixture
 def logger(tmp_path):
     """A logger of a run that began at step 4, with one step since its last line."""
     before = [{"loss": 8.0, "nll_loss": 4.0, "gradient_norm": 9.0, "tokens": 1}]
-    logger = MetricsLogger(
-        TrainOptions(steps=100), RunFolder(tmp_path), lambda step: step / 10, 4, before
-    )
-    yield logger
-    logger.close()
+    options, folder = TrainOptions(steps=100), RunFolder(tmp_path)
+    with contextlib.closing(MetricsLogger(options, folder, lambda n: n / 10, 4, before)) as logger:
+        yield logger
 
 
 def test_a_line_weighs_the_losses_by_tokens_and_holds_steps_before_a_resume(logger, monkeypatch):
@@ -107,14 +103,11 @@ def test_a_line_weighs_the_losses_by_tokens_and_holds_steps_before_a_resume(logg
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "message"),
-    [
-        ({"loss": float("nan")}, r"^the loss of step 6 is nan; "),
-        ({"loss": 1.0, "norm": float("inf")}, r"^the gradient norm of step 6 is inf; "),
-    ],
+    ("name", "loss", "norm", "value"),
+    [("loss", float("nan"), 1.0, "nan"), ("gradient norm", 1.0, float("inf"), "inf")],
 )
-def test_the_step_of_a_number_that_is_not_finite_is_named(logger, spoiled, message):
-    logger.pending = [measured(1.0, 2), measured(tokens=2, **spoiled), measured(1.0, 2)]
-    with pytest.raises(NonFiniteLossError, match=message):
+def test_the_step_of_a_number_that_is_not_finite_is_named(logger, name, loss, norm, value):
+    logger.pending = [measured(1.0, 2), measured(loss, 2, norm), measured(1.0, 2)]
+    with pytest.raises(NonFiniteLossError, match=rf"^the {name} of step 6 is {value}; "):
         logger.flush(7)
     assert not logger.folder.metrics.exists()

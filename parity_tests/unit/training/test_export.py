@@ -26,7 +26,6 @@ IDS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
 
 
 def export(function: Callable[..., Any], *arguments: Any) -> None:
-    """Lower a jitted function for all platforms at once."""
     exported = strict_off(jax.export.export(function, platforms=PLATFORMS))(*arguments)
     assert exported.platforms == PLATFORMS
     text = str(exported.mlir_module())
@@ -50,27 +49,19 @@ def export_search(config: TransformerConfig, search: Callable[..., Any], **optio
     export(jax.jit(run), split.arrays, IDS)
 
 
-def check(config: TransformerConfig) -> None:
-    """Greedy search and sampling take the same steps as beam search, and are checked once."""
-    export_step(config)
-    export_search(config, jt.generate.beam, beam_size=2)
-
-
 def test_the_other_searches_are_lowered_for_every_platform():
     config = helpers.tiny(num_layers=1)
     export_search(config, jt.generate.greedy)
     export_search(config, functools.partial(jt.generate.sample, key=jax.random.key(0)), top_k=3)
 
 
+@pytest.mark.parametrize("dtype", [None, pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("preset", preset_names.repeated_slow(preset_names.TEXT))
-def test_step_and_searches_are_lowered_for_every_platform(preset):
-    check(helpers.tiny(preset, num_layers=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", preset_names.TEXT)
-def test_step_and_searches_in_bfloat16_are_lowered_for_every_platform(preset):
-    check(helpers.tiny(preset, num_layers=1, compute_dtype="bfloat16"))
+def test_step_and_searches_are_lowered_for_every_platform(preset, dtype):
+    """Greedy search and sampling take the same steps as beam search, and are checked once."""
+    config = helpers.tiny(preset, num_layers=1, compute_dtype=dtype)
+    export_step(config)
+    export_search(config, jt.generate.beam, beam_size=2)
 
 
 def test_a_call_of_python_is_noticed(monkeypatch):

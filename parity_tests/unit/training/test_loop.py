@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -23,13 +24,12 @@ from jax_transformer.training.evaluation import ValidationReport
 from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import AverageOf, Criterion, TrainOptions
 from jax_transformer.training.step import TrainState
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 
 SCORES = dict.fromkeys(("bleu", "chrf", "exact_match"), 1.0) | {"signatures": {}}
 
 
 def numbered_batches(encoded, plan, start: int, stop: int, *, dropped) -> Iterator[Batch]:
-    """Batches that hold their number."""
     for number in range(start, stop):
         yield Batch(*[np.full((1, 1), number, np.int32)] * 3)
 
@@ -38,9 +38,8 @@ class Loop:
     """A run whose weight is the number of its steps, and whose losses are numbers of batches."""
 
     def __init__(self, folder: RunFolder, patch: pytest.MonkeyPatch):
-        self.folder, self.corpus = folder, object.__new__(Corpus)
-        for name in ("config", "train", "plan", "dropped"):
-            object.__setattr__(self.corpus, name, None)
+        nothing = dict.fromkeys(("config", "train", "plan", "dropped"))
+        self.folder, self.corpus = folder, helpers.stand_in(Corpus, **nothing)
         self.stop_at: int | None = None
         self.spoiled: int | None = None
         self.while_validating: Callable[[], None] = lambda: None
@@ -73,9 +72,8 @@ class Loop:
         weight = weight + jnp.float32("nan" if step == self.spoiled else 1)
         state = state._replace(step=jnp.int32(step), params={"weight": weight})
         measured = {"loss": loss, "nll_loss": 0.0, "gradient_norm": step}
-        return state, {name: jnp.float32(value) for name, value in measured.items()} | {
-            "tokens": jnp.int32(1)
-        }
+        measured = {name: jnp.float32(value) for name, value in measured.items()}
+        return state, measured | {"tokens": jnp.int32(1)}
 
     def validate(self, weights) -> ValidationReport:
         self.while_validating()
@@ -85,8 +83,9 @@ class Loop:
     def losses(self) -> dict[int, float]:
         """The training loss of each line of metrics by its step."""
         lines = [line for line in runs.metrics(self.folder.path) if "loss" in line]
-        assert len({line["step"] for line in lines}) == len(lines)
-        return {line["step"]: line["loss"] for line in lines}
+        losses = {line["step"]: line["loss"] for line in lines}
+        assert len(losses) == len(lines)
+        return losses
 
     def validations(self) -> list[tuple[int, float, bool]]:
         """Step, loss, and True for averaged weights, of each validation in metrics."""
@@ -96,8 +95,12 @@ class Loop:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Loop:
-    (tmp_path / "run").mkdir()
-    return Loop(RunFolder(tmp_path / "run"), monkeypatch)
+    return loop(tmp_path / "run", monkeypatch)
+
+
+def loop(path: Path, patch: pytest.MonkeyPatch) -> Loop:
+    path.mkdir()
+    return Loop(RunFolder(path), patch)
 
 
 def test_the_last_step_has_a_line_a_validation_and_a_checkpoint(run):
@@ -139,10 +142,8 @@ def test_a_stop_that_another_process_asked_for_is_one(run, monkeypatch):
             return not stop and run.steps == 3
 
     monkeypatch.setattr(training_run, "StopVotes", lambda *_: Votes(True))
-    several = SimpleNamespace(
-        count=lambda: 2, first=lambda: True, from_first=lambda _, value: value
-    )
-    monkeypatch.setattr(training_run, "distributed", several)
+    several = dict(count=lambda: 2, first=lambda: True, from_first=lambda _, value: value)
+    monkeypatch.setattr(training_run, "distributed", SimpleNamespace(**several))
     with pytest.raises(Preempted, match=r"^stopped at step 3, saved in "):
         run.train(steps=9, eval_every=9)
     assert checkpoint.steps(run.folder.checkpoints) == [3]
@@ -255,14 +256,11 @@ def test_a_state_that_is_not_finite_is_never_saved(run, log_every, spoiled, mess
 def test_a_stop_at_any_question_changes_nothing_of_the_end(run, tmp_path, monkeypatch):
     """Within steps, validations and saves: metrics, checkpoints and weights are those of one go."""
     options = dict(steps=4, log_every=3, eval_every=2, keep=1)
-    (tmp_path / "uninterrupted").mkdir()
-    uninterrupted = Loop(RunFolder(tmp_path / "uninterrupted"), monkeypatch)
+    uninterrupted, stops = loop(tmp_path / "uninterrupted", monkeypatch), set()
     uninterrupted.train(**options)
-    stops = set()
     for when in itertools.count(1):
         folder = tmp_path / f"stopped {when}"
-        folder.mkdir()
-        stopped = Loop(RunFolder(folder), monkeypatch)
+        stopped = loop(folder, monkeypatch)
         try:
             stopped.train(Scripted(when), **options)
             break
@@ -295,9 +293,8 @@ def test_no_process_validates_after_another_one_was_asked_to_stop(monkeypatch):
     """Several validate together; a request that came during the last validation ends the run before
     its average is validated."""
     monkeypatch.setattr(training_run.distributed, "count", lambda: 2)
-    training = object.__new__(training_run.Run)
-    training.stop, training.votes = Stop(), StopVotesOf(True)
-    training.validation = None
+    asked = dict(stop=Stop(), votes=StopVotesOf(True), validation=None)
+    training = helpers.stand_in(training_run.Run, **asked)
     with pytest.raises(Preempted, match=r"^stopped after step 3; the same command continues"):
         training._validate({}, "step 3", {"step": 3})
 
@@ -320,8 +317,6 @@ class Scripted(Stop):
 
 
 class StopVotesOf:
-    """Votes with this result."""
-
     def __init__(self, result: bool):
         self.result = result
 

@@ -26,13 +26,13 @@ def chain(name: OptimizerName, **more: Any) -> optax.GradientTransformation:
 
 def steps(tx: optax.GradientTransformation, params: Arrays, gradients: list[Arrays]) -> Arrays:
     """The parameters after one update for each entry of ``gradients``."""
-    ours = {name: jnp.asarray(array) for name, array in params.items()}
+    ours = jax.tree.map(jnp.asarray, params)
     with jax.numpy_dtype_promotion("standard"):
         state = tx.init(ours)
         for gradient in gradients:
             updates, state = tx.update(jax.tree.map(jnp.asarray, gradient), state, ours)
             ours = optax.apply_updates(ours, updates)
-    return {name: np.asarray(array) for name, array in ours.items()}
+    return jax.tree.map(np.asarray, ours)
 
 
 def by_hand(
@@ -51,13 +51,20 @@ def by_hand(
     return after
 
 
+def adam_direction(g: np.ndarray, memory: list[np.ndarray], t: int) -> np.ndarray:
+    memory[0] = B1 * memory[0] + (1 - B1) * g
+    memory[1] = B2 * memory[1] + (1 - B2) * g**2
+    first, second = memory[0] / (1 - B1**t), memory[1] / (1 - B2**t)
+    return first / (np.sqrt(second) + EPS)
+
+
 def problem(count: int = 5, shape: tuple[int, int] = (3, 2)) -> tuple[Arrays, list[Arrays]]:
     random = np.random.default_rng(0)
     shapes = {"kernel": shape, "bias": (shape[1],)}
-    return (
-        {name: random.normal(size=size) for name, size in shapes.items()},
-        [{name: random.normal(size=size) for name, size in shapes.items()} for _ in range(count)],
+    params, *gradients = (
+        {name: random.normal(size=size) for name, size in shapes.items()} for _ in range(1 + count)
     )
+    return params, gradients
 
 
 def assert_close(ours: Arrays, theirs: Arrays, rtol: float = 1e-12) -> None:
@@ -79,19 +86,11 @@ def test_five_steps_are_adamw_written_by_hand(decay, clip_norm):
     def adamw(p, g, memory, t):
         g = factors[t - 1] * g
         rate = RATE * (t / 3 if t <= 2 else (1 + np.cos(np.pi * (t - 3) / 3)) / 2)
-        memory[0] = B1 * memory[0] + (1 - B1) * g
-        memory[1] = B2 * memory[1] + (1 - B2) * g**2
-        first, second = memory[0] / (1 - B1**t), memory[1] / (1 - B2**t)
-        return -rate * decay * p - rate * first / (np.sqrt(second) + EPS)
+        return -rate * decay * p - rate * adam_direction(g, memory, t)
 
     options = OptimizerOptions(
-        learning_rate=RATE,
-        warmup_steps=2,
-        beta1=B1,
-        beta2=B2,
-        epsilon=EPS,
-        weight_decay=decay,
-        clip_norm=clip_norm,
+        **dict(learning_rate=RATE, warmup_steps=2, beta1=B1, beta2=B2, epsilon=EPS),
+        **dict(weight_decay=decay, clip_norm=clip_norm),
     )
     for count in range(1, 6):
         actual = steps(optimizer.make(options, 5), params, gradients[:count])
@@ -110,11 +109,7 @@ def test_the_moments_have_the_dtype_of_the_parameters():
 @pytest.mark.parametrize("decay", [0.0, DECAY])
 def test_adam_adds_weight_decay_to_the_gradient(decay):
     def adam(p, g, memory, t):
-        g = g + decay * p
-        memory[0] = B1 * memory[0] + (1 - B1) * g
-        memory[1] = B2 * memory[1] + (1 - B2) * g**2
-        first, second = memory[0] / (1 - B1**t), memory[1] / (1 - B2**t)
-        return -RATE * first / (np.sqrt(second) + EPS)
+        return -RATE * adam_direction(g + decay * p, memory, t)
 
     tx = chain(OptimizerName.ADAM, beta1=B1, beta2=B2, epsilon=EPS, weight_decay=decay)
     assert_close(steps(tx, *problem()), by_hand(adam, *problem(), memories=2))

@@ -20,7 +20,7 @@ from jax_transformer.training.options import (
     ModelOptions,
     TrainOptions,
 )
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 
 FIGURES = {
     100: {"bleu": 10.0, "chrf": 30.0, "exact_match": 0.0, "valid_loss": 3.0},
@@ -105,8 +105,7 @@ def test_weights_name_checkpoints_in_order_of_preference(tmp_path, monkeypatch, 
 
 def test_the_damaged_checkpoints_are_the_newest(tmp_path, monkeypatch, capsys):
     damaged = [CheckpointError(f"checkpoints/{step}: damaged") for step in (40, 30)]
-    saved, moved = object.__new__(checkpoint.Checkpoint), []
-    object.__setattr__(saved, "step", 20)
+    saved, moved = helpers.stand_in(checkpoint.Checkpoint, step=20), []
     monkeypatch.setattr(run_folder, "newest_intact", lambda folder: (saved, damaged))
     monkeypatch.setattr(checkpoint, "steps", lambda folder: [10, 20, 30, 40])
     monkeypatch.setattr(
@@ -118,37 +117,22 @@ def test_the_damaged_checkpoints_are_the_newest(tmp_path, monkeypatch, capsys):
         assert line == f"{begin}continuing from step 20"
 
 
-# What may change
-
 DEVICES = "number of devices"
-BEFORE = TrainOptions(run="a", steps=100)
+BEFORE = TrainOptions(run="a", steps=100, devices=2)
+TEXT = dict(train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",))
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "named"),
     [
-        dict(run="b"),
-        dict(log_every=1),
-        dict(keep=5),
-        dict(compilation_cache="/tmp"),
-        dict(
-            data=DataOptions(
-                train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",)
-            )
-        ),
+        (dict(run="b", log_every=1, keep=5, compilation_cache="/tmp"), []),
+        (dict(data=DataOptions(**TEXT)), []),
+        (dict(steps=200), ["steps (100 -> 200)"]),
+        (dict(devices=0), ["devices (2 -> all)"]),
     ],
 )
-def test_harmless_changes_of_options_are_silent(changed):
-    assert resume.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
-
-
-def test_changed_options_are_named():
-    assert resume.option_changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
-        [],
-        ["steps (100 -> 200)"],
-    )
-    two = dataclasses.replace(BEFORE, devices=2)
-    assert resume.option_changes(BEFORE, two) == ([], ["devices (2 -> all)"])
+def test_changes_are_silent_if_harmless_and_named_otherwise(changed, named):
+    assert resume.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], named)
 
 
 @pytest.mark.parametrize(

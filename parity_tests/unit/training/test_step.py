@@ -1,4 +1,4 @@
-"""One update: several batches, several devices, half precision, and a moving average."""
+"""One update: several batches, half precision, and a moving average."""
 
 from functools import partial
 
@@ -6,29 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax import nnx
 
 from jax_transformer import transformer
+from jax_transformer.config import RATES
 from jax_transformer.data.batches import Batch
-from jax_transformer.errors import ConfigError
-from jax_transformer.training import devices, step
+from jax_transformer.training import step
 from parity_tests.unit import helpers
 
 KEY = jax.random.key(3)
-NO_DROPOUT = dict.fromkeys(
-    ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
-)
+NO_DROPOUT = dict.fromkeys(RATES, 0.0)
 
 
 def batch_of(config, rows: int, *, length: int = 6, seed: int = 0) -> Batch:
     """Return ragged rows; the target input is the target output, shifted by one position."""
-    source = helpers.ragged(config.source_vocab_size, config.source_pad_id, rows, length, seed=seed)
-    target = helpers.ragged(
-        config.target_vocab_size, config.target_pad_id, rows, length, seed=seed + 1
-    )
+    source = helpers.ragged(config.source_vocab_size, config.source_pad_id, rows, length, seed)
+    target = helpers.ragged(config.target_vocab_size, config.target_pad_id, rows, length, seed + 1)
     begun = np.concatenate([np.full((rows, 1), config.bos_id), target[:, :-1]], axis=1)
-    return Batch(source.astype(np.int32), begun.astype(np.int32), target.astype(np.int32))
+    return Batch(*(side.astype(np.int32) for side in (source, begun, target)))
 
 
 def rows_of(batch: Batch, start: int, end: int) -> Batch:
@@ -67,11 +62,8 @@ def test_accumulated_batches_equal_one_batch():
     once, once_metrics = train(copies[0], [batch], KEY)
     parts, parts_metrics = train(copies[1], [rows_of(batch, i, i + 2) for i in (0, 2, 4)], KEY)
     assert furthest(once.params, parts.params) < 1e-13
-    assert (
-        int(parts_metrics["tokens"])
-        == int(once_metrics["tokens"])
-        == int((batch.target_out != config.target_pad_id).sum())
-    )
+    tokens = int((batch.target_out != config.target_pad_id).sum())
+    assert int(parts_metrics["tokens"]) == int(once_metrics["tokens"]) == tokens
     for name in ("loss", "nll_loss", "gradient_norm"):
         np.testing.assert_allclose(once_metrics[name], parts_metrics[name], rtol=1e-13)
     total, tokens = strict_off(step.loss_sum)(state.params, state.frozen, batch, config)
@@ -115,13 +107,10 @@ def loss_of(sums: step.Sums) -> float:
 
 
 def test_each_step_has_its_own_dropout():
-    """Otherwise every step would have the first step's masks."""
     config, rule, state = prepared()
     train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
     batch = batch_of(config, 2)
-    states = [
-        jax.tree.map(jnp.copy, state)._replace(step=jnp.asarray(i, jnp.int32)) for i in range(2)
-    ]
+    states = [jax.tree.map(jnp.copy, state)._replace(step=jnp.int32(i)) for i in range(2)]
     losses = [float(strict_off(train)(each, [batch], KEY)[1]["loss"]) for each in states]
     assert abs(losses[0] - losses[1]) > 1e-3, "the same masks would give the same loss"
 
@@ -131,9 +120,8 @@ def test_the_gradient_norm_is_that_before_clipping():
     clipped = optax.chain(optax.clip_by_global_norm(1e-3), rule)
     state = state._replace(opt_state=strict_off(clipped.init)(state.params))
     batch = batch_of(config, 2)
-    gradients = strict_off(
-        jax.jit(jax.grad(lambda p: step.loss_sum(p, state.frozen, batch, config)[0]))
-    )(state.params)
+    loss = jax.jit(jax.grad(lambda params: step.loss_sum(params, state.frozen, batch, config)[0]))
+    gradients = strict_off(loss)(state.params)
     squares = sum(float((np.asarray(gradient) ** 2).sum()) for gradient in gradients.values())
     _, measured = strict_off(step.make_step(config, clipped, 0.0))(state, [batch], KEY)
     expected = np.sqrt(squares) / int(measured["tokens"])
@@ -165,26 +153,10 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
     state = strict_off(step.initial_state)(model, rule)
     batch = batch_of(config, 2)
     assert model(batch.source, batch.target_in).dtype == "bfloat16"
-    exact, _ = step.loss_sum(
-        transformer.flatten(
-            helpers.random_model(config.with_sizes(compute_dtype=None), dtype="float32")
-        ),
-        {},
-        batch,
-        config,
-    )
+    wide = helpers.random_model(config.with_sizes(compute_dtype=None), dtype="float32")
+    exact, _ = step.loss_sum(transformer.flatten(wide), {}, batch, config)
     state, measured = strict_off(step.make_step(config, rule, 0.0))(state, [batch], KEY)
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.opt_state))} <= {
-        "float32",
-        "int32",
-    }
+    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.opt_state))}
+    assert dtypes <= {"float32", "int32"}
     assert measured["loss"].dtype == "float32"
     assert abs(float(measured["loss"]) - float(exact) / int(measured["tokens"])) < 0.05
-
-
-# Devices
-
-
-def test_more_devices_than_available_are_refused():
-    with pytest.raises(ConfigError, match=rf"devices=99, and JAX finds {jax.device_count()} "):
-        devices.Devices.take(99)

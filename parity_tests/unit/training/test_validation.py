@@ -13,6 +13,7 @@ from jax_transformer.training import evaluation, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.options import TrainOptions
+from parity_tests.unit import helpers
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
 SUMS = [(6.0, 2), (1.0, 8)]
@@ -22,11 +23,9 @@ SUMS = [(6.0, 2), (1.0, 8)]
 @pytest.fixture
 def corpus(monkeypatch) -> Corpus:
     """Two batches, and a translator that returns every line in capitals."""
-    corpus = object.__new__(Corpus)
     plan = BatchPlan(np.array([[3, 3]]), widths=(4,), rows=(1,), seed=0)
-    fields = {"config": None, "tokenizer": None, "valid": None, "valid_pairs": PAIRS, "plan": plan}
-    for name, value in fields.items():
-        object.__setattr__(corpus, name, value)
+    nothing = dict.fromkeys(("config", "tokenizer", "valid"))
+    corpus = helpers.stand_in(Corpus, **nothing, valid_pairs=PAIRS, plan=plan)
     numbered = [Batch(*[np.full((1, 1), number, np.int32)] * 3) for number in range(len(SUMS))]
     monkeypatch.setattr(batches, "eval_batches", lambda *_: [(None, each) for each in numbered])
     monkeypatch.setattr(
@@ -58,8 +57,8 @@ def test_the_loss_of_a_validation_is_in_as_many_chunks_as_that_of_training(corpu
     monkeypatch.setattr(step, "make_evaluation", record)
     monkeypatch.setattr(translation, "Translator", record)
     plan = BatchPlan(np.array([[3, 3]]), widths=(4, 8), rows=(1, 1), seed=0)
-    object.__setattr__(corpus, "plan", plan)
-    object.__setattr__(corpus, "init_source", types.SimpleNamespace(generation_config="its own"))
+    source = types.SimpleNamespace(generation_config="its own")
+    vars(corpus).update(plan=plan, init_source=source)
     evaluation.Validation(TrainOptions(loss_chunks=3), corpus, Devices.take(1))({})
     assert calls == [(None, 3, {}), (None, None, "its own", {"widths": (4, 8)})]
 
