@@ -49,9 +49,9 @@ def unchecked():
 
 def stand_in(kind: type, **fields: Any) -> Any:
     """Return an object of a class, frozen or not, that has these attributes only."""
-    made = object.__new__(kind)
-    vars(made).update(fields)
-    return made
+    instance = object.__new__(kind)
+    vars(instance).update(fields)
+    return instance
 
 
 def failing(number: int) -> Callable[..., Any]:
