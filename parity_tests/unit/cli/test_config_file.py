@@ -42,9 +42,8 @@ def write(tmp_path):
 
 
 def parsed(*arguments) -> TrainOptions:
-    return cli.parse(
-        "train", train_command.TrainCommand, [str(argument) for argument in arguments]
-    ).options
+    words = [str(argument) for argument in arguments]
+    return cli.parse("train", train_command.TrainCommand, words).options
 
 
 def test_a_file_overrides_defaults_and_flags_override_the_file(write):
@@ -60,11 +59,8 @@ def test_a_file_overrides_defaults_and_flags_override_the_file(write):
     assert options.model == TrainOptions().model
     flags = """--steps 9 --no-tensorboard --optimizer.learning_rate=0.5
         --data.train a.tsv b.tsv c.tsv --model.precision bfloat16""".split()
-    for command in (
-        [f"--config={path}", *flags],
-        [*flags, "--config", path],
-        ["--config", path, *flags, "--config", path],
-    ):
+    last = ["--config", path]
+    for command in ([f"--config={path}", *flags], [*flags, *last], [*last, *flags, *last]):
         over = parsed(*command)
         assert (over.steps, over.tensorboard, over.optimizer.learning_rate) == (9, False, 0.5)
         assert over.data.train == ("a.tsv", "b.tsv", "c.tsv")
@@ -111,15 +107,8 @@ def test_an_empty_file_changes_nothing(write, content):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 1e-3),
-        ("1E3", 1e3),
-        ("1.5e-3", 1.5e-3),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("3", 3.0),
-        ("1_000", 1e3),
-        ("+2e+1", 20.0),
-        ("9007199254740991", 2.0**53 - 1),
+        *(("1e-3", 1e-3), ("1E3", 1e3), ("1.5e-3", 1.5e-3), (".5", 0.5), ("5.", 5.0), ("3", 3.0)),
+        *(("1_000", 1e3), ("+2e+1", 20.0), ("9007199254740991", 2.0**53 - 1)),
     ],
 )
 def test_yaml_numbers_are_parsed_as_their_field_s_type(write, text, value):

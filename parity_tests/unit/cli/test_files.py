@@ -76,9 +76,8 @@ def test_float64_converts_in_32_bit_mode_and_is_refused_if_narrowed(
     double = tmp_path / "double.safetensors"
     assert console.say("convert", run, double, "--dtype", "float64")[0] == 0
     assert console.say("convert", double, tmp_path / "folder", *SMALL)[0] == 0
-    assert {array.dtype for array in runs.arrays(tmp_path / "folder", 0).values()} == {
-        np.dtype("float64")
-    }
+    arrays = runs.arrays(tmp_path / "folder", 0).values()
+    assert {str(array.dtype) for array in arrays} == {"float64"}
     assert console.say("convert", tmp_path / "folder", tmp_path / "again.safetensors")[0] == 0
     assert (tmp_path / "again.safetensors").read_bytes() == double.read_bytes()
     with pytest.raises(CheckpointError, match="JAX_ENABLE_X64"):
