@@ -10,24 +10,14 @@ from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
-from jax_transformer.transformer import abstract, flatten
+from jax_transformer.transformer import shapes
 from jax_transformer.weights.rules import Alias, torch_shapes
 
-SMALL = {
-    "vocab_size": 11,
-    "d_model": 8,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-}
-BART = {
-    **{
-        f"{stack}_{size}": 2
-        for stack in ("encoder", "decoder")
-        for size in ("layers", "attention_heads", "ffn_dim")
-    },
-    "max_position_embeddings": 9,
-}
+SMALL = {"vocab_size": 11, "d_model": 8, "pad_token_id": 0, "eos_token_id": 1}
+SMALL["decoder_start_token_id"] = 0
+SIZES = ("layers", "attention_heads", "ffn_dim")
+BART = {f"{stack}_{size}": 2 for stack in ("encoder", "decoder") for size in SIZES}
+BART["max_position_embeddings"] = 9
 T5 = {"num_layers": 2, "num_heads": 2, "d_kv": 3, "d_ff": 5}
 
 
@@ -41,13 +31,9 @@ def config_of(name, **changes):
 
 
 def all_tensors(config) -> dict[str, TensorInfo]:
-    shapes = {name: leaf.shape for name, leaf in flatten(abstract(config)).items()}
-    return {
-        name: TensorInfo(shape, "bfloat16")
-        for name, shape in torch_shapes(
-            registry.unchecked_table(config.architecture, config), shapes
-        ).items()
-    }
+    table = registry.unchecked_table(config.architecture, config)
+    expected = torch_shapes(table, shapes(config))
+    return {name: TensorInfo(shape, "bfloat16") for name, shape in expected.items()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -57,21 +43,14 @@ def test_abstract_shapes_are_completed_like_arrays(name):
     file = states.saved(full, config)
     assert states.complete(file, config) == full
     assert not tensors.problems(full, {name: one.shape for name, one in full.items()})
-    assert {name for name in full if name not in file} >= {
-        rule.torch
-        for rule in registry.unchecked_table(config.architecture, config)
-        if isinstance(rule, Alias)
-    }
+    table = registry.unchecked_table(config.architecture, config)
+    assert full.keys() - file.keys() >= {rule.torch for rule in table if isinstance(rule, Alias)}
     stored = config.encoder.positions is Positions.SINUSOIDAL_STORED
     computed = stored and config.mel_bins is None
-    saved = {
-        name: one for name, one in full.items() if not (computed and "embed_positions" in name)
-    }
-    arrays = {name: np.zeros(one.shape, np.float32) for name, one in saved.items()}
+    saved = [name for name in full if not (computed and "embed_positions" in name)]
+    arrays = {name: np.zeros(full[name].shape, np.float32) for name in saved}
     completed = states.complete(arrays, config)
-    assert {name: value.shape for name, value in completed.items()} == {
-        name: one.shape for name, one in full.items()
-    }
+    assert {name: x.shape for name, x in completed.items()} == {k: x.shape for k, x in full.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -100,19 +79,11 @@ def test_what_a_file_lacks_is_in_its_dtype(name, dtype):
 def test_any_one_of_tied_tensors_suffices(present):
     config = config_of("bart")
     full = all_tensors(config)
-    tied = {
-        "model.shared.weight",
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-        "lm_head.weight",
-    }
-    actual = states.complete(
-        {name: one for name, one in full.items() if name not in tied or name == present}, config
-    )
-    assert actual == full
-    assert "model.shared.weight" not in states.complete(
-        {name: one for name, one in full.items() if name not in tied}, config
-    )
+    tied = {f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")}
+    tied |= {"model.shared.weight", "lm_head.weight"}
+    rest = {name: one for name, one in full.items() if name not in tied}
+    assert states.complete(rest | {present: full[present]}, config) == full
+    assert "model.shared.weight" not in states.complete(rest, config)
 
 
 def test_dropped_tensors_have_reasons():
@@ -120,12 +91,10 @@ def test_dropped_tensors_have_reasons():
     assert states.why_completed("final_logits_bias", marian) == "is zero if a file does not hold it"
     actual = states.why_completed("model.encoder.embed_positions.weight", marian)
     assert actual == "is computed: sines and cosines"
-    assert "repeats shared.weight or encoder.embed_tokens.weight" in states.why_completed(
-        "lm_head.weight", t5
-    )
-    assert (
-        states.why_dropped("model.encoder.version", marian) == "counts versions of fairseq's format"
-    )
+    repeated = "repeats shared.weight or encoder.embed_tokens.weight"
+    assert repeated in states.why_completed("lm_head.weight", t5)
+    dropped = states.why_dropped("model.encoder.version", marian)
+    assert dropped == "counts versions of fairseq's format"
 
 
 def test_unknown_tensors_reach_the_table_and_are_refused():

@@ -1,6 +1,5 @@
 """A configuration checks itself, with the numbers in the message."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -8,134 +7,120 @@ import math
 import pytest
 
 import jax_transformer as jt
-from jax_transformer import config
+from jax_transformer.config import Branch, Mask, Part, Residual
 from jax_transformer.errors import ConfigError
 
 LESSON10 = jt.preset("lesson10")
-CROSS_ONLY, NO_CROSS = (config.Branch((config.Part.CROSS,)),), (config.Branch((config.Part.SELF,)),)
+CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 
 def stack(name: str, **changes) -> dict:
-    """lesson10's encoder or decoder with fields changed."""
-    return {name: dataclasses.replace(getattr(LESSON10, name), **changes)}
+    """Changes of lesson10's encoder or decoder."""
+    return {f"{name}.{field}": value for field, value in changes.items()}
 
 
 encoder, decoder = functools.partial(stack, "encoder"), functools.partial(stack, "decoder")
 
 
+LOCAL, NO_FEED_FORWARD = "attention_span='local'", "its blocks have no feed-forward"
 CROSS = "cross_attention belongs in every decoder block and in no encoder block"
+PARTS = "every block needs a branch, and every branch a part"
+KNOWN = "has no meaning there (it knows"
+PAD = LESSON10.target_pad_id
+FFN, LOST = Branch((Part.FFN,)), Branch((Part.CROSS,), dropout=1.5)
 # Message: changes of lesson10
 INVALID = {
-    "decoder.attention_span='local' sees later tokens and belongs in the encoder": decoder(
-        attention_span=config.AttentionSpan.LOCAL
+    f"decoder.{LOCAL} sees later tokens and belongs in the encoder": decoder(
+        attention_span="local"
     ),
     "encoder.attention_span='transient_global' needs positions='relative'": encoder(
-        attention_span=config.AttentionSpan.TRANSIENT_GLOBAL
+        attention_span="transient_global"
     ),
-    (
-        "encoder.attention_span='local' has no positions='relative_per_block';"
-        " encoder.attention_span='local' has no mixing='summed' with head_merge='concatenated'"
-    ): encoder(
-        attention_span=config.AttentionSpan.LOCAL,
-        positions=config.Positions.RELATIVE_PER_BLOCK,
-        mixing=config.Mixing.SUMMED,
+    f"encoder.{LOCAL} has no positions='relative_per_block';"
+    f" encoder.{LOCAL} has no mixing='summed' with head_merge='concatenated'": encoder(
+        attention_span="local", positions="relative_per_block", mixing="summed"
     ),
-    "encoder.attention_span='local' has no mask_fill='minus_1e20'": encoder(
-        attention_span=config.AttentionSpan.LOCAL
-    )
-    | dict(mask_fill=config.MaskFill.MINUS_1E20),
-    "encoder.attention_span='local' has no mask 'query_padding'": encoder(
-        attention_span=config.AttentionSpan.LOCAL, self_mask=(config.Mask.QUERY_PADDING,)
+    f"encoder.{LOCAL} has no mask_fill='minus_1e20'": encoder(attention_span="local")
+    | dict(mask_fill="minus_1e20"),
+    f"encoder.{LOCAL} has no mask 'query_padding'": encoder(
+        attention_span="local", self_mask=["query_padding"]
     ),
     "encoder.self_mask: padding is NaN by mask_fill='minus_infinity'": encoder(
-        self_mask=(config.Mask.QUERY_PADDING,)
+        self_mask=["query_padding"]
     )
-    | dict(mask_fill=config.MaskFill.MINUS_INFINITY),
-    (
-        "decoder.cross_mask: 'query_padding' hides all from the start, which is padding:"
-        f" bos_id=target_pad_id={LESSON10.target_pad_id}"
-    ): decoder(cross_mask=(config.Mask.QUERY_PADDING,)) | dict(bos_id=LESSON10.target_pad_id),
+    | dict(mask_fill="minus_infinity"),
+    "decoder.cross_mask: 'query_padding' hides all from the start, which is padding:"
+    f" bos_id=target_pad_id={PAD}": decoder(cross_mask=["query_padding"]) | dict(bos_id=PAD),
     "mask_fill=1.0 must be below 0, above -3e+38": dict(mask_fill=1.0),
     "d_model=500 is not divisible by num_heads=8": dict(d_model=500),
     "d_model=513 is odd; sinusoidal positions come in pairs": dict(d_model=513, num_heads=27),
     "tying='all' needs one vocabulary: source_vocab_size=7, target_vocab_size=10000": dict(
-        tying=config.Tying.ALL, source_vocab_size=7
+        tying="all", source_vocab_size=7
+    ),
+    "tying='embeddings' needs one vocabulary: source_vocab_size=10000, target_vocab_size=7": dict(
+        tying="embeddings", target_vocab_size=7
     ),
     "compute_dtype='fp16' is not one of bfloat16, float16, float32, float64": dict(
         compute_dtype="fp16"
     ),
     "decoder.branches[1].dropout=1.5 must be at least 0 and below 1": decoder(
-        branches=(*NO_CROSS, config.Branch((config.Part.CROSS,), dropout=1.5))
+        branches=(*NO_CROSS, LOST)
     ),
     **{
-        (
-            f"max_length=1 must be at least 2: {name}.position_index='truncated_cosine' reads row 1"
-        ): dict(max_length=1, **stack(name, position_index=config.PositionIndex.TRUNCATED_COSINE))
+        f"max_length=1 must be at least 2: {name}.position_index='truncated_cosine' reads row 1": (
+            stack(name, position_index="truncated_cosine") | dict(max_length=1)
+        )
         for name in ("encoder", "decoder")
     },
     "encoder.unused: an unused branch has one part": encoder(
-        unused=(config.Branch((config.Part.SELF, config.Part.FFN)),)
+        unused=(Branch((Part.SELF, Part.FFN)),)
     ),
-    "decoder.unused: an unused branch has one part": decoder(
-        unused=(config.Branch((config.Part.FFN,)), config.Branch(()))
+    "decoder.unused: an unused branch has one part": decoder(unused=(FFN, Branch(()))),
+    f"encoder.positions_at='feed_forward': {NO_FEED_FORWARD}": encoder(
+        positions_at="feed_forward", branches=NO_CROSS
     ),
-    "encoder.positions_at='feed_forward': its blocks have no feed-forward": encoder(
-        positions_at=config.PositionsAt.FEED_FORWARD, branches=NO_CROSS
-    ),
-    "decoder.positions_at='feed_forward': its blocks have no feed-forward": decoder(
-        positions_at=config.PositionsAt.FEED_FORWARD,
-        branches=CROSS_ONLY,
-        unused=(config.Branch((config.Part.FFN,)),),
+    f"decoder.positions_at='feed_forward': {NO_FEED_FORWARD}": decoder(
+        positions_at="feed_forward", branches=CROSS_ONLY, unused=(FFN,)
     ),
     "d_model=512 is not divisible by decoder.num_heads=7": decoder(num_heads=7),
     "encoder.relative_buckets=7 must be a multiple of 2, at least 4": encoder(
-        positions=config.Positions.RELATIVE, relative_buckets=7
+        positions="relative", relative_buckets=7
     ),
     "decoder.relative_buckets=1 must be a multiple of 1, at least 2": decoder(
-        positions=config.Positions.RELATIVE, relative_buckets=1
+        positions="relative", relative_buckets=1
     ),
-    (
-        "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket "
-        "of their own"
-    ): decoder(positions=config.Positions.RELATIVE_PER_BLOCK, relative_max_distance=16),
+    "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket "
+    "of their own": decoder(positions="relative_per_block", relative_max_distance=16),
     "encoder.positions='relative': its blocks have no self-attention": encoder(
-        positions=config.Positions.RELATIVE, branches=(config.Branch((config.Part.FFN,)),)
+        positions="relative", branches=(FFN,)
     ),
-    (
-        "d_model=2 must be at least 4: the first and the last of tensor2tensor's wavelengths differ"
-    ): dict(d_model=2, num_heads=1, **encoder(sinusoids=config.Sinusoids.TENSOR2TENSOR)),
-    "tying='embeddings' needs one vocabulary: source_vocab_size=10000, target_vocab_size=7": dict(
-        tying=config.Tying.EMBEDDINGS, target_vocab_size=7
+    "d_model=2 must be at least 4: the first and the last of tensor2tensor's wavelengths differ": (
+        encoder(sinusoids="tensor2tensor") | dict(d_model=2, num_heads=1)
     ),
     "target_pad_id and eos_id are both 1": dict(eos_id=1),
     "mel_frames=0 must be even and at least 2: two frames make one position": dict(
         mel_bins=20, mel_frames=0
     ),
-    "encoder.branches: every block needs a branch, and every branch a part": encoder(branches=()),
-    "decoder.branches: every block needs a branch, and every branch a part": decoder(
-        branches=(*CROSS_ONLY, config.Branch(()))
-    ),
+    f"encoder.branches: {PARTS}": encoder(branches=()),
+    f"decoder.branches: {PARTS}": decoder(branches=(*CROSS_ONLY, Branch(()))),
     f"encoder.branches: {CROSS}": encoder(branches=CROSS_ONLY),
     f"decoder.branches: {CROSS}": decoder(branches=NO_CROSS),
-    (
-        "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder"
-    ): encoder(branches=(config.Branch((config.Part.FFN,), config.Residual.MEMORY),)),
-    (
-        "encoder.self_mask: 'causal' has no meaning there (it knows query_padding, source_padding)"
-    ): encoder(self_mask=(config.Mask.CAUSAL,)),
+    "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder": (
+        encoder(branches=(Branch((Part.FFN,), Residual.MEMORY),))
+    ),
+    f"encoder.self_mask: 'causal' {KNOWN} query_padding, source_padding)": encoder(
+        self_mask=["causal"]
+    ),
     **{
-        f"encoder.cross_mask: '{mask.value}' has no meaning there (it knows none)": encoder(
-            cross_mask=(mask,)
-        )
-        for mask in config.Mask
+        f"encoder.cross_mask: '{mask.value}' {KNOWN} none)": encoder(cross_mask=[mask.value])
+        for mask in Mask
     },
-    (
-        "decoder.self_mask: 'source_padding' has no meaning there"
-        " (it knows causal, query_padding, target_padding)"
-    ): decoder(self_mask=(config.Mask.SOURCE_PADDING,)),
-    (
-        "decoder.cross_mask: 'causal' has no meaning there (it knows query_padding, source_padding)"
-    ): decoder(cross_mask=(config.Mask.CAUSAL,)),
+    f"decoder.self_mask: 'source_padding' {KNOWN} causal, query_padding, target_padding)": decoder(
+        self_mask=["source_padding"]
+    ),
+    f"decoder.cross_mask: 'causal' {KNOWN} query_padding, source_padding)": decoder(
+        cross_mask=["causal"]
+    ),
 }
 
 
@@ -149,7 +134,7 @@ CHECKS = [*INVALID.items(), SOUND]
 )
 def test_every_check_names_the_numbers(message, changes):
     with pytest.raises(ConfigError) as error:
-        dataclasses.replace(LESSON10, **changes)
+        LESSON10.with_sizes(**changes)
     assert str(error.value) == message
 
 

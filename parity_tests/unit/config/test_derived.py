@@ -30,25 +30,19 @@ CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 
 def test_with_sizes_knows_its_shorthands():
-    both = LESSON10.with_sizes(num_layers=3)
-    assert (both.encoder.layers, both.decoder.layers) == (3, 3)
-    one = LESSON10.with_sizes(encoder_layers=2)
-    assert (one.encoder.layers, one.decoder.layers) == (2, 6)
-    assert one == LESSON10.with_sizes(**{"encoder.layers": 2})
-    two = LESSON10.with_sizes(decoder_layers=2)
-    assert (two.encoder.layers, two.decoder.layers) == (6, 2)
-    vocab = LESSON10.with_sizes(vocab_size=77)
+    for name, layers in (("num", (3, 3)), ("encoder", (2, 6)), ("decoder", (6, 2))):
+        config = LESSON10.with_sizes(**{f"{name}_layers": min(layers)})
+        assert (config.encoder.layers, config.decoder.layers) == layers
+    assert LESSON10.with_sizes(encoder_layers=2) == LESSON10.with_sizes(**{"encoder.layers": 2})
+    vocab, pads = LESSON10.with_sizes(vocab_size=77), LESSON10.with_sizes(pad_id=0)
     assert (vocab.source_vocab_size, vocab.target_vocab_size) == (77, 77)
-    pads = LESSON10.with_sizes(pad_id=0)
     assert (pads.source_pad_id, pads.target_pad_id, LESSON10.source_pad_id) == (0, 0, 1)
     gelu = LESSON10.with_sizes(**{"encoder.activation": "gelu"}, norm_placement="pre", dropout=0)
     assert typed(gelu.encoder.activation) == (Activation, Activation.GELU)
     assert gelu.decoder.activation is Activation.RELU
     assert gelu.norm_placement is NormPlacement.PRE and gelu.with_sizes() == gelu
-    actual = dataclasses.replace(
-        gelu, norm_placement=NormPlacement.POST, dropout=0.1, encoder=LESSON10.encoder
-    )
-    assert actual == LESSON10
+    before = {"encoder.activation": "relu", "norm_placement": "post", "dropout": 0.1}
+    assert gelu.with_sizes(**before) == LESSON10
     stack = dataclasses.replace(LESSON10.encoder, branches=(Branch((Part.FFN,)),))
     assert LESSON10.with_sizes(encoder=stack).encoder == stack
     with pytest.raises(ConfigError, match=r"^d_model=9 is not divisible by num_heads=8$"):
@@ -101,12 +95,8 @@ def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_takes_the_same_field_names(name):
-    changed = jt.preset(
-        name,
-        num_layers=1,
-        vocab_size=97,
-        **{"decoder.attention_dropout": 0.25, "encoder.activation": "gelu_tanh"},
-    )
+    sizes = {"decoder.attention_dropout": 0.25, "encoder.activation": "gelu_tanh"}
+    changed = jt.preset(name, num_layers=1, vocab_size=97, **sizes)
     assert changed.encoder.layers == changed.decoder.layers == 1
     assert changed.source_vocab_size == changed.target_vocab_size == 97
     assert changed.decoder.attention_dropout == 0.25
@@ -132,11 +122,8 @@ def test_the_position_rule_limits_the_length():
     rows = [position_row(PositionIndex.TRUNCATED_COSINE, i) for i in range(101)]
     assert rows == [1] + 49 * [0] + [-1] + 49 * [0] + [1]
     assert [position_row(PositionIndex.ORDER, i) for i in (0, 7, 50)] == [0, 7, 50]
-    deep = {
-        length: jt.preset("deep_dive", max_length=length).longest
-        for length in (2, 49, 50, 51, 100, 1000)
-    }
-    assert deep == {2: 2, 49: 49, 50: 50, 51: 50, 100: 50, 1000: 50}
+    longest = {2: 2, 49: 49, 50: 50, 51: 50, 100: 50, 1000: 50}
+    assert {n: jt.preset("deep_dive", max_length=n).longest for n in longest} == longest
     for name in NAMES:
         config = jt.preset(name)
         assert config.longest == (50 if name == "deep_dive" else config.max_length)
@@ -159,35 +146,23 @@ def test_sides_must_be_equally_long_if_the_memory_is_a_residual():
     branches = LESSON10.decoder.branches
     for k, branch in enumerate(branches):
         memory = dataclasses.replace(branch, residual=Residual.MEMORY)
-        assert LESSON10.with_sizes(
-            **{"decoder.branches": (*branches[:k], memory, *branches[k + 1 :])}
-        ).equal_lengths
+        changed = (*branches[:k], memory, *branches[k + 1 :])
+        assert LESSON10.with_sizes(**{"decoder.branches": changed}).equal_lengths
 
 
+SUMS = "its self-attention sums the values of all tokens, those to come among them"
+MERGES = "its attention merges heads across positions"
+TWICE = "its blocks attend to themselves twice"
+MEMORY = "it adds the memory position by position"
 UNCACHEABLE = [
     ({"decoder.self_mask": ()}, "its self-attention is not causal"),
     ({"decoder.self_mask": ("target_padding",)}, "its self-attention is not causal"),
-    (
-        {"decoder.mixing": "summed"},
-        "its self-attention sums the values of all tokens, those to come among them",
-    ),
-    ({"decoder.head_merge": "raw"}, "its attention merges heads across positions"),
-    (
-        {"decoder.head_merge": "raw", "decoder.branches": CROSS_ONLY},
-        "its attention merges heads across positions",
-    ),
-    (
-        {"decoder.branches": (*NO_CROSS, *NO_CROSS, *CROSS_ONLY)},
-        "its blocks attend to themselves twice",
-    ),
-    (
-        {"decoder.branches": (Branch((Part.SELF, Part.CROSS, Part.SELF)),)},
-        "its blocks attend to themselves twice",
-    ),
-    (
-        {"decoder.branches": (*NO_CROSS, Branch((Part.CROSS,), Residual.MEMORY))},
-        "it adds the memory position by position",
-    ),
+    ({"decoder.mixing": "summed"}, SUMS),
+    ({"decoder.head_merge": "raw"}, MERGES),
+    ({"decoder.head_merge": "raw", "decoder.branches": CROSS_ONLY}, MERGES),
+    ({"decoder.branches": (*NO_CROSS, *NO_CROSS, *CROSS_ONLY)}, TWICE),
+    ({"decoder.branches": (Branch((Part.SELF, Part.CROSS, Part.SELF)),)}, TWICE),
+    ({"decoder.branches": (*NO_CROSS, Branch((Part.CROSS,), Residual.MEMORY))}, MEMORY),
     # without self-attention there is no mask
     ({"decoder.branches": CROSS_ONLY, "decoder.self_mask": ()}, None),
     ({"decoder.branches": CROSS_ONLY, "decoder.mixing": "summed"}, None),
@@ -204,9 +179,8 @@ def test_the_reasons_against_a_kv_cache_are_named(changes, reason):
 
 
 def test_one_preset_cannot_use_a_kv_cache():
-    assert {name: jt.preset(name).uncacheable for name in NAMES if jt.preset(name).uncacheable} == {
-        "blog2023": UNCACHEABLE[2][1]
-    }
+    reasons = {name: jt.preset(name).uncacheable for name in NAMES}
+    assert {name: reason for name, reason in reasons.items() if reason} == {"blog2023": SUMS}
 
 
 # The documents' numbers
@@ -216,15 +190,9 @@ def test_one_preset_cannot_use_a_kv_cache():
 def test_an_omitted_size_follows_the_document_s_rule(name):
     """A size that the document has as a multiple of d_model follows it, unless it is set."""
     config, document = jt.preset(name, d_model=16, num_heads=2), name.removesuffix("_repaired")
-    sizes = {
-        "blog2023": (8, 64),
-        "deep_dive": (16, 64),
-        "from_scratch": (8, 64),
-        "lesson10": (8, 2048),
-        "part2_encoder": (8, 1264),
-        "small": (8, 512),
-        "vaswani2017_base": (8, 2048),
-    }
+    sizes = dict.fromkeys(("lesson10", "vaswani2017_base"), (8, 2048)) | {"small": (8, 512)}
+    sizes |= dict.fromkeys(("blog2023", "from_scratch"), (8, 64))
+    sizes |= {"deep_dive": (16, 64), "part2_encoder": (8, 1264)}
     ours = config.head_width, config.d_ff
     assert ours == sizes.get(document, ours)
     configured = jt.preset(name, d_model=16, num_heads=2, head_dim=5, d_ff=7)
@@ -239,24 +207,16 @@ def test_a_size_that_is_no_number_is_refused_by_name():
 
 
 def test_lesson10_has_the_document_s_numbers():
-    numbers = (
-        LESSON10.source_vocab_size,
-        LESSON10.target_vocab_size,
-        LESSON10.d_model,
-        LESSON10.num_heads,
-        LESSON10.d_ff,
-    )
-    assert numbers == (10_000, 10_000, 512, 8, 2048)
+    names = "source_vocab_size target_vocab_size d_model num_heads d_ff".split()
+    assert [getattr(LESSON10, name) for name in names] == [10_000, 10_000, 512, 8, 2048]
     assert (LESSON10.encoder.layers, LESSON10.decoder.layers, LESSON10.max_length) == (6, 6, 100)
     assert (LESSON10.source_pad_id, LESSON10.target_pad_id, LESSON10.dropout) == (1, 1, 0.1)
-    assert LESSON10.architecture == "lesson10"
-    assert LESSON10.init == Init.TORCH_TRANSFORMER
+    assert (LESSON10.architecture, LESSON10.init) == ("lesson10", Init.TORCH_TRANSFORMER)
     assert LESSON10.norm_placement == NormPlacement.POST
     assert LESSON10.decoder.cross_mask == ()
-    assert jt.preset("lesson10_repaired").decoder.cross_mask == (Mask.SOURCE_PADDING,)
-    assert dataclasses.replace(
-        LESSON10, decoder=jt.preset("lesson10_repaired").decoder
-    ) == jt.preset("lesson10_repaired")
+    repaired = jt.preset("lesson10_repaired")
+    assert repaired.decoder.cross_mask == (Mask.SOURCE_PADDING,)
+    assert dataclasses.replace(LESSON10, decoder=repaired.decoder) == repaired
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -35,9 +35,8 @@ def plan_for(
     encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1
 ) -> batches.BatchPlan:
     widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
-    return batches.BatchPlan(
-        encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed
-    )
+    rows = batches.rows_per_batch(widths, tokens, rows_multiple)
+    return batches.BatchPlan(encoded.lengths, widths, rows, seed)
 
 
 ENCODED = corpus(503, 60)
@@ -77,17 +76,13 @@ def positions(lengths, widths) -> int:
 def test_bucket_widths_are_optimal(lengths, count, multiple, max_length):
     widths = batches.choose_widths(np.array(lengths), count, max_length, multiple)
     assert list(widths) == sorted(set(widths)) and len(widths) <= count
-    allowed = sorted(
-        {min(width, max_length) for width in range(multiple, max_length + multiple, multiple)}
-    )
+    multiples = range(multiple, max_length + multiple, multiple)
+    allowed = sorted({min(width, max_length) for width in multiples})
     assert set(widths) <= set(allowed)
     assert widths[-1] == min(width for width in allowed if width >= max(lengths))
-    fewest = min(
-        positions(lengths, choice)
-        for size in range(1, min(count, len(allowed)) + 1)
-        for choice in itertools.combinations(allowed, size)
-        if choice[-1] >= max(lengths)
-    )
+    sizes = range(1, min(count, len(allowed)) + 1)
+    choices = itertools.chain(*(itertools.combinations(allowed, size) for size in sizes))
+    fewest = min(positions(lengths, each) for each in choices if each[-1] >= max(lengths))
     assert positions(lengths, widths) == fewest
 
 
@@ -128,9 +123,8 @@ def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens
     plan = plan_for(encoded, buckets=buckets, tokens=tokens, seed=seed)
     epoch_batches = plan.epoch_batches(epoch)
     assert len(epoch_batches) == plan.batches_per_epoch
-    assert sorted(np.concatenate([indices for _, indices in epoch_batches]).tolist()) == list(
-        range(count)
-    )
+    drawn = np.concatenate([indices for _, indices in epoch_batches])
+    assert sorted(drawn.tolist()) == list(range(count))
     for bucket, indices in epoch_batches:
         assert 0 < len(indices) <= plan.rows[bucket]
         assert encoded.lengths[indices].max() <= plan.widths[bucket]
@@ -141,10 +135,10 @@ def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens
 def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
     lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
     plan = batches.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
-    planned = sorted(
-        (bucket, tuple(sorted(lengths[indices].max(axis=1).tolist())))
-        for bucket, indices in plan.epoch_batches(0)
-    )
+    planned = []
+    for bucket, indices in plan.epoch_batches(0):
+        planned.append((bucket, tuple(sorted(lengths[indices].max(axis=1).tolist()))))
+    planned.sort()
     assert [bucket for bucket, _ in planned] == [0, 0, 1, 1, 2]
     assert planned[:2] == [(0, (8, 8, 8))] * 2  # 7 = 2 x 3 + 1
     assert sum((widths for _, widths in planned[2:4]), ()).count(8) == 1  # 1 + 4 = 2 x 2 + 1
@@ -153,29 +147,23 @@ def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
 
 def test_the_order_is_a_pure_function_of_seed_and_epoch():
     def order(seed, epoch):
-        return [
-            (bucket, *indices.tolist())
-            for bucket, indices in plan_for(ENCODED, seed=seed).epoch_batches(epoch)
-        ]
+        planned = plan_for(ENCODED, seed=seed).epoch_batches(epoch)
+        return [(bucket, *indices.tolist()) for bucket, indices in planned]
 
     assert order(7, 0) == order(7, 0)
     orders = [order(seed, epoch) for seed in (0, 1, 7, -1, 2**70 + 3) for epoch in (0, 1, 2)]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
     # The pairs that share a batch change as well, and so do the positions of all widths.
-    assert not {frozenset(batch[1:]) for batch in orders[0] if len(batch) > 2} & {
-        frozenset(batch[1:]) for batch in orders[1]
-    }
+    first, second = ({frozenset(batch[1:]) for batch in each} for each in orders[:2])
+    assert not {batch for batch in first if len(batch) > 1} & second
     assert [batch[0] for batch in orders[0]] != sorted(batch[0] for batch in orders[0])
 
 
 def test_the_order_is_the_same_in_every_version():
     # A changed order would make every unfinished run continue on other data.
     plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
-    assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [
-        [2, 1],
-        [9, 7, 8, 3],
-        [5, 6, 4, 0],
-    ]
+    expected = [[2, 1], [9, 7, 8, 3], [5, 6, 4, 0]]
+    assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == expected
 
 
 def test_pairs_come_as_often_as_their_weights_say():
@@ -197,9 +185,8 @@ def test_pairs_come_as_often_as_their_weights_say():
     cells = sum(2 * plan.rows[b] * plan.widths[b] for b, _ in plan.epoch_batches(0))
     assert plan.fill() == pytest.approx(tokens / cells)
     again = dataclasses.replace(PLAN, weights=weights).epoch_batches(3)
-    assert all(
-        np.array_equal(a[1], b[1]) for a, b in zip(again, plan.epoch_batches(3), strict=True)
-    )
+    for one, other in zip(again, plan.epoch_batches(3), strict=True):
+        assert np.array_equal(one[1], other[1])
 
 
 def test_the_number_of_pairs_of_a_weight_is_rounded_and_never_0():
@@ -234,11 +221,12 @@ def test_steps_count_on_across_epochs():
 def test_epoch_plans_are_cached(monkeypatch):
     plan, epochs = plan_for(ENCODED), []
     epoch_batches = batches.BatchPlan.epoch_batches
-    monkeypatch.setattr(
-        batches.BatchPlan,
-        "epoch_batches",
-        lambda self, epoch: epochs.append(epoch) or epoch_batches(self, epoch),
-    )
+
+    def planned(self, epoch):
+        epochs.append(epoch)
+        return epoch_batches(self, epoch)
+
+    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", planned)
     for step in range(3 * plan.batches_per_epoch):
         plan.batch_indices(step)
         plan.batch_indices(max(0, step - 5))
@@ -267,17 +255,13 @@ def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
 
 
 def test_fill_is_the_share_of_tokens():
-    stream_batches = taken(PLAN.batches_per_epoch, ENCODED, PLAN)
-    tokens = sum(
-        (batch.source != IDS.source_pad).sum() + (batch.target_out != IDS.target_pad).sum()
-        for batch in stream_batches
-    )
+    stream = taken(PLAN.batches_per_epoch, ENCODED, PLAN)
+    sources, targets = zip(*((each.source, each.target_out) for each in stream), strict=True)
+    tokens = sum((ids != IDS.source_pad).sum() for ids in sources)
+    tokens += sum((ids != IDS.target_pad).sum() for ids in targets)
     filler = sum(PLAN.rows[bucket] - len(indices) for bucket, indices in PLAN.epoch_batches(0))
-    assert PLAN.fill() == pytest.approx(
-        (tokens - filler)
-        / sum(batch.source.size + batch.target_out.size for batch in stream_batches),
-        abs=1e-12,
-    )
+    size = sum(ids.size for ids in (*sources, *targets))
+    assert PLAN.fill() == pytest.approx((tokens - filler) / size, abs=1e-12)
     assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
 
 
@@ -341,9 +325,8 @@ def test_batches_share_no_memory():
     encoded = corpus(3, 6)
     arrays = [array for batch in taken(20, encoded, plan_for(encoded)) for array in batch]
     assert not any(np.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
-    assert not any(
-        np.shares_memory(a, b) for a in arrays for b in encoded.sources + encoded.targets
-    )
+    inputs = encoded.sources + encoded.targets
+    assert not any(np.shares_memory(a, b) for a in arrays for b in inputs)
 
 
 def prefetch_threads() -> set[threading.Thread]:
@@ -416,9 +399,5 @@ def test_source_rows_have_special_tokens_and_padding():
 
 
 def test_numbers_of_rows_are_few():
-    assert [batches.row_counts(most) for most in (1, 3, 16, 100)] == [
-        (1,),
-        (1, 3),
-        (1, 4, 16),
-        (1, 4, 16, 64, 100),
-    ]
+    counts = {1: (1,), 3: (1, 3), 16: (1, 4, 16), 100: (1, 4, 16, 64, 100)}
+    assert {most: batches.row_counts(most) for most in counts} == counts

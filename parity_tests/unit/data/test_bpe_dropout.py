@@ -36,9 +36,8 @@ def test_tokens_are_as_likely_as_in_the_library():
     ours, draw = BpeDropout(WORDS, rate), random.Random(0).random
     usual = WORDS.encode(line)
     drawn = collections.Counter(tuple(ours.encode(line, usual, 99, draw)) for _ in range(count))
-    theirs = collections.Counter(
-        tuple(library.encode(line, add_special_tokens=False).ids) for _ in range(count)
-    )
+    encoded = (library.encode(line, add_special_tokens=False).ids for _ in range(count))
+    theirs = collections.Counter(map(tuple, encoded))
     assert len(drawn) > 4 and usual != WORDS.encode("h")
     for tokens in drawn | theirs:
         mean = (drawn[tokens] + theirs[tokens]) / 2
@@ -63,9 +62,9 @@ def test_tokens_depend_on_seed_and_step_and_keep_the_text():
         equal = [np.array_equal(a, b) for a, b in zip(first.sources, other.sources, strict=True)]
         assert all(equal) == same
     assert sum(map(len, first.sources)) > 1.1 * sum(map(len, ENCODED.sources))
-    for side, (sources, longest) in enumerate(((first.sources, 40), (first.targets, 40))):
-        assert [WORDS.decode(ids) for ids in sources] == [pair[side] for pair in PAIRS]
-        assert max(map(len, sources)) < longest
+    for side, texts in enumerate((first.sources, first.targets)):
+        assert [WORDS.decode(ids) for ids in texts] == [pair[side] for pair in PAIRS]
+        assert max(map(len, texts)) < 40
 
 
 def test_no_line_outgrows_its_batch():
@@ -115,18 +114,16 @@ def test_each_epoch_is_dropped_anew():
 @pytest.mark.parametrize("width", [None, 60])
 def test_each_side_is_dropped_by_its_own_tokenizer_within_its_own_room(width):
     """The target's tokenizer lower-cases; the first pair is too long and left out."""
-    small = Tokenizer.train(
-        [line.lower()[::-1] for line in LINES], 330, pad_id=5, bos_id=6, eos_id=7
-    )
+    text = [line.lower()[::-1] for line in LINES]
+    small = Tokenizer.train(text, 330, pad_id=5, bos_id=6, eos_id=7)
     small.bpe.normalizer = normalizers.Lowercase()
     pairs = [("1" * 50, "x"), *((source, target.title()) for source, target in PAIRS)]
     encoded = dataclasses.replace(
         encoding.encode_pairs(pairs, WORDS, small, 40),
         added=(SpecialTokens((2,), (3,)), SpecialTokens((6,), (7, 9))),
     )
-    lengths = [
-        [len(s) + 2, len(t) + 3] for s, t in zip(encoded.sources, encoded.targets, strict=True)
-    ]
+    both = zip(encoded.sources, encoded.targets, strict=True)
+    lengths = [[len(s) + 2, len(t) + 3] for s, t in both]
     assert encoded.lengths.tolist() == lengths and encoded.dropped_long == 1
     pairs_of_steps = bpe_dropout.dropped_pairs(0.9, encoded, pairs, WORDS, small, 0)
     width = width or encoded.lengths.max() + 2
@@ -166,11 +163,12 @@ def test_a_run_of_weighted_files_with_dropout_trains_on_them_and_resumes_bit_for
     one, other = tmp_path / "one", tmp_path / "other"
     with runs.as_a_user(), pytest.MonkeyPatch.context() as patch:
         at, steps = bpe_dropout.DroppedPairs.at, set()
-        patch.setattr(
-            bpe_dropout.DroppedPairs,
-            "at",
-            lambda self, step, *more: steps.add((self.seed, step)) or at(self, step, *more),
-        )
+
+        def drawn(self, step, *more):
+            steps.add((self.seed, step))
+            return at(self, step, *more)
+
+        patch.setattr(bpe_dropout.DroppedPairs, "at", drawn)
         result = runs.train("--run", one, *flags)
         assert result.code == 0, result.err
         assert steps >= {(3, step) for step in range(4)}

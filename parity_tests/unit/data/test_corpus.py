@@ -20,22 +20,17 @@ from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, recipe
 from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import MeshOptions, ModelOptions, TrainOptions
+from parity_tests.unit import runs
 from parity_tests.unit.helpers import tiny
 
-WORDS = dict(
-    zip(
-        "the cat dog sees a red house small bird and".split(),
-        "die Katze Hund sieht ein rot Haus klein Vogel und".split(),
-        strict=True,
-    )
-)
-MODEL = ModelOptions(
-    d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=40
-)
+WORDS = runs.WORDS
+SIZES = dict(d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=40)
+MODEL = ModelOptions(**SIZES)
 SMALL = {"vocab_size": 300, "tokens_per_batch": 128, "buckets": 2}
 
 
@@ -71,9 +66,8 @@ def options(model: ModelOptions = MODEL, **data) -> TrainOptions:
 
 
 def prepared(folder: Path, *arguments, rows_multiple: int = 1, **data) -> corpus.Corpus:
-    return corpus.prepare(
-        options(*arguments, **data), RunFolder(folder / "run"), lambda: rows_multiple
-    )
+    chosen = options(*arguments, **data)
+    return corpus.prepare(chosen, RunFolder(folder / "run"), lambda: rows_multiple)
 
 
 @pytest.fixture
@@ -142,19 +136,14 @@ def test_weights_that_do_not_fit_the_files_are_refused(weights, message):
 
 
 def table(path: Path, pairs: list[tuple[str, str]]) -> str:
-    path.write_bytes(
-        gzip.compress("".join(f"{source}\t{target}\n" for source, target in pairs).encode())
-    )
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    path.write_bytes(gzip.compress(text.encode()))
     return str(path)
 
 
 def objects(path: Path, pairs: list[tuple[str, str]]) -> str:
-    path.write_text(
-        "".join(
-            json.dumps({"pair": {"en": source, "de": target}}) + "\n" for source, target in pairs
-        ),
-        encoding="utf-8",
-    )
+    lines = [json.dumps({"pair": {"en": source, "de": target}}) for source, target in pairs]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
@@ -179,12 +168,10 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
     assert (expected.about["train_pairs"], expected.about["valid_pairs"]) == (60, 8)
     assert expected.valid_pairs == VALID
     mixed = (table(tmp_path / "a.tsv.gz", TRAIN[:31]), objects(tmp_path / "b.jsonl", TRAIN[31:]))
+    validation = (objects(tmp_path / "v.jsonl", VALID),)
     for kind, changes in (
         (DataSource.LINES, {**lines, **several}),
-        (
-            DataSource.PAIRS,
-            {"train": mixed, "valid": (objects(tmp_path / "v.jsonl", VALID),), **FIELDS},
-        ),
+        (DataSource.PAIRS, {"train": mixed, "valid": validation, **FIELDS}),
         (DataSource.DATASET, {"dataset": "house/words", "valid_split": "dev", **FIELDS}),
     ):
         assert options(**changes).data.kind is kind
@@ -200,14 +187,17 @@ def test_the_built_in_task_is_the_default():
 def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
     long = ("7" * 40, "y")  # each digit is a token
     valid = [("empty", " "), *VALID, long, long]
-    loaded = prepared(
-        tmp_path, **write_lines(tmp_path, train=[*TRAIN, ("", "leer"), long], valid=valid)
-    )
+    files = write_lines(tmp_path, train=[*TRAIN, ("", "leer"), long], valid=valid)
+    loaded = prepared(tmp_path, **files)
     counts = {"dropped_empty": 2, "dropped_long": 3, "cut_long": 0}
     assert counts.items() <= loaded.about.items() and loaded.valid_pairs == VALID
 
 
 # Refusals before anything is trained or compiled
+
+TABLES = {"train": ("a.tsv",), "valid": ("b.tsv.gz",)}
+LINES = {"train_source": ("a",), "valid_source": ("d",), "valid_target": ("e",)}
+SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
 
 
 @pytest.mark.parametrize(
@@ -220,36 +210,16 @@ def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
         ({"train": ("a.tsv",)}, ["not given: data.valid"]),
         ({"valid": ("a.tsv",)}, ["not given: data.train"]),
         ({"train": ("a.txt",), "valid": ("b.tsv",)}, ["a.txt", ".tsv or .jsonl"]),
-        (
-            {"train": ("a.tsv",), "valid": ("b.tsv",), "dataset": "c"},
-            ["data.train or data.dataset"],
-        ),
+        (TABLES | {"dataset": "c"}, ["data.train or data.dataset"]),
         ({"train": ("a.tsv",), "valid_source": ("b",)}, ["data.valid_source or data.train"]),
-        (
-            {
-                "train_source": ("a",),
-                "train_target": ("b", "c"),
-                "valid_source": ("d",),
-                "valid_target": ("e",),
-            },
-            ["names 1 file", "train_target 2"],
-        ),
+        (LINES | {"train_target": ("b", "c")}, ["names 1 file", "train_target 2"]),
         ({"dataset_config": "de-en"}, ["data.dataset_config='de-en'", "data.dataset"]),
-        ({"train": ("a.tsv",), "valid": ("b.tsv",), "train_split": "a"}, ["data.train_split='a'"]),
-        (
-            {"train": ("a.tsv",), "valid": ("b.tsv.gz",), "source_field": "en"},
-            ["data.source_field='en'", ".jsonl"],
-        ),
+        (TABLES | {"train_split": "a"}, ["data.train_split='a'"]),
+        (TABLES | {"source_field": "en"}, ["data.source_field='en'", ".jsonl"]),
         ({"dataset": "a", "source_field": "en", "target_field": "en"}, ["both 'en'"]),
         ({"target_tokenizer": "a"}, ["data.vocabularies=separate"]),
-        (
-            {"vocabularies": Vocabularies.SEPARATE, "target_tokenizer": "a"},
-            ["not given: data.tokenizer"],
-        ),
-        (
-            {"vocabularies": Vocabularies.SEPARATE, "tokenizer": "a"},
-            ["not given: data.target_tokenizer"],
-        ),
+        (SEPARATE | {"target_tokenizer": "a"}, ["not given: data.tokenizer"]),
+        (SEPARATE | {"tokenizer": "a"}, ["not given: data.target_tokenizer"]),
         ({"max_source_length": 1}, ["data.max_source_length=1", "at least 2"]),
         ({"max_target_length": 1}, ["data.max_target_length=1", "at least 2"]),
         ({"bpe_dropout": 1.0}, ["data.bpe_dropout=1.0", "below 1"]),
@@ -292,28 +262,19 @@ def test_faults_in_the_text_are_reported_before_the_tokenizer_is_trained(
 
 
 def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monkeypatch):
-    swapped = {
-        **lines,
-        "valid_source": lines["valid_target"],
-        "valid_target": lines["valid_source"],
-    }
-    monkeypatch.setattr(
-        parallel_text,
-        "looks_swapped",
-        lambda train, valid: (train, valid) == (TRAIN, [(t, s) for s, t in VALID]),
-    )
+    swapped = {"valid_source": lines["valid_target"], "valid_target": lines["valid_source"]}
+    turned = TRAIN, [(target, source) for source, target in VALID]
+    monkeypatch.setattr(parallel_text, "looks_swapped", lambda *both: both == turned)
     message = "the validation sources are in the language of the training targets"
     with pytest.raises(InputError, match=message):
-        prepared(tmp_path, **swapped)
+        prepared(tmp_path, **lines | swapped)
 
 
 def test_less_than_one_batch_is_refused_with_a_size_that_works(tmp_path):
     files = write_lines(tmp_path, train=TRAIN[:9], valid=VALID)
-    with pytest.raises(
-        InputError,
-        match=r"9 training pairs are less than one batch of \d+ rows of 12 tokens; "
-        r"lower .*tokens_per_batch to 108 ",
-    ):
+    message = r"9 training pairs are less than one batch of \d+ rows of 12 tokens; "
+    message += r"lower .*tokens_per_batch to 108 "
+    with pytest.raises(InputError, match=message):
         prepared(tmp_path, **files, tokens_per_batch=1000, buckets=1)
     assert prepared(tmp_path, **files, tokens_per_batch=108, buckets=1).plan.rows == (9,)
     message = r"less than one batch of 10 rows .* lower devices, 10 now"
@@ -334,7 +295,7 @@ def test_a_maximum_above_the_model_s_is_refused(tmp_path, lines, no_training, na
 
 @pytest.mark.parametrize(
     ("too_long", "counts", "lengths", "width"),
-    [(TooLong.CUT, (2, 2, 62), [40, 20], 40), (TooLong.DROP, (4, 0, 60), [14, 14], 16)],
+    [(TooLong.CUT, (2, 2, 62), [40, 20], 40), (TooLong.DROP, (4, 0, 60), [15, 14], 16)],
 )
 def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(
     tmp_path, too_long, counts, lengths, width
@@ -363,26 +324,22 @@ OUTPUT = dataclasses.replace(MODEL, tying="output")
 
 
 def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
-    loaded = prepared(
-        tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, vocab_size=9999
-    )
+    separate = {**lines, "vocabularies": Vocabularies.SEPARATE, "vocab_size": 9999}
+    loaded = prepared(tmp_path, OUTPUT, **separate)
     assert isinstance(loaded.tokenizer, TokenizerPair) and loaded.config.tying is Tying.OUTPUT
     # the text has no more merges
-    sizes = (loaded.tokenizer.source.vocab_size, loaded.tokenizer.target.vocab_size)
-    assert (
-        loaded.config.source_vocab_size,
-        loaded.config.target_vocab_size,
-    ) == sizes and 259 < min(sizes) < max(sizes) < 400
+    source, target, config = loaded.tokenizer.source, loaded.tokenizer.target, loaded.config
+    sizes = [source.vocab_size, target.vocab_size]
+    assert [config.source_vocab_size, config.target_vocab_size] == sizes
+    assert 259 < min(sizes) < max(sizes) < 400
     first = TRAIN[loaded.train.indices[0]]
-    assert loaded.tokenizer.source.decode(loaded.train.sources[0]) == first[0]
-    assert loaded.tokenizer.target.decode(loaded.train.targets[0]) == first[1]
-    assert len(loaded.tokenizer.source.encode("sees")) < len(loaded.tokenizer.target.encode("sees"))
+    assert source.decode(loaded.train.sources[0]) == first[0]
+    assert target.decode(loaded.train.targets[0]) == first[1]
+    assert len(source.encode("sees")) < len(target.encode("sees"))
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     corpus.record(loaded, folder)
-    assert {"tokenizer.source.json", "tokenizer.target.json"} <= {
-        path.name for path in folder.path.iterdir()
-    }
+    assert {*run_files.SIDE_FILES} <= {path.name for path in folder.path.iterdir()}
     assert load_tokenizer(folder.path).hash == loaded.tokenizer.hash
     with pytest.raises(InputError, match=r"its tokenizer does not fit data\.vocabularies=shared"):
         prepared(tmp_path, **lines)
@@ -394,11 +351,8 @@ def test_separate_vocabularies_cannot_be_tied_all(tmp_path, lines, no_training):
 
 
 def given_tokenizer(path: Path, pairs: list[tuple[str, str]], **ids: int) -> str:
-    Tokenizer.train(
-        (line for pair in pairs for line in pair),
-        290,
-        **{"pad_id": 5, "bos_id": 7, "eos_id": 3, **ids},
-    ).save(path)
+    text = (line for pair in pairs for line in pair)
+    Tokenizer.train(text, 290, **{"pad_id": 5, "bos_id": 7, "eos_id": 3, **ids}).save(path)
     return str(path)
 
 
@@ -417,11 +371,10 @@ def test_a_given_tokenizer_is_used_unchanged(tmp_path, lines):
 
 
 def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
+    own = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     tokenizers = {
         "tokenizer": given_tokenizer(tmp_path / "s.json", TRAIN),
-        "target_tokenizer": given_tokenizer(
-            tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2
-        ),
+        "target_tokenizer": given_tokenizer(tmp_path / "t.json", VALID, **own),
     }
     loaded = prepared(tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, **tokenizers)
     assert ids_of(loaded) == [5, 0, 1, 2] and loaded.train.ids == (5, 3, 0, 1, 2)

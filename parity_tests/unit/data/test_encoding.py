@@ -14,22 +14,14 @@ TOKENIZER = tokenizer.Tokenizer.train(
 )
 OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
 # x and y are one token each
-PAIRS = [
-    ("one", "eins"),
-    ("x" * 8, "zwei"),
-    ("three", "y" * 8),
-    ("x" * 7, "y" * 7),
-    ("four", "vier"),
-    ("five", "drei"),
-]
+PAIRS = [("one", "eins"), ("x" * 8, "zwei"), ("three", "y" * 8), ("x" * 7, "y" * 7)]
+PAIRS += [("four", "vier"), ("five", "drei")]
 
 
 def text(encoded: encoding.EncodedPairs) -> list[tuple[str, str]]:
     assert all(array.dtype == np.int32 for array in encoded.sources + encoded.targets)
-    return [
-        (TOKENIZER.decode(source), OTHER.decode(target))
-        for source, target in zip(encoded.sources, encoded.targets, strict=True)
-    ]
+    both = zip(encoded.sources, encoded.targets, strict=True)
+    return [(TOKENIZER.decode(source), OTHER.decode(target)) for source, target in both]
 
 
 @pytest.fixture
@@ -50,13 +42,11 @@ def test_pairs_that_fit_are_encoded_and_the_rest_counted(monkeypatch):
     encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8)
     assert encoded.indices.tolist() == [0, 3, 4, 5]
     assert (encoded.dropped_long, encoded.cut_long) == (2, 0)
-    assert encoded.ids == encoding.SpecialIds(
-        source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7
-    )
+    expected = dict(source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7)
+    assert encoded.ids == encoding.SpecialIds(**expected)
     assert text(encoded) == [PAIRS[i] for i in encoded.indices]
-    assert encoded.lengths.tolist() == [
-        [len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)
-    ]
+    both = zip(encoded.sources, encoded.targets, strict=True)
+    assert encoded.lengths.tolist() == [[len(s) + 1, len(t) + 1] for s, t in both]
     assert encoded.lengths.max() == 8
 
 
@@ -79,13 +69,11 @@ def test_each_side_has_its_own_maximum():
     assert cut.lengths.max(axis=0).tolist() == [4, 6]
 
 
+PIECES = st.sampled_from([*"one twthrefuvi,x1", " one two", "three", "five"])
+
+
 @NO_DEADLINE
-@hypothesis.given(
-    st.lists(st.sampled_from([*"one twthrefuvi,x1", " one two", "three", "five"]), min_size=1).map(
-        "".join
-    ),
-    st.integers(2, 9),
-)
+@hypothesis.given(st.lists(PIECES, min_size=1).map("".join), st.integers(2, 9))
 def test_truncation_returns_the_first_ids_of_the_full_encoding(line, limit):
     encoded = encoding.encode_pairs([(line, line)], TOKENIZER, OTHER, limit, cut=True)
     assert encoded.sources[0].tolist() == TOKENIZER.encode(line)[: limit - 1]
@@ -94,11 +82,9 @@ def test_truncation_returns_the_first_ids_of_the_full_encoding(line, limit):
 
 def test_a_huge_line_is_dropped_without_being_encoded(longest):
     huge = "one two " * 1_250_000
-    encoded = encoding.encode_pairs(
-        [("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50
-    )
-    assert encoded.indices.tolist() == [1]
-    assert encoded.dropped_long == 2
+    pairs = [("one", huge), ("two", "zwei"), (huge, "eins")]
+    encoded = encoding.encode_pairs(pairs, TOKENIZER, OTHER, max_length=50)
+    assert (encoded.indices.tolist(), encoded.dropped_long) == ([1], 2)
     assert longest == [4]
 
 
@@ -117,12 +103,7 @@ def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
     line = wide.decode(wide.encode("a" * 100)[:1]) * 5
     assert len(wide.encode(line)) == 5 and wide.fewest_tokens(line) == 5
     for long, limits in (((line, "b"), ("{}", 9)), (("b", line), (9, "{}"))):
-        for limit, fits in (
-            (4, False),
-            (5, False),
-            (6, True),
-            (7, True),
-        ):  # five tokens and the end
+        for limit, fits in ((4, False), (5, False), (6, True), (7, True)):  # five, and the end
             own = [limit if each == "{}" else each for each in limits]
             encoded = encoding.encode_pairs([long], wide, wide, *own, cut=True)
             assert encoded.cut_long == (not fits)
@@ -142,14 +123,9 @@ def test_no_line_that_fits_is_refused(limits, limit_names):
 
 
 def test_sources_to_translate_come_back_as_ids():
-    assert encoding.encode_sources(["one", "", "xxx"], TOKENIZER, 4) == [
-        TOKENIZER.encode("one"),
-        [],
-        TOKENIZER.encode("xxx"),
-    ]
-    assert encoding.encode_sources(["one"], tokenizer.TokenizerPair(TOKENIZER, OTHER), 4) == [
-        TOKENIZER.encode("one")
-    ]
+    lines, both = ["one", "", "xxx"], tokenizer.TokenizerPair(TOKENIZER, OTHER)
+    for each in (TOKENIZER, both):
+        assert encoding.encode_sources(lines, each, 4) == [*map(TOKENIZER.encode, lines)]
     assert encoding.encode_sources([], TOKENIZER, 4) == []
 
 

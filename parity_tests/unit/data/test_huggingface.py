@@ -24,11 +24,14 @@ LINE, OTHER = "the quick dog", "le renard"
 
 def folder(tmp_path: Path, files: dict, **changed) -> Path:
     """A folder with some of its files changed; None leaves a file out."""
-    names = {name.replace("__", "."): content for name, content in changed.items()}
-    return tokenizer_models.write(
-        tmp_path / "folder",
-        {name: content for name, content in (files | names).items() if content is not None},
-    )
+    files = files | {name.replace("__", "."): content for name, content in changed.items()}
+    left = {name: content for name, content in files.items() if content is not None}
+    return tokenizer_models.write(tmp_path / "folder", left)
+
+
+def loaded_from(tmp_path: Path, files: dict, **languages: str | None) -> Any:
+    """The tokenizer of a folder with these files."""
+    return load_huggingface(folder(tmp_path, files), **languages)
 
 
 def around(side: tokenizer.Tokenizer) -> list[int]:
@@ -36,24 +39,17 @@ def around(side: tokenizer.Tokenizer) -> list[int]:
 
 
 def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
-    m2m_100 = load_huggingface(
-        tokenizer_models.write(tmp_path / "a", tokenizer_models.m2m_100()),
-        source_lang="en",
-        target_lang="fr",
-    )
+    files = tokenizer_models.m2m_100()
+    m2m_100 = loaded_from(tmp_path / "a", files, source_lang="en", target_lang="fr")
     count = m2m_100.files.settings.model["vocab_size"] - 108
     codes = {code: count + i for i, code in enumerate(m2m_100_family.LANGUAGES)}
     assert around(m2m_100.source) == [codes["en"], -1, 2]
     assert around(m2m_100.target) == [codes["fr"], -1, 2]
-    assert m2m_100.forced_bos_id() == codes["fr"]
-    assert m2m_100.forced_bos_id("de") == codes["de"]
+    assert (m2m_100.forced_bos_id(), m2m_100.forced_bos_id("de")) == (codes["fr"], codes["de"])
     assert m2m_100.bos_id == 2
 
-    mbart = load_huggingface(
-        tokenizer_models.write(tmp_path / "b", tokenizer_models.fairseq("MBart", "mbart")),
-        source_lang="de_DE",
-        target_lang="ro_RO",
-    )
+    files = tokenizer_models.fairseq("MBart", "mbart")
+    mbart = loaded_from(tmp_path / "b", files, source_lang="de_DE", target_lang="ro_RO")
     codes = {code: mbart.files.source.id_of(code) for code in mbart_family.LANGUAGES}
     assert around(mbart.source) == [-1, 2, codes["de_DE"]]
     assert around(mbart.target) == [-1, 2, codes["ro_RO"]]
@@ -68,9 +64,8 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
         ("d", tokenizer_models.pegasus, [-1, 1]),
         ("e", tokenizer_models.bart, [0, -1, 2]),
     ):
-        loaded = load_huggingface(tokenizer_models.write(tmp_path / name, files()))
-        assert around(loaded.source) == expected
-        assert around(loaded.target) == expected
+        loaded = loaded_from(tmp_path / name, files())
+        assert around(loaded.source) == around(loaded.target) == expected
         assert loaded.languages == ()
 
 
@@ -88,7 +83,7 @@ def test_a_marian_target_language_is_prepended_to_the_source(tmp_path):
 
 def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
     files = tokenizer_models.fairseq("Nllb", "m2m_100")
-    loaded = load_huggingface(folder(tmp_path, files), source_lang="eng_Latn")
+    loaded = loaded_from(tmp_path, files, source_lang="eng_Latn")
     pieces = tokenizer_models.pieces(tokenizer_models.model(algorithm="bpe"))
     count = len({"<s>", "<pad>", "</s>", "<unk>", *pieces})
     ids = [loaded.files.source.id_of(token) for token in (*m2m_100_family.LANGUAGES_NLLB, "<mask>")]
@@ -98,7 +93,7 @@ def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
 
 
 def test_pegasus_counts_its_pieces_from_105(tmp_path):
-    loaded = load_huggingface(folder(tmp_path, tokenizer_models.pegasus())).files.source
+    loaded = loaded_from(tmp_path, tokenizer_models.pegasus()).files.source
     order = ["<pad>", "</s>", "<mask_1>", "<mask_2>", "<unk_2>", "<unk_102>", "<unk>"]
     assert [loaded.id_of(token) for token in order] == [0, 1, 2, 3, 4, 104, 105]
 
@@ -109,14 +104,10 @@ def test_ids_without_a_token_decode_to_nothing(tmp_path):
         ("marian", tokenizer_models.marian()),
         ("bart", tokenizer_models.bart()),
     ):
-        loaded = load_huggingface(tokenizer_models.write(tmp_path / name, files))
+        loaded, lines = loaded_from(tmp_path / name, files), [LINE, "", OTHER]
         assert loaded.decode([*loaded.encode(LINE), 5000, loaded.pad_id]) == LINE
         assert loaded.decode(np.array([], np.int32)) == ""
-        assert loaded.encode_batch([LINE, "", OTHER]) == [
-            loaded.encode(LINE),
-            loaded.encode(""),
-            loaded.encode(OTHER),
-        ]
+        assert loaded.encode_batch(lines) == [loaded.encode(line) for line in lines]
 
 
 def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
@@ -162,14 +153,13 @@ def test_the_model_s_config_wins_over_its_generation_config_and_the_tokenizer_s_
 
 
 def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
-    tokenizer_models.write(
-        tmp_path / folders.IN_RUN, {"config.json": {}, "generation_config.json": {}}
-    )
+    files = {"config.json": {}, "generation_config.json": {}}
+    tokenizer_models.write(tmp_path / folders.IN_RUN, files)
     assert not encoding.has_tokenizer(tmp_path)
 
 
 def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):
-    loaded = load_huggingface(folder(tmp_path, tokenizer_models.t5()))
+    loaded = loaded_from(tmp_path, tokenizer_models.t5())
     with pytest.raises(errors.ConfigError, match=r"use HuggingFaceTokenizer\.save"):
         loaded.source.save(tmp_path / "tokenizer.json")
 
@@ -181,18 +171,16 @@ def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):
 def test_batches_have_the_special_tokens_of_a_line(family, languages, tmp_path):
     mbart = {"mbart": lambda: tokenizer_models.fairseq("MBart", "mbart")}
     files = mbart.get(family) or getattr(tokenizer_models, family)
-    loaded = load_huggingface(
-        folder(tmp_path, files()), source_lang=languages[0], target_lang=languages[1]
-    )
+    own = dict(zip(("source_lang", "target_lang"), languages, strict=True))
+    loaded = loaded_from(tmp_path, files(), **own)
     pairs = [(LINE, OTHER), ("the", "le </s> brun")]  # an end token within the text stays one
     encoded = encoding.encode_pairs(pairs, loaded.source, loaded.target, 40)
     sources, targets = (
         [[*side.prefix, *side.encode(pair[i]), *side.suffix] for pair in pairs]
         for i, side in enumerate((loaded.source, loaded.target))
     )
-    assert encoded.lengths.tolist() == [
-        [len(source), len(target)] for source, target in zip(sources, targets, strict=True)
-    ]
+    lengths = [*zip(map(len, sources), map(len, targets), strict=True)]
+    assert [*map(tuple, encoded.lengths.tolist())] == lengths
     batch = batches.make_batch(encoded, np.array([0, 1]), 40, 3)
     sources.append([*loaded.source.prefix, *loaded.source.suffix])
     begun = [[loaded.bos_id, *target[:-1]] for target in targets] + [[loaded.bos_id]]
@@ -207,9 +195,8 @@ def test_batches_have_the_special_tokens_of_a_line(family, languages, tmp_path):
 
 
 def test_lengths_count_the_special_tokens(tmp_path):
-    loaded = load_huggingface(
-        folder(tmp_path, tokenizer_models.m2m_100()), source_lang="en", target_lang="fr"
-    )
+    files = tokenizer_models.m2m_100()
+    loaded = loaded_from(tmp_path, files, source_lang="en", target_lang="fr")
     count = len(loaded.encode(LINE)) + 2
     assert encoding.encode_sources([LINE], loaded, count) == [loaded.encode(LINE)]
     message = rf"line 1 is {count} tokens long, over the model's max_length={count - 1}"
@@ -235,7 +222,7 @@ def test_languages_are_refused_by_name(tmp_path):
     assert loaded.forced_bos_id() is None
     with pytest.raises(errors.ConfigError, match=r"give target_lang, one of ar_AR, cs_CZ, "):
         encoding.encode_pairs([("a", "b")], loaded.source, loaded.target, 9)
-    other = load_huggingface(tokenizer_models.write(tmp_path / "t5", tokenizer_models.t5()))
+    other = loaded_from(tmp_path / "t5", tokenizer_models.t5())
     with pytest.raises(errors.ConfigError, match="its tokenizer has no languages; leave out 'fr'"):
         other.forced_bos_id("fr")
 
@@ -243,8 +230,10 @@ def test_languages_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     "family, side, expected",
     [
-        ("t5", "source_lang", "has no languages; leave out 'fr'"),
-        ("t5", "target_lang", "has no languages; leave out 'fr'"),
+        *(
+            ("t5", side, "has no languages; leave out 'fr'")
+            for side in ("source_lang", "target_lang")
+        ),
         ("marian", "source_lang", "a Marian model reads one language; leave out source_lang='fr'"),
     ],
 )
@@ -283,7 +272,7 @@ def test_plbart_s_languages_are_given_by_code_or_token(tmp_path):
             getattr(load_huggingface(path).source, ends)
     # transformers gives it the id of a language
     more = tokenizer_models.plbart(additional_special_tokens=["<new>"])
-    more_loaded = load_huggingface(tokenizer_models.write(tmp_path / "more", more)).source
+    more_loaded = loaded_from(tmp_path / "more", more).source
     assert more_loaded.encode("<new>") == [loaded.vocab_size] == [more_loaded.vocab_size - 1]
     with pytest.raises(errors.ConfigError, match="has no language 'go'; it has java, python"):
         load_huggingface(path, source_lang="go")
@@ -413,17 +402,8 @@ OF_BART = {
     "merges, not text": ({"merges__txt": b"\xff"}, r"merges\.txt: not valid UTF-8"),
 }
 
-REFUSED = {
-    name: (files, *row)
-    for files, rows in (
-        (T5, OF_T5),
-        (MARIAN, OF_MARIAN),
-        (FSMT, OF_FSMT),
-        (PLBART, OF_PLBART),
-        (BART, OF_BART),
-    )
-    for name, row in rows.items()
-}
+TABLES = (T5, OF_T5), (MARIAN, OF_MARIAN), (FSMT, OF_FSMT), (PLBART, OF_PLBART), (BART, OF_BART)
+REFUSED = {name: (files, *row) for files, rows in TABLES for name, row in rows.items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -444,17 +424,11 @@ def test_a_panic_of_the_library_is_a_refusal(tmp_path):
     vocabulary = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]
     parts = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
     for table, loads in ((b"", False), ((8).to_bytes(4, "little") + b"\xff" * 8, True)):
-        normalizer = {
-            "type": "Precompiled",
-            "precompiled_charsmap": base64.b64encode(table).decode(),
-        }
+        charsmap = {"precompiled_charsmap": base64.b64encode(table).decode()}
+        normalizer = {"type": "Precompiled"} | charsmap
         model = {"type": "Unigram", "unk_id": 2, "vocab": vocabulary}
-        content = parts | {
-            "version": "1.0",
-            "added_tokens": [],
-            "normalizer": normalizer,
-            "model": model,
-        }
+        content = parts | {"version": "1.0", "added_tokens": []}
+        content |= {"normalizer": normalizer, "model": model}
         path = folder(tmp_path / str(loads), T5, tokenizer__json=content, config__json={})
         message = r"tokenizer\.json: not a tokenizer file: "
         with pytest.raises(errors.InputError, match=message) as caught:

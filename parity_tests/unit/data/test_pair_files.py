@@ -39,29 +39,19 @@ def test_the_suffix_decides_the_format(path, expected):
     assert parallel_text.suffix(path) == expected
 
 
-@pytest.mark.parametrize(
-    "pack",
-    [
-        bytes,
-        gzip.compress,
-        b"\xef\xbb\xbf".__add__,
-        lambda content: content.replace(b"\n", b"\r\n"),
-    ],
-)
+PACKINGS = [bytes, gzip.compress, b"\xef\xbb\xbf".__add__, lambda x: x.replace(b"\n", b"\r\n")]
+
+
+@pytest.mark.parametrize("pack", PACKINGS)
 @pytest.mark.parametrize("name", ["pairs.tsv", "pairs.jsonl", "pairs.tsv.gz", "pairs.jsonl.gz"])
 def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
-    pairs = [
-        ("one two", "eins zwei"),
-        ("", "leer"),
-        ("a\u2028b", "ü\x85"),
-        ("empty", " \u3000"),
-        ("last", "letzte"),
-    ]
+    pairs = [("one two", "eins zwei"), ("", "leer"), ("a\u2028b", "ü\x85")]
+    pairs += [("empty", " \u3000"), ("last", "letzte")]
     tables = "".join(f"{source}\t{target}\n" for source, target in pairs)
-    objects = "".join(
-        json.dumps({"target": t, "id": 1, "source": s}, ensure_ascii=i == 0) + "\n"
-        for i, (s, t) in enumerate(pairs)
-    )
+    objects = ""
+    for i, (s, t) in enumerate(pairs):
+        row = {"target": t, "id": 1, "source": s}
+        objects += json.dumps(row, ensure_ascii=i == 0) + "\n"
     content = pack((tables if "tsv" in name else objects).encode() + b"\n")  # and a blank line
     loaded = parallel_text.read_pair_file(written(tmp_path / name, content), "source", "target")
     assert loaded == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
@@ -69,26 +59,18 @@ def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
 
 @pytest.mark.parametrize(("line", "tabs"), [("c", 0), ("c\tC\t", 2), ("a\tb\tc\td", 3)])
 def test_a_line_with_other_than_one_tab_is_named(tmp_path, line, tabs):
-    assert f": line 2 has {tabs} tabs" in refusal(
-        written(tmp_path / "pairs.tsv", f"a\tA\n{line}\nd\tD\n")
-    )
+    path = written(tmp_path / "pairs.tsv", f"a\tA\n{line}\nd\tD\n")
+    assert f": line 2 has {tabs} tabs" in refusal(path)
 
 
 def test_a_dotted_key_selects_a_nested_field(tmp_path):
-    path = written(
-        tmp_path / "pairs.jsonl",
-        lines(
-            {"translation": {"de": "Haus", "en": "house"}}, {"translation": {"en": "a", "de": "b"}}
-        ),
-    )
-    assert parallel_text.read_pair_file(path, "translation.de", "translation.en").pairs == [
-        ("Haus", "house"),
-        ("b", "a"),
-    ]
+    rows = ({"translation": {"de": "Haus", "en": "house"}}, {"translation": {"en": "a", "de": "b"}})
+    path = written(tmp_path / "pairs.jsonl", lines(*rows))
+    loaded = parallel_text.read_pair_file(path, "translation.de", "translation.en")
+    assert loaded.pairs == [("Haus", "house"), ("b", "a")]
     assert "line 1 has no 'translation.fr'" in refusal(path, "translation.fr", "translation.en")
-    assert "line 1 has no 'translation.en.x': expected an object, not text" in refusal(
-        path, "translation.de", "translation.en.x"
-    )
+    message = "line 1 has no 'translation.en.x': expected an object, not text"
+    assert message in refusal(path, "translation.de", "translation.en.x")
 
 
 GOOD = {"source": "a", "target": "A"}
@@ -114,9 +96,7 @@ GOOD = {"source": "a", "target": "A"}
 )
 def test_an_invalid_pair_is_named_with_its_line(tmp_path, line, message):
     path = written(tmp_path / "pairs.jsonl", lines(GOOD, GOOD) + line + "\n" + lines(GOOD))
-    assert refusal(path).startswith(
-        ": line 3" + message if message.startswith(":") else ": line 3 " + message
-    )
+    assert refusal(path).startswith(f": line 3{'' if message.startswith(':') else ' '}{message}")
 
 
 def test_characters_outside_the_basic_plane_may_be_escaped(tmp_path):
@@ -128,9 +108,8 @@ def test_text_rules_apply_to_pair_files(tmp_path):
     assert "empty" in refusal(written(tmp_path / "a.tsv", ""))
     assert "line 2 is not valid UTF-8" in refusal(written(tmp_path / "a.tsv", b"a\tb\n\xff\tb\n"))
     assert "same content" in refusal(written(tmp_path / "a.tsv", "a\ta\n\tb\nc\tc\n"))
-    assert "each of the 3 pairs has an empty side" in refusal(
-        written(tmp_path / "a.tsv", "a\t\n\tb\n\n")
-    )
+    empty = written(tmp_path / "a.tsv", "a\t\n\tb\n\n")
+    assert "each of the 3 pairs has an empty side" in refusal(empty)
     assert "No such file" in refusal(str(tmp_path / "absent.tsv"))
 
 
@@ -158,24 +137,18 @@ def library(monkeypatch):
             "nulls": [("a", "b"), (None, "b")],
             "none": [],
         }[split]
-        return Rows(
-            {"translation": {"de": source, name.removeprefix("de-"): target}, "id": 1}
-            for source, target in rows
-        )
+        target = name.removeprefix("de-")
+        return Rows({"translation": {"de": de, target: other}, "id": 1} for de, other in rows)
 
     fake = types.ModuleType("datasets")
     fake.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", fake)
 
 
-def from_hub(
-    name="house/words",
-    config="de-en",
-    split="train",
-    source="translation.de",
-    target="translation.en",
-) -> Pairs:
-    return parallel_text.read_dataset(name, config, split, source, target)
+def from_hub(**changes: str) -> Pairs:
+    usual = {"name": "house/words", "config": "de-en", "split": "train"}
+    usual |= {"source": "translation.de", "target": "translation.en"}
+    return parallel_text.read_dataset(*(usual | changes).values())
 
 
 def test_a_data_set_gives_pairs(library):

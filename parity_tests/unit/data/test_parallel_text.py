@@ -70,9 +70,8 @@ def test_damaged_gzip_is_refused(tmp_path):
     for position in range(10, len(content)):
         damaged = bytearray(content)
         damaged[position] ^= 0xFF
-        assert "damaged" in refusal(
-            parallel_text.read_lines, written(tmp_path / "flipped.gz", bytes(damaged))
-        )
+        path = written(tmp_path / "flipped.gz", bytes(damaged))
+        assert "damaged" in refusal(parallel_text.read_lines, path)
 
 
 @pytest.mark.parametrize("line", [1, 2, 3])
@@ -80,10 +79,8 @@ def test_invalid_utf8_names_file_and_line(tmp_path, line):
     content = b"".join(b"caf\xe9\n" if i == line else "café\n".encode() for i in (1, 2, 3))
     message = refusal(parallel_text.read_lines, written(tmp_path / "latin.txt", content))
     assert "latin.txt" in message and f"line {line} " in message
-    assert f"line {line} " in refusal(
-        parallel_text.read_lines,
-        written(tmp_path / "latin.gz", gzip.compress(b"\xef\xbb\xbf" + content)),
-    )
+    path = written(tmp_path / "latin.gz", gzip.compress(b"\xef\xbb\xbf" + content))
+    assert f"line {line} " in refusal(parallel_text.read_lines, path)
 
 
 def test_unreadable_paths_are_refused(tmp_path, monkeypatch):
@@ -110,9 +107,8 @@ def pair_files(tmp_path, source: str, target: str) -> tuple[Path, Path]:
 
 def test_pairs_in_order_and_empty_sides_counted(tmp_path):
     files = pair_files(tmp_path, "a\n\nc\nd \n \t\u3000\nf\n", "A\nB\n  \nD\nE\nF\n")
-    assert parallel_text.read_pairs(*files) == parallel_text.Pairs(
-        [("a", "A"), ("d ", "D"), ("f", "F")], dropped_empty=3
-    )
+    expected = parallel_text.Pairs([("a", "A"), ("d ", "D"), ("f", "F")], dropped_empty=3)
+    assert parallel_text.read_pairs(*files) == expected
 
 
 def test_unequal_counts_name_both_files_and_counts(tmp_path):
@@ -135,20 +131,17 @@ def test_data_without_any_pair_are_refused(tmp_path):
 
 def test_files_are_joined_in_order(tmp_path):
     parts = [parallel_text.Pairs([("a", "A")], 2), parallel_text.Pairs([("b", "B"), ("c", "C")], 3)]
-    assert parallel_text.joined(parts) == parallel_text.Pairs(
-        [("a", "A"), ("b", "B"), ("c", "C")], dropped_empty=5, counts=(1, 2)
-    )
+    pairs = [("a", "A"), ("b", "B"), ("c", "C")]
+    expected = parallel_text.Pairs(pairs, dropped_empty=5, counts=(1, 2))
+    assert parallel_text.joined(parts) == expected
 
 
 def test_every_unreadable_file_is_named_at_once(tmp_path, monkeypatch):
     good = written(tmp_path / "good", "text")
     parallel_text.check_readable([good, str(good)])
-    message = refusal(
-        parallel_text.check_readable,
-        [good, tmp_path / "absent", tmp_path, tmp_path / "absent", tmp_path / "gone"],
-    )
-    assert message.count("absent") == 1
-    assert "No such file" in message
+    paths = [good, tmp_path / "absent", tmp_path, tmp_path / "absent", tmp_path / "gone"]
+    message = refusal(parallel_text.check_readable, paths)
+    assert message.count("absent") == 1 and "No such file" in message
     assert f"{tmp_path}: cannot be read: Is a directory" in message
     assert "gone" in message and "good" not in message
     monkeypatch.setattr("os.access", lambda path, mode: False)
@@ -175,26 +168,14 @@ def test_swapped_sides_are_detected_by_their_words():
     assert not parallel_text.looks_swapped(train, sentences(50, "b", "a") + sentences(50, "a", "b"))
     # one swapped side proves nothing
     assert not parallel_text.looks_swapped(train, sentences(50, "b", "c"))
-    assert not parallel_text.looks_swapped(
-        train + sentences(100, "b", "a"), sentences(50, "b", "a")
-    )  # training text has both directions
+    both = train + sentences(100, "b", "a")  # training text has both directions
+    assert not parallel_text.looks_swapped(both, sentences(50, "b", "a"))
 
 
 def test_content_hash_is_unambiguous():
-    lists = [
-        [],
-        [("", "")],
-        [("a", "b"), ("c", "d")],
-        [("c", "d"), ("a", "b")],
-        [("b", "a"), ("d", "c")],
-        [("a", "b")],
-        [("ab", "")],
-        [("", "ab")],
-        [("a\nb", "")],
-        [("ab", "cd")],
-        [("a", "bcd")],
-        [("\ud800", "a")],
-    ]
+    lists = [[], [("", "")], [("a", "b"), ("c", "d")], [("c", "d"), ("a", "b")], [("ab", "cd")]]
+    lists += [[("b", "a"), ("d", "c")], [("a", "b")], [("ab", "")], [("", "ab")], [("a\nb", "")]]
+    lists += [[("a", "bcd")], [("\ud800", "a")]]
     assert len({parallel_text.content_hash(pairs) for pairs in lists}) == len(lists)
 
 

@@ -12,17 +12,14 @@ from jax_transformer.data import phrases
 FILES = resources.files("jax_transformer.data")
 
 # The tables here, and KNOWN below, are written from the languages' own rules, not with Babel.
-GERMAN_MONTHS = (
-    "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
-)
-FRENCH_MONTHS = (
-    "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split()
-)
-SPANISH_MONTHS = (
-    "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre"
-).split()
-ENGLISH_MONTHS = (
-    "January February March April May June July August September October November December".split()
+MONTHS = """
+    Januar Februar März April Mai Juni Juli August September Oktober November Dezember
+    janvier février mars avril mai juin juillet août septembre octobre novembre décembre
+    enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre
+    January February March April May June July August September October November December
+"""
+GERMAN_MONTHS, FRENCH_MONTHS, SPANISH_MONTHS, ENGLISH_MONTHS = (
+    line.split() for line in MONTHS.strip().splitlines()
 )
 LONG_DATES = {
     "de": lambda day, month, year: f"{day}. {GERMAN_MONTHS[month]} {year}",

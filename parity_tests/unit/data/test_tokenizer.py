@@ -81,9 +81,8 @@ def test_special_tokens_have_the_requested_ids(tmp_path, ids):
     assert (model.pad_id, model.bos_id, model.eos_id) == ids
     names = {i: name for name, i in vocabulary(model, tmp_path).items()}
     named = {pad_id: "<pad>", bos_id: "<bos>", eos_id: "<eos>"}
-    assert [names[i] for i in range(max(ids) + 1)] == [
-        named.get(i, f"<unused{i}>") for i in range(max(ids) + 1)
-    ]
+    expected = [named.get(i, f"<unused{i}>") for i in range(max(ids) + 1)]
+    assert [names[i] for i in range(max(ids) + 1)] == expected
     assert sorted(names) == list(range(model.vocab_size))
     assert min(model.encode("<unused0> <eos>")) > max(ids)
 
@@ -159,15 +158,8 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     path = tmp_path / "broken.json"
     TOKENIZER.save(path)
     valid = path.read_bytes()
-    for content in (
-        b"",
-        b"{}",
-        b"[1,\n2]",
-        b"\xff\xfe",
-        valid[:1000],
-        valid[:-1],
-        valid.replace(b'"BPE"', b'"nonsense"'),
-    ):
+    broken = b"", b"{}", b"[1,\n2]", b"\xff\xfe", valid[:1000], valid[:-1]
+    for content in (*broken, valid.replace(b'"BPE"', b'"nonsense"')):
         path.write_bytes(content)
         assert "not a tokenizer file" in refusal(path)
 
@@ -209,13 +201,8 @@ def test_a_pair_reads_sources_and_writes_targets():
     assert pair.decode([4, *TARGET.encode("ein Haus"), 5, 0]) == "ein Haus"
     assert (pair.pad_id, pair.eos_id) == (1, 3)
     assert pair.fewest_tokens("a" * 1000) == SOURCE.fewest_tokens("a" * 1000)
-    hashes = {
-        pair.hash,
-        tokenizer.TokenizerPair(TARGET, SOURCE).hash,
-        tokenizer.TokenizerPair(SOURCE, SOURCE).hash,
-        SOURCE.hash,
-    }
-    assert len(hashes) == 4
+    others = [tokenizer.TokenizerPair(*both) for both in ((TARGET, SOURCE), (SOURCE, SOURCE))]
+    assert len({each.hash for each in (pair, *others, SOURCE)}) == 4
     assert SOURCE.source is SOURCE.target is SOURCE
 
 
@@ -232,15 +219,12 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
     encoding.save_tokenizer(pair, two)
-    assert sorted(file.name for file in two.iterdir()) == [
-        "tokenizer.source.json",
-        "tokenizer.target.json",
-    ] and encoding.has_tokenizer(two)
+    assert sorted(file.name for file in two.iterdir()) == sorted(run_files.SIDE_FILES)
+    assert encoding.has_tokenizer(two)
     loaded = encoding.load_tokenizer(two)
     assert isinstance(loaded, tokenizer.TokenizerPair)
     assert loaded.hash == pair.hash
-    assert loaded.source.hash == SOURCE.hash
-    assert loaded.target.hash == TARGET.hash
+    assert (loaded.source.hash, loaded.target.hash) == (SOURCE.hash, TARGET.hash)
 
 
 @pytest.mark.parametrize("missing", run_files.SIDE_FILES)
