@@ -96,19 +96,15 @@ def random_arrays(
     arrays = {}
     for name, shape in shapes(config).items():
         stack = name.split(".")[0]
-        copied = (
-            name.endswith("positions.table")
-            and getattr(config, stack).positions is Positions.SINUSOIDAL_STORED
+        copied = name.endswith("positions.table") and (
+            getattr(config, stack).positions is Positions.SINUSOIDAL_STORED
         )
-        random = np.random.default_rng(
-            [seed, zlib.crc32(b"stored table" if copied else name.encode())]
-        )
+        key = zlib.crc32(b"stored table" if copied else name.encode())
+        random = np.random.default_rng([seed, key])
         # Matrices scaled by their input width, so that values stay of order one in every layer
-        scale = (
-            shape[-1 if name.endswith("embedding") else 0] ** -0.5
-            if len(shape) == 2 and not copied
-            else 0.5
-        )
+        scale = 0.5
+        if len(shape) == 2 and not copied:
+            scale = shape[-1 if name.endswith("embedding") else 0] ** -0.5
         arrays[name] = (random.normal(size=shape) * scale + name.endswith("scale")).astype(dtype)
     return arrays
 
@@ -137,10 +133,9 @@ def ragged(vocab: int, pad: int, batch: int, length: int, seed: int = 0) -> np.n
 def batch(
     config: TransformerConfig, *, rows: int = 3, source: int = 7, target: int = 5
 ) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        ragged(config.source_vocab_size, config.source_pad_id, rows, source, seed=1),
-        ragged(config.target_vocab_size, config.target_pad_id, rows, target, seed=2),
-    )
+    sources = ragged(config.source_vocab_size, config.source_pad_id, rows, source, seed=1)
+    targets = ragged(config.target_vocab_size, config.target_pad_id, rows, target, seed=2)
+    return sources, targets
 
 
 def furthest(a: Any, b: Any) -> float:

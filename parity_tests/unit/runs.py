@@ -51,10 +51,8 @@ def write_text(folder: Path) -> list[str]:
         lines = [
             [choose.choice(list(WORDS)) for _ in range(choose.randint(1, 6))] for _ in range(count)
         ]
-        for side, text in (
-            ("source", lines),
-            ("target", [[WORDS[word] for word in line] for line in lines]),
-        ):
+        translated = [[WORDS[word] for word in line] for line in lines]
+        for side, text in (("source", lines), ("target", translated)):
             path = folder / f"{split}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
             flags += [f"--data.{split}-{side}", str(path)]
@@ -186,12 +184,8 @@ def train(*arguments: str | Path, curves: bool = False) -> CommandResult:
         if not curves:
             patch.setattr(training_run.curves, "draw", _no_curves)
         code = main("train", *last_of_each(arguments))
-    return CommandResult(
-        code,
-        out.getvalue(),
-        err.getvalue(),
-        [one.programs() for one in steps if isinstance(one, step.TrainStep)],
-    )
+    programs = [one.programs() for one in steps if isinstance(one, step.TrainStep)]
+    return CommandResult(code, out.getvalue(), err.getvalue(), programs)
 
 
 @dataclass
@@ -260,9 +254,8 @@ class Console:
         """Assert a refusal with this exit code, in one line that contains these words."""
         exit_code, out, err = self.say(*command, stdin=stdin)
         assert (exit_code, out) == (code, ""), err
-        assert (
-            err.startswith("jax-transformer: ") and err.count("\n") == 1 and err.endswith("\n")
-        ), err
+        assert err.startswith("jax-transformer: ") and err.endswith("\n"), err
+        assert err.count("\n") == 1, err
         assert not [word for word in words if str(word) not in err], err
 
 
@@ -288,12 +281,9 @@ def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
 
 def differing(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> list[str]:
     """Return the names of arrays that are not bitwise equal."""
-    names = sorted(first.keys() | second.keys())
-    return [
-        name
-        for name in names
-        if name not in first or name not in second or bits(first[name]) != bits(second[name])
-    ]
+    missing = first.keys() ^ second.keys()
+    both = first.keys() & second.keys()
+    return sorted(missing | {name for name in both if bits(first[name]) != bits(second[name])})
 
 
 def bits(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
@@ -303,7 +293,6 @@ def bits(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 def metrics(run: Path) -> list[dict]:
     """Return the lines of metrics.jsonl without the one value that differs between any two runs."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if name != "tokens_per_second"}
-        for line in lines
-    ]
+    for line in lines:
+        line.pop("tokens_per_second", None)
+    return lines

@@ -7,6 +7,9 @@ from jax_transformer import transformer
 from jax_transformer.config import Mixing
 from parity_tests.unit.helpers import random_arrays
 
+LOUD = ("positions.table", "cross_attention.query.kernel", "cross_attention.out.kernel")
+LOUD += ("output.kernel",)
+
 
 def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
     """Return a random model with varied tokens; ``eos`` is added to the end token's logit."""
@@ -15,19 +18,10 @@ def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transf
         if name.endswith(("bias", "scale")):
             # unscaled, they dominate the rest
             array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)
-        if name.endswith(
-            (
-                "positions.table",
-                "cross_attention.query.kernel",
-                "cross_attention.out.kernel",
-                "output.kernel",
-            )
-        ):
+        if name.endswith(LOUD):
             array *= 3
-        if (
-            name.endswith("attention.value.kernel")
-            and getattr(config, name.split(".")[0]).mixing is Mixing.SUMMED
-        ):
+        stack = getattr(config, name.split(".")[0], None)
+        if name.endswith("attention.value.kernel") and stack.mixing is Mixing.SUMMED:
             array /= 30  # the sum of all values is the same for every query
     arrays["output.bias"][config.target_pad_id] += 1
     arrays["output.bias"][config.eos_id] += eos

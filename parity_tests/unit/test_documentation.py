@@ -23,11 +23,8 @@ UNPUBLISHED = re.compile(r"pip install[^`|&]*?\bjax[-_](transformer|seq2seq)\b")
 
 def from_an_index(text: str) -> list[str]:
     """List the commands that install this package by its name; a wheel's file name is none."""
-    return [
-        match[0]
-        for match in UNPUBLISHED.finditer(text)
-        if not re.match(r"-[\w*.]*\.whl", text[match.end() :])
-    ]
+    matches = UNPUBLISHED.finditer(text)
+    return [each[0] for each in matches if not re.match(r"-[\w*.]*\.whl", text[each.end() :])]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(runs.ROOT).as_posix())
@@ -51,11 +48,8 @@ def test_the_distribution_has_a_name_that_is_free_and_the_command_keeps_its_own(
 def test_the_page_of_installation_lists_every_extra_once():
     project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
     page = (runs.ROOT / "docs/install.md").read_text(encoding="utf-8")
-    listed = [
-        name
-        for row in re.findall(r"^\| (`\[.*?) \|", page, re.MULTILINE)
-        for name in re.findall(r"`\[([\w-]+)\]`", row)
-    ]
+    rows = re.findall(r"^\| (`\[.*?) \|", page, re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`\[([\w-]+)\]`", row)]
     assert sorted(listed) == sorted(project["optional-dependencies"])
 
 
@@ -123,9 +117,8 @@ def test_each_named_test_exists(request):
     named = tuple(re.fullmatch(r"Guarded by: `(.+)`\.", trap[2])[1] for trap in TRAPS)
     assert faults.missing_tests(named) == []
     assert not faults.uncollected(named, request.session), "not in the default suite"
-    assert faults.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], (
-        "negative control"
-    )
+    nothing = ("parity_tests/test_forward.py::test_of_nothing",)  # negative control
+    assert faults.missing_tests(nothing) != []
 
 
 def test_each_named_fault_is_in_the_campaign():

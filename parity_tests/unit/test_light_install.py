@@ -46,9 +46,8 @@ def test_weights_and_parity_import_nothing_of_the_trainer():
 def test_the_action_runs_commands_that_exist():
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     steps = action["runs"]["steps"]
-    assert action["runs"]["using"] == "composite" and all(
-        "uses" in s or "shell" in s for s in steps
-    )
+    assert action["runs"]["using"] == "composite"
+    assert all("uses" in step or "shell" in step for step in steps)
     named = set(re.findall(r"inputs\.([\w-]+)", str(steps)))
     assert named == action["inputs"].keys()
     plugin = (ROOT / "jax_transformer/parity/plugin.py").read_text(encoding="utf-8")

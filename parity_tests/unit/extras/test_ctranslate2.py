@@ -236,9 +236,8 @@ def test_weights_without_a_tokenizer_have_ids_for_tokens(tmp_path, capsys):
     with runs.as_a_user():
         code = runs.main("convert", tmp_path / "run", tmp_path / "ct2", "--to", "ct2", "--no-check")
     assert code == 0 and "tokens are ids in decimal" in capsys.readouterr().out
-    assert json.loads((tmp_path / "ct2" / "shared_vocabulary.json").read_text()) == [
-        str(i) for i in range(13)
-    ]
+    words = json.loads((tmp_path / "ct2" / "shared_vocabulary.json").read_text())
+    assert words == [str(i) for i in range(13)]
     settings = json.loads((tmp_path / "ct2" / "config.json").read_text())
     assert (settings["decoder_start_token"], settings["eos_token"]) == ("1", "2")
     assert not settings["add_source_eos"]
@@ -272,12 +271,12 @@ def test_a_missing_package_is_named_with_the_flag_that_needs_it(monkeypatch):
 
 def test_options_that_contradict_the_folder_are_refused(run, tmp_path, console):
     target = tmp_path / "ct2"
-    console.refused(2, ["--quantization int4", "int8"],
-                    "convert", run, target, "--to", "ct2", "--quantization", "int4")  # fmt: skip
-    console.refused(2, ["--quantization int8", "--to ct2"],
-                    "convert", run, target, "--quantization", "int8")  # fmt: skip
-    console.refused(2, ["--dtype bfloat16", "--quantization"],
-                    "convert", run, target, "--to", "ct2", "--dtype", "bfloat16")  # fmt: skip
+    for words, more in (
+        (["--quantization int4", "int8"], ["--to", "ct2", "--quantization", "int4"]),
+        (["--quantization int8", "--to ct2"], ["--quantization", "int8"]),
+        (["--dtype bfloat16", "--quantization"], ["--to", "ct2", "--dtype", "bfloat16"]),
+    ):
+        console.refused(2, words, "convert", run, target, *more)
     target.mkdir()
     (target / "thesis.tex").touch()
     console.refused(3, [target, "thesis.tex"], "convert", run, target, "--to", "ct2", "--force")
@@ -384,12 +383,13 @@ def test_the_engine_keeps_constraints(name, copy):
     assert min(map(len, rows)) > 5 and {*scores[0], *scores[1]} == {None}
 
 
+NO_PENALTY = SEARCH | {"length_penalty": 0.0}
 DIFFERENT = {
     "beam_scorer=gnmt": dict(num_beams=4),
     "early_stopping=heuristic": SEARCH | dict(early_stopping=EarlyStopping.HEURISTIC),
-    "length_penalty=0.0": SEARCH | dict(length_penalty=0.0),
-    "length_penalty=0.0 ": SEARCH
-    | dict(length_penalty=0.0, early_stopping=EarlyStopping.NEVER, num_return_sequences=2),
+    "length_penalty=0.0": NO_PENALTY,
+    "length_penalty=0.0 ": NO_PENALTY
+    | dict(early_stopping=EarlyStopping.NEVER, num_return_sequences=2),
     "do_sample=True": dict(do_sample=True),
     "forced_eos_token_id=(1, 2)": dict(constraints=Constraints(forced_eos_token_ids=(1, 2))),
     "repetition_penalty=2.0": dict(constraints=Constraints(repetition_penalty=2.0)),
@@ -435,9 +435,7 @@ def test_evaluate_gives_the_scores_of_the_engine(console, copy, tmp_path):
             json.loads(console.say(*command, "--json", "--bootstrap", "0", *more)[1])
             for more in ([], ["--engine", "ctranslate2"])
         )
-    assert {name: ours[name] for name in ("bleu", "chrf")} == {
-        name: theirs[name] for name in ("bleu", "chrf")
-    }
+    assert (ours["bleu"], ours["chrf"]) == (theirs["bleu"], theirs["chrf"])
     assert theirs["engine"] == "ctranslate2" and theirs["quantization"] == "float32"
     assert "loss" in ours and "loss" not in theirs
 
@@ -468,7 +466,8 @@ def test_searches_of_random_models_equal_ours(preset, tmp_path):
             words, beam_size=beams, length_penalty=penalty, num_hypotheses=tokens.shape[1], **shared
         )
         for rows, result in zip(np.asarray(tokens).tolist(), results, strict=True):
-            cut = [
-                row[: row.index(config.eos_id) + 1] if config.eos_id in row else row for row in rows
+            lengths = [
+                row.index(config.eos_id) + 1 if config.eos_id in row else None for row in rows
             ]
+            cut = [row[:length] for row, length in zip(rows, lengths, strict=True)]
             assert [[int(x) for x in hypothesis] for hypothesis in result.hypotheses] == cut

@@ -171,9 +171,8 @@ def test_a_collective_in_several_fusions_of_a_tpu_counts_once():
         "}}\n"
     )
     parts = [part.format(i=i, channel=channel) for i, channel in enumerate((7, 7, 8))]
-    calls = [
-        f"  %z{i} = bf16[8,8]{{1,0}} fusion(%x), kind=kCustom, calls=%part{i}\n" for i in range(3)
-    ]
+    call = "  %z{0} = bf16[8,8]{{1,0}} fusion(%x), kind=kCustom, calls=%part{0}\n"
+    calls = [call.format(i) for i in range(3)]
     entry = "ENTRY %main (x: bf16[4,8]) -> bf16[8,8] {\n  %x = bf16[4,8]{1,0} parameter(0)\n"
     (gathered,) = hlo.traffic("".join([*parts, entry, *calls, "}\n"])).collectives
     assert (gathered.count, gathered.bytes) == (2, 2 * 64)
@@ -310,9 +309,8 @@ def test_the_figures_of_a_step_are_sums_done_by_hand(options, copies, monkeypatc
     config = estimate.config_of(options)
     assert result.flops == each * estimate.training_flops(config, 5, 6, 6)
     assert result.recomputed == each * estimate.recomputed_flops(config, 5, 6, 6)
-    assert result.traffic == hlo.Traffic(
-        10 * each, (hlo.Collective("all-reduce", "f32", 2 * each, 5 * each),)
-    )
+    collective = hlo.Collective("all-reduce", "f32", 2 * each, 5 * each)
+    assert result.traffic == hlo.Traffic(10 * each, (collective,))
     half = options.model.precision is Precision.BFLOAT16
     h100 = dataclasses.replace(result, topology=Topology("h100", (1,)))
     assert h100.peak == (989.4e12 if half else 494.7e12)
@@ -353,10 +351,8 @@ def test_the_compilers_refusal_says_what_is_needed(reason, unit, size):
 def test_the_largest_batch_has_the_longer_side_and_rows_for_every_device():
     config = helpers.tiny("lesson10", max_length=8)
     for sides in ((5, 8), (8, 5)):
-        data = DataOptions(
-            tokens_per_batch=100, max_source_length=sides[0], max_target_length=sides[1]
-        )
-        options = TrainOptions(data=data)
+        limits = dict(zip(("max_source_length", "max_target_length"), sides, strict=True))
+        options = TrainOptions(data=DataOptions(tokens_per_batch=100, **limits))
         shape = estimate.largest_batch(options, config, 0, 4)
         assert shape == estimate.Shape(12, 8), "a multiple of four within 100 tokens"
     assert estimate.largest_batch(options, config, 8, 5) == estimate.Shape(10, 8)
@@ -535,10 +531,9 @@ def test_the_compiler_is_asked_for_the_devices_of_a_topology(
     assert arguments["platform"] == topology.accelerator.platform
     if arguments["platform"] == "cuda":
         assert arguments["topology"] == asked
-    else:
-        assert (
-            arguments["topology_name"] == text and arguments.get("chips_per_host_bounds") == asked
-        )
+        return
+    assert arguments["topology_name"] == text
+    assert arguments.get("chips_per_host_bounds") == asked
 
 
 def test_a_compiler_finds_no_hardware(monkeypatch):
@@ -611,21 +606,18 @@ def test_every_figure_is_printed_and_in_the_json():
     seconds = dict(products=0.012, memory=0.006, links=0.006, model=0.010, least=0.012, most=0.024)
     result = command.as_json(four)
     assert result.pop("seconds") == pytest.approx(seconds)
-    assert result.pop("collectives") == [
-        dict(zip(("kind", "dtype", "count", "bytes"), each, strict=True)) for each in sent
-    ]
+    names = ("kind", "dtype", "count", "bytes")
+    assert result.pop("collectives") == [dict(zip(names, each, strict=True)) for each in sent]
     parts = dict(state=3, arguments=4, temporaries=5, other=1, refused=0, peak=10, available=16)
     sizes = {"data": 2, "fsdp": 1, "tensor": 2}
-    assert result == dict(
-        topology="v5e:2x2", devices=4, mesh=sizes, parameters=1_234_567, rows=6, length=40
-    ) | dict(precision="bfloat16", fits=True, advice=[], compile_seconds=1.3) | dict(
-        memory_bytes={name: size * GIB for name, size in parts.items()}, flops=7.88e12
-    ) | dict(recomputed_flops=1.576e12, traffic_bytes=4_914_000_000)
+    expected = dict(topology="v5e:2x2", devices=4, mesh=sizes, parameters=1_234_567)
+    expected |= dict(rows=6, length=40, precision="bfloat16", fits=True, advice=[])
+    expected |= dict(compile_seconds=1.3, flops=7.88e12, recomputed_flops=1.576e12)
+    expected |= dict(traffic_bytes=4_914_000_000)
+    assert result == expected | dict(memory_bytes={name: n * GIB for name, n in parts.items()})
 
 
 def example(**changes: Any) -> estimate.Estimate:
     memory, shape = estimate.Memory(100, 110, 200, 10), estimate.Shape(2, 8)
-    one = estimate.Estimate(
-        TrainOptions(), CPU, {"data": 1}, 25, shape, memory, 0, 1e9, 0.0, None, 1.26
-    )
-    return dataclasses.replace(one, **changes)
+    figures = TrainOptions(), CPU, {"data": 1}, 25, shape, memory, 0, 1e9, 0.0, None, 1.26
+    return dataclasses.replace(estimate.Estimate(*figures), **changes)

@@ -123,9 +123,11 @@ def test_a_file_that_becomes_shorter_while_it_is_described_is_refused(tmp_path):
 
 def test_a_changed_byte_is_refused_or_changes_only_a_value_or_a_name(tmp_path):
     content, values, names = small(), {}, 0
-    shapes = sorted(
-        (array.shape, array.dtype.name) for array in read(written(tmp_path, content)).values()
-    )
+
+    def shapes_of(arrays: dict[Any, np.ndarray]) -> list[tuple]:
+        return sorted((array.shape, array.dtype.name) for array in arrays.values())
+
+    shapes = shapes_of(read(written(tmp_path, content)))
     for at in range(len(content)):
         for bits in (0x01, 0x80, 0xFF):
             changed = bytearray(content)
@@ -136,16 +138,14 @@ def test_a_changed_byte_is_refused_or_changes_only_a_value_or_a_name(tmp_path):
                 assert str(error).isprintable()
                 continue
             values[at] = sum(array.nbytes for array in loaded.values())
-            names += sorted((array.shape, array.dtype.name) for array in loaded.values()) == shapes
+            names += shapes_of(loaded) == shapes
     # the nine bytes of values, one of them a bool
     assert max(values.values()) < len(content) and names >= 3 * 9
     assert len(values) < len(content) / 2
 
 
-def array(
-    shape: Any = (2,), dtype: Any = "float32", content: Any = bytes(8), kind: int = 1
-) -> library.ExtType:
-    return library.ExtType(kind, library.packb((shape, dtype, content)))
+def array(shape: Any = (2,), dtype: Any = "float32", content: Any = bytes(8)) -> library.ExtType:
+    return library.ExtType(1, library.packb((shape, dtype, content)))
 
 
 def nested(depth: int) -> bytes:
@@ -165,6 +165,8 @@ def pieces(shape: dict[str, int], chunks: dict[str, library.ExtType]) -> bytes:
     return library.packb({"a": own})
 
 
+MANY, MORE = struct.pack(">I", 2000), array().data + b"\xc0"
+SHAPELESS = {"__msgpack_chunked_array__": True, "chunks": {"0": array()}}
 MOST, FOLLOW = b"\xff" * 4, "4,294,967,295 bytes are said to follow"
 INVALID: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "at byte 0 1 bytes are said to follow, and the file has 0"),
@@ -187,15 +189,9 @@ INVALID: dict[str, tuple[bytes, str]] = {
     "a dtype of fields": (of(dtype="f4,f4"), "of dtype 'f4,f4'"),
     "no triple": (triple(((2,), "float32")), "is not a triple"),
     "a triple in a triple": (triple(((2,), "float32", array())), "is not a triple"),
-    "more in an array": (
-        library.packb({"a": library.ExtType(1, array().data + b"\xc0")}),
-        "ends at",
-    ),
+    "more in an array": (library.packb({"a": library.ExtType(1, MORE)}), "ends at"),
     "a truth value of 2": (of((8,), "bool", b"\x02" * 8), "truth values other than 0 and 1"),
-    "pieces without shape": (
-        library.packb({"a": {"__msgpack_chunked_array__": True, "chunks": {"0": array()}}}),
-        "'a' is not in pieces",
-    ),
+    "pieces without shape": (library.packb({"a": SHAPELESS}), "'a' is not in pieces"),
     "pieces of two dtypes": (
         pieces({"0": 4}, {"0": array(), "1": array((1,), "float64")}),
         "are not flat arrays of one dtype",
@@ -212,10 +208,7 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
     "too deep": (nested(100), "more than 32 maps"),
     "much too deep": (nested(100_000), "more than 32 maps"),
     "long text": (b"\x81\xa1a\xdb\xff\xff\xff\xff", "a name of 4,294,967,295 bytes"),
-    "too many values": (
-        b"\x81\xa1a\xdd" + struct.pack(">I", 2000) + b"\xc0" * 2000,
-        "more than 1,000 values",
-    ),
+    "too many values": (b"\x81\xa1a\xdd" + MANY + b"\xc0" * 2000, "more than 1,000 values"),
     "an array larger than its bytes": (of((2**40,)), "an array of 8 bytes declares another"),
     "an array smaller than its bytes": (of((1,)), "declares another size, [1] of float32"),
     "a length below zero": (of((-2, -1)), "an array has the shape [-2, -1]"),
@@ -244,8 +237,7 @@ def test_hostile_files_are_refused_in_little_memory(tmp_path, monkeypatch, name)
     with helpers.memory_below(1_000_000), pytest.raises(kind) as error:
         read(path)
     assert words in str(error.value)
-    assert str(error.value).startswith(str(path))
-    assert str(error.value).isprintable()
+    assert str(error.value).startswith(str(path)) and str(error.value).isprintable()
 
 
 def test_kernels_are_transposed_and_names_are_pytorch_s(tmp_path):
@@ -259,26 +251,17 @@ def test_kernels_are_transposed_and_names_are_pytorch_s(tmp_path):
         ("final_logits_bias",): np.ones((1, 2)),
     }
     state = flax_msgpack.read(written(tmp_path, traverse_util.unflatten_dict(arrays)))
-    assert state.keys() == {
-        "model.shared.weight",
-        "model.encoder.layers.0.fc1.weight",
-        "model.encoder.layers.0.fc1.bias",
-        "encoder.final_layer_norm.weight",
-        "model.decoder.layer_norm.weight",
-        "final_logits_bias",
-    }
+    parts = "shared encoder.layers.0.fc1 decoder.layer_norm".split()
+    names = {f"model.{part}.weight" for part in parts} | {"model.encoder.layers.0.fc1.bias"}
+    assert state.keys() == names | {"encoder.final_layer_norm.weight", "final_logits_bias"}
     turned = state["model.encoder.layers.0.fc1.weight"]
     assert np.array_equal(turned, kernel.T) and turned.flags.c_contiguous
 
 
 def test_all_unknown_weights_are_one_error(tmp_path):
     one = np.ones(3)
-    arrays = {
-        "a": {"kernel": one},
-        "b": {"mean": one},
-        "bias": one,
-        "c": {"scale": one, "weight": one},
-    }
+    arrays = {"a": {"kernel": one}, "b": {"mean": one}, "bias": one}
+    arrays["c"] = {"scale": one, "weight": one}
     path = written(tmp_path, arrays)
     with pytest.raises(InputError) as error:
         flax_msgpack.read(path)
@@ -293,15 +276,12 @@ def test_all_unknown_weights_are_one_error(tmp_path):
 
 def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
     """Write two files with their index, as transformers 4 did, and return the index."""
-    flat = traverse_util.flatten_dict(arrays, sep="/")
-    shards = {
-        f"flax_model-0000{i + 1}-of-00002.msgpack": dict(list(flat.items())[i::2]) for i in range(2)
-    }
-    for name, shard in shards.items():
-        (folder / name).write_bytes(
-            serialization.msgpack_serialize(traverse_util.unflatten_dict(shard, sep="/"))
-        )
-    weight_map = {key: name for name, shard in shards.items() for key in shard}
+    flat, weight_map = list(traverse_util.flatten_dict(arrays, sep="/").items()), {}
+    for i in range(2):
+        name, shard = f"flax_model-0000{i + 1}-of-00002.msgpack", dict(flat[i::2])
+        content = serialization.msgpack_serialize(traverse_util.unflatten_dict(shard, sep="/"))
+        (folder / name).write_bytes(content)
+        weight_map |= dict.fromkeys(shard, name)
     path = folder / flax_msgpack.INDEX
     path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
     return path
@@ -311,9 +291,8 @@ def test_shards_are_read_as_one_file(tmp_path):
     single = flax_msgpack.read(written(tmp_path, tree()))
     index = sharded(tmp_path, tree())
     same(flax_msgpack.read(index), single)
-    assert flax_msgpack.describe(index) == {
-        name: TensorInfo(a.shape, a.dtype.name) for name, a in single.items()
-    }
+    described = {name: TensorInfo(a.shape, a.dtype.name) for name, a in single.items()}
+    assert flax_msgpack.describe(index) == described
     shards = [f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)]
     assert [file.name for file in flax_msgpack.files(index)] == shards
     assert list(flax_msgpack.FORMAT.inspect(index).sha256) == [index.name, *shards]

@@ -174,9 +174,7 @@ def test_settings_of_decoding_and_marian_s_defaults(settings, expected, folder, 
     (folder / "decoder.yml").write_text(settings)
     assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
     data = json.loads((tmp_path / "run/huggingface/generation_config.json").read_text())
-    assert {
-        name: data[name] for name in ("num_beams", "length_penalty") if name in data
-    } == expected
+    assert {name: data[name] for name in expected} == expected
     unknown = [] if "allow-unk: true" in settings else [[IDS["<unk>"]]]
     assert data["bad_words_ids"] == [[len(WORDS)], *unknown]
 
@@ -215,42 +213,29 @@ def deflated() -> bytes:
     return file.getvalue()
 
 
-NPY = "{{'descr': '{}', 'fortran_order': {}, 'shape': {}, }}"
+def npy(dtype: str, shape: str, numbers: bytes = b"", *, by_columns: bool = False) -> bytes:
+    fields = f"'descr': '{dtype}', 'fortran_order': {by_columns}, 'shape': {shape}, "
+    return header(f"{{{fields}}}", numbers)
+
+
+PROGRAM = header("{'descr': __import__('os').system('id')}")
+OTHER_MEMBER = marian_files.npz({"a.npy": npy("<f4", "(0,)"), "a.pkl": b"x"})
+TOO_LARGE = "declares 154,618,822,656 bytes, and has 0"
 HOSTILE = {
     "objects": (saved(np.savez, a=np.array([{}], object)), UnsafeFileError, "Python objects"),
     "compressed": (saved(np.savez_compressed, a=np.zeros(9)), UnsafeFileError, "compressed"),
     "bomb": (deflated(), UnsafeFileError, "compressed"),
-    "too large": (
-        of(header(NPY.format("<f4", False, "(4294967296, 9)"))),
-        UnsafeFileError,
-        "declares 154,618,822,656 bytes, and has 0",
-    ),
+    "too large": (of(npy("<f4", "(4294967296, 9)")), UnsafeFileError, TOO_LARGE),
     "by columns": (
-        of(header(NPY.format("<f4", True, "(1, 1)"), bytes(4))),
+        of(npy("<f4", "(1, 1)", bytes(4), by_columns=True)),
         InputError,
         "column by column",
     ),
-    "other byte order": (
-        of(header(NPY.format(">f4", False, "(1,)"), bytes(4))),
-        InputError,
-        "dtype '>f4'",
-    ),
-    "a program": (
-        of(header("{'descr': __import__('os').system('id')}")),
-        InputError,
-        "has the header",
-    ),
-    "digits": (
-        of(header(NPY.format("<f4", False, f"({'1' * 3000}"))),
-        InputError,
-        "has the header",
-    ),
+    "other byte order": (of(npy(">f4", "(1,)", bytes(4))), InputError, "dtype '>f4'"),
+    "a program": (of(PROGRAM), InputError, "has the header"),
+    "digits": (of(npy("<f4", f"({'1' * 3000}")), InputError, "has the header"),
     "no array": (of(b"\x80\x04]."), InputError, "does not begin"),
-    "other member": (
-        marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(0,)")), "a.pkl": b"x"}),
-        InputError,
-        "not an array",
-    ),
+    "other member": (OTHER_MEMBER, InputError, "not an array"),
 }
 
 

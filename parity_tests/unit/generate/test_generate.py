@@ -90,13 +90,9 @@ def sources(config: jt.TransformerConfig, seed: int) -> np.ndarray:
 
 
 FAITHFUL = tiny("lesson10", encoder_layers=1)
-PRE_NORM = tiny(
-    "lesson10_repaired",
-    encoder_layers=1,
-    architecture="torch_nn",
-    norm_placement="pre",
-    **{"decoder.positions": "learned", "decoder.final_norm": False},
-)
+LEARNED = {"decoder.positions": "learned", "decoder.final_norm": False}
+STOCK = dict(architecture="torch_nn", norm_placement="pre")
+PRE_NORM = tiny("lesson10_repaired", encoder_layers=1, **STOCK, **LEARNED)
 
 
 KINDS = pytest.mark.parametrize(
@@ -155,9 +151,8 @@ def positioned(**fields) -> jt.TransformerConfig:
     return PRE_NORM.with_sizes(**both, **{"decoder.self_mask": ["causal"]})
 
 
-BY_DISTANCE = positioned(positions="relative", relative_buckets=4).with_sizes(
-    **{"decoder.relative_max_distance": 5}
-)
+BY_DISTANCE = positioned(positions="relative", relative_buckets=4)
+BY_DISTANCE = BY_DISTANCE.with_sizes(**{"decoder.relative_max_distance": 5})
 BY_COUNT = positioned(positions="sinusoidal", position_index="not_padding", position_offset=2)
 
 
@@ -176,16 +171,14 @@ def test_every_position_rule_decodes_from_a_cache(config):
 # Models without a KV cache
 
 SELF, CROSS, FFN = Branch((Part.SELF,)), Branch((Part.CROSS,)), Branch((Part.FFN,))
-TO_MEMORY = dataclasses.replace(CROSS, residual=Residual.MEMORY)
+TO_MEMORY, RAW = dataclasses.replace(CROSS, residual=Residual.MEMORY), {"decoder.head_merge": "raw"}
 UNCACHED = {
     name: PRE_NORM.with_sizes(num_layers=1, **changes)
     for name, changes in {
         "not causal": {"decoder.self_mask": ("target_padding",)},
         "values summed": {"decoder.mixing": "summed", "score_scale": "none"},
-        "heads merged raw": {"decoder.head_merge": "raw"},
-        "heads merged raw, cross-attention alone": {
-            **{"decoder.head_merge": "raw", "decoder.branches": (CROSS, FFN)}
-        },
+        "heads merged raw": RAW,
+        "heads merged raw, cross-attention alone": RAW | {"decoder.branches": (CROSS, FFN)},
         "self-attention twice": {"decoder.branches": (SELF, SELF, CROSS)},
         "memory as residual": {"decoder.branches": (SELF, TO_MEMORY, FFN)},
     }.items()
@@ -200,7 +193,7 @@ def test_greedy_without_a_cache_is_the_plain_loop(name):
         model, source = loud(config, seed), sources(config, seed)
         new_tokens = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
         assert isinstance(
-            jax.eval_shape(lambda m=model, s=source, p=new_tokens: m.init_cache(s, p)), Prefix
+            jax.eval_shape(functools.partial(model.init_cache, source, new_tokens)), Prefix
         )
         tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
         assert tokens.dtype == np.int32 and tokens.shape == (ROWS, new_tokens)
@@ -229,9 +222,10 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
     }
     for name, decode in decoders.items():
         for new_tokens, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
-            assert jax.eval_shape(
-                lambda d=decode, p=new_tokens: d(model, source, max_length=p)
-            ).shape == (ROWS, expected), name
+            shape = jax.eval_shape(
+                functools.partial(decode, model, source, max_length=new_tokens)
+            ).shape
+            assert shape == (ROWS, expected), name
         message = r"^max_length=21 must be between 1 and the model's 20$"
         with pytest.raises(ConfigError, match=message):
             decode(model, source, max_length=21)
@@ -357,11 +351,8 @@ def plain_beam(
             for v in range(log_probs.shape[1])
         ]
         best = sorted(grown, key=lambda hypothesis: -hypothesis[0])[: 2 * size]
-        finished += [
-            (score / penalty(step + 1, alpha), tokens)
-            for score, tokens in best
-            if tokens[-1] == config.eos_id
-        ]
+        ended = [hypothesis for hypothesis in best if hypothesis[1][-1] == config.eos_id]
+        finished += [(score / penalty(step + 1, alpha), tokens) for score, tokens in ended]
         finished = sorted(finished, key=lambda hypothesis: -hypothesis[0])[:size]
         live = [hypothesis for hypothesis in best if hypothesis[1][-1] != config.eos_id][:size]
         if len(finished) == size and live[0][0] / penalty(new_tokens, alpha) <= finished[-1][0]:
@@ -433,9 +424,8 @@ def test_an_ensemble_is_the_plain_search_over_mean_probabilities():
     """Three models differ in depth and length, and their beams cross."""
     shapes = [{}, {"decoder.layers": 1, "max_length": 15}, {"max_length": LENGTH}]
     for seed in range(3):
-        models = [
-            loud(PRE_NORM.with_sizes(**each), seed + i, eos=2.0) for i, each in enumerate(shapes)
-        ]
+        configs = [PRE_NORM.with_sizes(**each) for each in shapes]
+        models = [loud(config, seed + i, eos=2.0) for i, config in enumerate(configs)]
         source = sources(PRE_NORM, seed)
         assert len(np.unique(assert_plain(models, source, 3, 1.0)[:, 0], axis=0)) > 2
         greedy = generate.greedy(models, source, max_length=LENGTH)
@@ -471,8 +461,7 @@ def test_an_ensemble_shares_vocabularies_and_reads_what_its_shortest_model_reads
 
 
 def test_only_equal_ensembles_share_a_program():
-    relu, gelu = (
-        loud(PRE_NORM.with_sizes(**{"decoder.activation": name}), 0) for name in ("relu", "gelu")
-    )
+    configs = [PRE_NORM.with_sizes(**{"decoder.activation": name}) for name in ("relu", "gelu")]
+    relu, gelu = (loud(config, 0) for config in configs)
     pairs = [generate.split([relu, other]).structure for other in (relu, gelu, gelu)]
     assert pairs[0] != pairs[1] == pairs[2]

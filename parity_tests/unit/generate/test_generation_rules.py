@@ -43,13 +43,12 @@ def assert_constrained(rows: np.ndarray) -> None:
         assert len(set(pairs)) == len(pairs), tokens
 
 
+AVERAGE = {"scorer": BeamScorer.AVERAGE}
 WAYS = {
     "greedy": lambda model, **k: generate.greedy(model, SOURCE, **k),
     "sample": lambda model, **k: generate.sample(model, SOURCE, jax.random.key(0), **k),
     "gnmt": lambda model, **k: generate.n_best(model, SOURCE, 2, beam_size=3, **k)[0][:, 0],
-    "average": lambda model, **k: generate.beam(
-        model, SOURCE, beam_size=3, scorer=BeamScorer.AVERAGE, **k
-    )[0],
+    "average": lambda model, **k: generate.beam(model, SOURCE, beam_size=3, **AVERAGE, **k)[0],
 }
 
 
@@ -151,10 +150,7 @@ def test_without_constraints_nothing_is_computed_for_them():
         ({"forced_bos_token_id": np.array([4, 13, 4, 4])}, "forced_bos_token_id=13 is outside {}"),
         ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside {}"),
         ({"early_stopping": EarlyStopping.FULL}, "=full needs beam_scorer=average, not gnmt"),
-        (
-            {"scorer": BeamScorer.AVERAGE, "length_penalty": float("inf")},
-            "length_penalty=inf must be finite",
-        ),
+        (AVERAGE | {"length_penalty": float("inf")}, "length_penalty=inf must be finite"),
     ],
 )
 def test_invalid_settings_are_refused(options, message):
@@ -267,14 +263,12 @@ def test_a_value_of_another_type_is_refused_by_its_key():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            {"no_repeat_ngrams_size": 2},
-            "unknown key 'no_repeat_ngrams_size' (did you mean 'no_repeat_ngram_size'?)",
-        ),
+        ({"no_repeat_ngrams_size": 2}, "(did you mean 'no_repeat_ngram_size'?)"),
         (
             {"stop_strings": ["."], "guidance_scale": 2},
-            "stop_strings=['.'] is not supported: leave it out; guidance_scale=2 is not supported",
+            "stop_strings=['.'] is not supported: leave",
         ),
+        ({"stop_strings": ["."], "guidance_scale": 2}, "out; guidance_scale=2 is not supported"),
         ({"do_sample": True, "typical_p": 0.5}, "typical_p=0.5 is not supported"),
         ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams=2 is not supported"),
         ({"eos_token_id": [1, 2]}, "eos_token_id has 2 tokens; only one end token is supported"),
@@ -308,12 +302,9 @@ def test_a_generation_config_round_trips():
     for config in (FOLDER, drawn, *(FOLDER.overridden({key: x}) for key, x in fields.items())):
         written = transformers_config.to_generation_config(config, CONFIG)
         assert transformers_config.from_generation_config(written, CONFIG) == config
-    assert transformers_config.to_generation_config(GenerationConfig(), CONFIG) == {
-        "decoder_start_token_id": CONFIG.bos_id,
-        "eos_token_id": CONFIG.eos_id,
-        "pad_token_id": CONFIG.target_pad_id,
-        "max_length": 20,
-    }
+    usual = transformers_config.to_generation_config(GenerationConfig(), CONFIG)
+    ids = {"decoder_start_token_id": CONFIG.bos_id, "eos_token_id": CONFIG.eos_id}
+    assert usual == ids | {"pad_token_id": CONFIG.target_pad_id, "max_length": 20}
     for config, message in (
         (GenerationConfig(num_beams=2), "transformers has no beam_scorer=gnmt"),
         (GenerationConfig(do_sample=True, seed=3), "seed=3: a generation_config.json has no seed"),

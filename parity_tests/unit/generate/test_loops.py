@@ -176,8 +176,9 @@ FUNCTIONS = {
     ),
     "gnmt": functools.partial(generate.n_best, num_hypotheses=2, beam_size=2),
     "full": functools.partial(
-        functools.partial(generate.n_best, num_hypotheses=2, beam_size=2),
-        **{"scorer": generate.BeamScorer.AVERAGE, "early_stopping": generate.EarlyStopping.FULL},
+        generate.n_best,
+        **{"num_hypotheses": 2, "beam_size": 2, "scorer": generate.BeamScorer.AVERAGE},
+        early_stopping=generate.EarlyStopping.FULL,
     ),
 }
 
@@ -187,8 +188,8 @@ def test_a_large_batch_gives_each_row_what_small_ones_give(name):
     search, model = FUNCTIONS[name], loud(CONFIG, 3)
     source = ragged(CONFIG.source_vocab_size, CONFIG.source_pad_id, MANY, 7, 1)
     large = jax.tree.map(np.asarray, search(model, source, max_length=20))
-    parts, each = [], {"sample": {"rows": np.arange(MANY)}}
-    each["constrained"] = {"forced_bos_token_id": FORCED}
+    each = {"sample": {"rows": np.arange(MANY)}, "constrained": {"forced_bos_token_id": FORCED}}
+    parts = []
     for i in range(0, MANY, 8):
         more = {key: numbers[i : i + 8] for key, numbers in each.get(name, {}).items()}
         parts.append(search(model, source[i : i + 8], max_length=20, **more))

@@ -50,10 +50,8 @@ class Page(html.parser.HTMLParser):
         self.open = False
         self.feed(text)
         scripts = [i for i, (tag, _) in enumerate(self.tags) if tag == "script"]
-        assert [self.tags[i][1] for i in scripts] == [
-            {"id": "data", "type": "application/json"},
-            {},
-        ]
+        data = {"id": "data", "type": "application/json"}
+        assert [self.tags[i][1] for i in scripts] == [data, {}]
         self.raw, self.script = (self.inside[i] for i in scripts)
         self.data = json.loads(self.raw)
         self.sentences = self.data["sentences"]
@@ -171,9 +169,8 @@ def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
     translated_line = translated(other)
     both = TokenizerPair(tokenizer, other)
     cross = maps_of(page(tmp_path, both, hypothesis=translated_line))["cross"]
-    right, wrong = (
-        attention_page.pieces(each, translated_line.ids.tolist()) for each in (other, tokenizer)
-    )
+    ids = translated_line.ids.tolist()
+    right, wrong = (attention_page.pieces(each, ids) for each in (other, tokenizer))
     assert cross["rows"] == right != wrong
     assert cross["columns"] == [*attention_page.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
 
@@ -224,9 +221,8 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeyp
     translator = translation.Translator(model(), tokenizer)
     with pytest.raises(OSError, match="no space left"):
         attention_page.write(path, translator, [LINE], [[translated(tokenizer)]], title="a run")
-    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
-        ("out.html", "the page before")
-    ]
+    entries = [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()]
+    assert entries == [("out.html", "the page before")]
 
 
 # The command

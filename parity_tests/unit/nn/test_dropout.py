@@ -54,9 +54,7 @@ def test_neighbours_are_independent(rate):
     keep_mask = keep(rate=rate)
     for axis, distance in itertools.product(range(keep_mask.ndim), (1, 2, 3)):
         moved = np.moveaxis(keep_mask, axis, 0)
-        assert abs(correlation(moved[distance:], moved[:-distance])) < 5, (
-            f"axis {axis}, distance {distance}"
-        )
+        assert abs(correlation(moved[distance:], moved[:-distance])) < 5, (axis, distance)
 
 
 def pairwise(masks: list[np.ndarray]) -> float:
@@ -65,28 +63,23 @@ def pairwise(masks: list[np.ndarray]) -> float:
 
 def test_sites_steps_and_seeds_are_independent():
     small = (40, 500)
-    sites = [
-        keep(f"{stack}.blocks.{i}.output", shape=small)
-        for stack in ("encoder", "decoder")
-        for i in range(6)
-    ]
+    names = itertools.product(("encoder", "decoder"), range(6))
+    sites = [keep(f"{stack}.blocks.{i}.output", shape=small) for stack, i in names]
     steps = [keep("x", jax.random.fold_in(KEY, n), shape=small) for n in range(12)]
     seeds = [keep("x", jax.random.key(n), shape=small) for n in range(12)]
     assert pairwise(sites) < 5 and pairwise(steps) < 5 and pairwise(seeds) < 5
 
 
 def test_all_bits_are_balanced_and_independent():
-    bits = np.stack(
-        [((np.asarray(hash_bits(KEY, SHAPE)) >> bit) & 1).astype(bool) for bit in range(32)]
-    )
-    sigma = 0.5 / math.sqrt(bits[0].size)
-    assert np.abs(bits.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
+    def bits_of(numbers: np.ndarray) -> np.ndarray:
+        return np.stack([((numbers >> bit) & 1).astype(bool) for bit in range(32)])
+
+    first, second = (np.asarray(hash_bits(key, SHAPE)) for key in (KEY, jax.random.fold_in(KEY, 1)))
+    bits, flipped = bits_of(first), bits_of(first ^ second)
     assert pairwise([bit[..., :100] for bit in bits]) < 5
-    next_step = np.asarray(hash_bits(jax.random.fold_in(KEY, 1), SHAPE))
-    flipped = np.stack(
-        [((np.asarray(hash_bits(KEY, SHAPE)) ^ next_step) >> bit) & 1 for bit in range(32)]
-    )
-    assert np.abs(flipped.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
+    sigma = 0.5 / math.sqrt(bits[0].size)
+    for each in (bits, flipped):
+        assert np.abs(each.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
 
 
 def test_the_statistics_detect_a_weak_hash():
@@ -101,9 +94,8 @@ def test_the_statistics_detect_a_weak_hash():
 def test_a_mask_depends_only_on_key_and_path():
     assert (keep("a.b") == keep("a.b")).all()
     assert (np.asarray(site("a").scope("b").keep(SHAPE, 0.5)) == keep("a.b")).all()
-    assert (
-        np.asarray(jax.jit(lambda key: site("a.b", key).keep(SHAPE, 0.5))(KEY)) == keep("a.b")
-    ).all()
+    traced = jax.jit(lambda key: site("a.b", key).keep(SHAPE, 0.5))(KEY)
+    assert np.array_equal(traced, keep("a.b"))
     for other in (keep("a.c"), keep("b"), keep("a.b", jax.random.fold_in(KEY, 1))):
         assert (other != keep("a.b")).mean() > 0.4
 
@@ -136,24 +128,18 @@ def test_no_dropout_is_the_identity():
 
 def test_randomness_may_be_a_stream_a_key_or_a_source_of_masks():
     masks = DropoutMasks.HASH
-    key = nnx.Rngs(dropout=3).dropout()
-    assert (
-        np.asarray(from_rngs(nnx.Rngs(dropout=3), masks).keep((999,), 0.5))
-        == np.asarray(from_rngs(key, masks).keep((999,), 0.5))
-    ).all()
+    stream, key = nnx.Rngs(dropout=3), nnx.Rngs(dropout=3).dropout()
+    drawn = [from_rngs(each, masks).keep((999,), 0.5) for each in (stream, key)]
+    assert np.array_equal(*drawn)
     own = KeyedDropout(KEY, masks)
     assert from_rngs(own, masks) is own
 
 
 def test_threefry_is_jax_random_bernoulli():
     for name, rate in (("encoder.embedding", 0.1), ("x", 0.5)):
-        expected = jax.random.bernoulli(
-            jax.random.fold_in(KEY, zlib.crc32(name.encode())), 1 - rate, (40, 50)
-        )
-        assert (
-            np.asarray(site(name, masks=DropoutMasks.THREEFRY).keep((40, 50), rate))
-            == np.asarray(expected)
-        ).all()
+        key = jax.random.fold_in(KEY, zlib.crc32(name.encode()))
+        drawn = site(name, masks=DropoutMasks.THREEFRY).keep((40, 50), rate)
+        assert np.array_equal(drawn, jax.random.bernoulli(key, 1 - rate, (40, 50)))
 
 
 def test_both_words_of_a_key_matter():
@@ -167,16 +153,12 @@ def test_row_variance_is_that_of_independent_draws():
     """A sequence that is spread too evenly has the right rate and too little variance."""
     bits = np.asarray(hash_bits(KEY, (1_000_000,)))
     for width in (8, 20, 100, 500, 512):
-        rows = (
-            bits[: bits.size // width * width].reshape(-1, width) >= np.uint32(0.3 * 2**32)
-        ).sum(axis=1)
-        assert abs(rows.var() / (0.21 * width) - 1) < 5 * math.sqrt(2 / len(rows)), (
-            f"rows of {width}"
-        )
+        drawn = bits[: bits.size // width * width].reshape(-1, width)
+        rows = (drawn >= np.uint32(0.3 * 2**32)).sum(axis=1)
+        assert abs(rows.var() / (0.21 * width) - 1) < 5 * math.sqrt(2 / len(rows)), width
         moved = bits[width:] ^ bits[:-width]
-        assert max(
-            abs(((moved >> bit) & 1).mean() - 0.5) for bit in range(32)
-        ) < 5 * 0.5 / math.sqrt(moved.size), f"rows of {width}"
+        furthest_off = max(abs(((moved >> bit) & 1).mean() - 0.5) for bit in range(32))
+        assert furthest_off < 5 * 0.5 / math.sqrt(moved.size), width
 
 
 class Halved(MaskedDropout):
@@ -197,12 +179,9 @@ def random(*shape: int) -> jax.Array:
 
 def test_attention_drops_its_weights_and_reports_them_so():
     q = random(3, 7, 2, 4)
-    k = random(3, 7, 2, 4) + 1
-    v = random(3, 7, 2, 4) - 1
-    mask = np.tril(np.ones((7, 7), bool))
-    mixed, weights = attend(
-        q, k, v, jnp.asarray(mask)[None, None], scale=0.3, rate=0.5, dropout=Halved()
-    )
+    k, v, mask = q + 1, q - 1, np.tril(np.ones((7, 7), bool))
+    seen = jnp.asarray(mask)[None, None]
+    mixed, weights = attend(q, k, v, seen, scale=0.3, rate=0.5, dropout=Halved())
     scores = np.where(mask, np.exp(0.3 * np.einsum("bqhe,bkhe->bhqk", q, k)), 0.0)
     expected = halved(scores / scores.sum(axis=-1, keepdims=True))
     assert furthest(weights, expected) < 1e-14
@@ -211,11 +190,8 @@ def test_attention_drops_its_weights_and_reports_them_so():
 
 def test_the_feed_forward_drops_after_its_activation():
     """The activation is not ReLU, which commutes with dropout."""
-    layer = (
-        random_model(tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"}))
-        .encoder.blocks[0]
-        .feed_forward
-    )
+    config = tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"})
+    layer = random_model(config).encoder.blocks[0].feed_forward
     x = random(3, 5, 12)
     expected = layer.down(jnp.asarray(halved(jax.nn.gelu(layer.up(x), approximate=False))))
     assert furthest(layer(x, jnp.arange(5), Halved()), expected) < 1e-14
@@ -224,24 +200,17 @@ def test_the_feed_forward_drops_after_its_activation():
 def test_dropout_and_norm_of_a_branch_sit_where_configured():
     x = random(3, 5, 12)
     for placement, site_name in itertools.product(NormPlacement, DropoutSite):
-        config = tiny(
-            num_layers=1, dropout=0.5, norm_placement=placement.value, dropout_site=site_name.value
-        )
-        branch = random_model(config).encoder.blocks[0].residuals[0]
-        norm = branch.norm
-        got = branch(x, lambda y: y * y, None, Halved())
+        where = dict(norm_placement=placement.value, dropout_site=site_name.value)
+        model = random_model(tiny(num_layers=1, dropout=0.5, **where))
+        branch = model.encoder.blocks[0].residuals[0]
+        norm, got = branch.norm, branch(x, lambda y: y * y, None, Halved())
         inner = norm(x) if placement is NormPlacement.PRE else x
-        before = (
-            halved(inner * inner)
-            if site_name is DropoutSite.BEFORE_ADD
-            else np.asarray(inner * inner)
-        )
-        expected = jnp.asarray(np.asarray(x) + before)
+        squared = np.asarray(inner * inner)
+        squared = halved(squared) if site_name is DropoutSite.BEFORE_ADD else squared
+        expected = jnp.asarray(np.asarray(x) + squared)
         expected = norm(expected) if placement is NormPlacement.POST else expected
-        assert (
-            furthest(got, halved(expected) if site_name is DropoutSite.AFTER_NORM else expected)
-            < 1e-14
-        ), (placement, site_name)
+        expected = halved(expected) if site_name is DropoutSite.AFTER_NORM else expected
+        assert furthest(got, expected) < 1e-14, where
 
 
 class Recorded(MaskedDropout):
@@ -265,11 +234,7 @@ def test_every_site_of_the_model_has_its_own_path_shape_and_rate():
     expected, lengths = [], {"encoder": 7, "decoder": 5}
     for stack, n in lengths.items():
         expected += [(f"{stack}.embedding{more}", (3, n, 12), 0.4) for more in ("", ".1")]
-        attentions = (
-            [("self_attention", n)]
-            if stack == "encoder"
-            else [("self_attention", n), ("cross_attention", 7)]
-        )
+        attentions = [("self_attention", n), ("cross_attention", 7)][: 1 + (stack == "decoder")]
         for block in range(2):
             where = f"{stack}.blocks.{block}.branches"
             for k, (name, keys) in enumerate(attentions):

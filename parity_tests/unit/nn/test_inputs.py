@@ -1,6 +1,7 @@
 """Every preset and entry point refuses invalid input in one line: no NaN, no silent wrap."""
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -135,11 +136,8 @@ def test_source_and_target_of_different_batches_are_refused(model):
     refused(lambda: model(source, target[:1]), "source has 3 rows and target 1")
     if model.config.equal_lengths:
         for s, t in ((source, target[:, :4]), (source[:, :1], target), (source, target[:, :1])):
-            with pytest.raises(
-                InputError,
-                match=rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.*"
-                r" both must be equally long",
-            ):
+            lengths = rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.*"
+            with pytest.raises(InputError, match=f"{lengths} both must be equally long"):
                 model(s, t)
     else:
         assert jax.eval_shape(lambda: model(source, target[:, :2])).shape[:2] == (ROWS, 2)
@@ -163,11 +161,8 @@ def test_invalid_shapes_are_refused_under_jit(model):
     refused(lambda: call(source.shape, over), too_long(config, "target"))
     refused(lambda: call((2, LENGTH), target.shape), "source has 2 rows and target 3")
     refused(lambda: call((0, LENGTH), (0, LENGTH)), f"source ids have shape (0, {LENGTH}): empty")
-    refused(
-        lambda: call(source.shape, target.shape, jnp.float32),
-        "source ids must be integers of shape (batch, length), not float32 of shape "
-        f"{source.shape}",
-    )
+    message = "source ids must be integers of shape (batch, length), not float32 of shape "
+    refused(lambda: call(source.shape, target.shape, jnp.float32), f"{message}{source.shape}")
     if config.equal_lengths:
         with pytest.raises(InputError, match=r"both must be equally long"):
             call((ROWS, 4), target.shape)
@@ -179,13 +174,10 @@ def test_ids_outside_the_vocabulary_give_no_nan_under_jit(name):
     source, target = good(model.config)
     logits = jax.jit(lambda s, t: model(s, t))
     assert np.isfinite(logits(edited(source, -1), edited(target, -99))).all()
-    last = (
-        edited(source, model.config.source_vocab_size - 1),
-        edited(target, model.config.target_vocab_size - 1),
-    )
-    assert (
-        np.asarray(logits(edited(source, 99), edited(target, 99))) == np.asarray(logits(*last))
-    ).all()
+    sizes = model.config.source_vocab_size, model.config.target_vocab_size
+    last = [edited(ids, size - 1) for ids, size in zip((source, target), sizes, strict=True)]
+    beyond = logits(edited(source, 99), edited(target, 99))
+    assert np.array_equal(beyond, logits(*last))
 
 
 # Embeddings
@@ -267,12 +259,9 @@ def test_a_mask_given_with_embeddings_hides_its_positions():
         valid = np.ones((ROWS, LENGTH), bool)
         valid[1, 3:] = False
         other = np.where(valid[..., None], x, 7.0)
-        before, after = (
-            np.asarray(model.encode_embeddings(embeddings, valid)) for embeddings in (x, other)
-        )
-        assert ((before[valid] == after[valid]).all()) == (
-            Mask.SOURCE_PADDING in model.config.encoder.self_mask
-        )
+        before, after = (np.asarray(model.encode_embeddings(each, valid)) for each in (x, other))
+        hidden = Mask.SOURCE_PADDING in model.config.encoder.self_mask
+        assert (before[valid] == after[valid]).all() == hidden
 
 
 # Other arguments that generation refuses
@@ -280,18 +269,14 @@ def test_a_mask_given_with_embeddings_hides_its_positions():
 
 def test_more_tokens_than_positions_are_refused_by_every_decoder(model):
     (source, _), config = good(model.config), model.config
-    decoders = (
-        generate.greedy,
-        generate.beam,
-        lambda *arguments, **options: generate.sample(*arguments, jax.random.key(0), **options),
-    )
+    sample = functools.partial(generate.sample, key=jax.random.key(0))
+    decoders = generate.greedy, generate.beam, sample
     for max_length in (0, -1, config.longest + 1):
         message = f"max_length={max_length} must be between 1 and the model's {config.longest}"
         refused(lambda n=max_length: model.init_cache(source, n), message, ConfigError)
         for decode in decoders:
-            refused(
-                lambda d=decode, n=max_length: d(model, source, max_length=n), message, ConfigError
-            )
+            call = functools.partial(decode, model, source, max_length=max_length)
+            refused(call, message, ConfigError)
     size = config.target_vocab_size
     for name, value in itertools.product(("bos_id", "eos_id"), (-1, size)):
         message = f"{name}={value} is outside the vocabulary of {size}"

@@ -75,9 +75,8 @@ def test_attention_weights_are_those_of_every_layer_and_head(model):
         for w in weights:
             assert np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12
             assert (np.asarray(w) >= 0).all()
-        flat = np.moveaxis(np.stack([np.asarray(w) for w in weights]), 2, 1).reshape(
-            layers * heads, -1
-        )
+        flat = np.moveaxis(np.stack([np.asarray(w) for w in weights]), 2, 1)
+        flat = flat.reshape(layers * heads, -1)
         assert all(furthest(flat[i], flat[j]) > 1e-3 for i in range(len(flat)) for j in range(i))
     padding = np.broadcast_to((CONFIG.source_pad_id == SOURCE)[:, None, None, :], (3, heads, 5, 7))
     future = np.triu(np.ones((5, 5), bool), 1) | (CONFIG.target_pad_id == TARGET)[:, None, None, :]
@@ -166,26 +165,20 @@ def test_every_parameter_changes_the_output_of_its_own_module(config):
 
 def test_arithmetic_is_in_the_dtype_of_the_parameters_unless_configured():
     ids = SOURCE[:, :5]
-    arrays = {
-        name: jnp.asarray(array) for name, array in random_arrays(CONFIG, dtype="bfloat16").items()
-    }
-    half = transformer.unflatten(CONFIG, arrays)
+    random = random_arrays(CONFIG, dtype="bfloat16")
+
+    def in_dtype(dtype: str, config: jt.TransformerConfig = CONFIG) -> transformer.Transformer:
+        arrays = {name: jnp.asarray(array).astype(dtype) for name, array in random.items()}
+        return transformer.unflatten(config, arrays)
+
+    half = in_dtype("bfloat16")
     logits, attention = half(ids, ids, return_attention=True)
-    assert {
-        logits.dtype,
-        half.encode(ids).dtype,
-        *(w.dtype for kind in attention for w in kind),
-    } == {jnp.bfloat16.dtype}
-    single = {name: array.astype(jnp.float32) for name, array in arrays.items()}
-    for name, dtype in (("bfloat16", jnp.bfloat16), ("float64", jnp.float64)):
-        computed = transformer.unflatten(tiny(compute_dtype=name), single)(ids, ids)
-        cast = transformer.unflatten(
-            CONFIG, {path: array.astype(dtype) for path, array in single.items()}
-        )(ids, ids)
-        assert computed.dtype == dtype and furthest(computed, cast) == 0
-    exact = transformer.unflatten(
-        CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()}
-    )(ids, ids)
+    weights = [each for kind in attention for each in kind]
+    assert {str(x.dtype) for x in (logits, half.encode(ids), *weights)} == {"bfloat16"}
+    for dtype in ("bfloat16", "float64"):
+        computed = in_dtype("float32", tiny(compute_dtype=dtype))(ids, ids)
+        assert computed.dtype == dtype and furthest(computed, in_dtype(dtype)(ids, ids)) == 0
+    exact = in_dtype("float64")(ids, ids)
     assert 1e-3 < furthest(logits, exact) < 0.3  # bfloat16 everywhere: only its rounding shows
 
 
@@ -194,9 +187,8 @@ def test_flatten_and_unflatten_are_inverse(model):
     assert "encoder.blocks.0.self_attention.query.kernel" in arrays
     assert "decoder.blocks.1.residuals.2.norm.bias" in arrays
     again = transformer.unflatten(CONFIG, arrays)
-    assert {name: id(array) for name, array in transformer.flatten(again).items()} == {
-        name: id(a) for name, a in arrays.items()
-    }
+    same = transformer.flatten(again)
+    assert same.keys() == arrays.keys() and all(same[name] is x for name, x in arrays.items())
     for kind in (nnx.Param, Frozen):
         assert transformer.flatten(again, kind).keys() == transformer.flatten(model, kind).keys()
     odd = {name.replace("output.bias", "output.offset"): array for name, array in arrays.items()}
@@ -219,11 +211,11 @@ def test_abstract_shapes_equal_a_model_s_and_are_not_shared_between_callers():
     assert shapes[0] == shapes[1] and nnx.graphdef(real) == nnx.graphdef(first)
     kernel = first.encoder.blocks[0].self_attention.query.kernel
     kernel.set_value(jax.ShapeDtypeStruct((1,), jnp.float16))
-    again = transformer.abstract(config).encoder.blocks[0].self_attention.query.kernel
-    assert again.get_value().shape == (
-        12,
-        real.encoder.blocks[0].self_attention.query.kernel.shape[1],
+    again, model = (
+        each.encoder.blocks[0].self_attention.query.kernel.get_value().shape
+        for each in (transformer.abstract(config), real)
     )
+    assert again == model == (12, model[1])
 
 
 def test_stored_positions_are_frozen(model):

@@ -1,9 +1,9 @@
 """Each configuration field has an effect: flipping it changes the same weights' result."""
 
 import dataclasses
-import functools
 import math
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -44,16 +44,18 @@ SOURCE, TARGET = batch(BASE)
 SOURCE[0, 2], TARGET[0, 2] = (BASE.source_pad_id, BASE.target_pad_id)
 
 
-@functools.cache
+@cache
 def logits(
     config: TransformerConfig, *, seed: int | None = None, source_length: int = 7
 ) -> np.ndarray:
     """Return the logits, with dropout if there is a seed."""
-    return np.asarray(
-        random_model(config)(
-            SOURCE[:, :source_length], TARGET, rngs=None if seed is None else jax.random.key(seed)
-        )
-    )
+    rngs = None if seed is None else jax.random.key(seed)
+    return np.asarray(random_model(config)(SOURCE[:, :source_length], TARGET, rngs=rngs))
+
+
+def both(old: TransformerConfig, new: TransformerConfig, **fields: Any) -> Any:
+    """Return the two configurations with these fields changed in both."""
+    return old.with_sizes(**fields), new.with_sizes(**fields)
 
 
 def changes_logits(old: TransformerConfig, new: TransformerConfig):
@@ -71,8 +73,7 @@ def changes_training_alone(old: TransformerConfig, new: TransformerConfig):
 
 def changes_masks(old: TransformerConfig, new: TransformerConfig):
     # threefry takes long to compile: two shapes, not seven
-    few = dict(attention_dropout=0.0, activation_dropout=0.0)
-    changes_training_alone(replace(old, **few), replace(new, **few))
+    changes_training_alone(*both(old, new, attention_dropout=0.0, activation_dropout=0.0))
 
 
 def changes_weights(old: TransformerConfig, new: TransformerConfig):
@@ -86,7 +87,7 @@ def changes_norms(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_padding_alone(old: TransformerConfig, new: TransformerConfig):
-    filled = replace(old, mask_fill=-1e4), replace(new, mask_fill=-1e4)
+    filled = both(old, new, mask_fill=-1e4)
     first, second = (np.asarray(random_model(config)(SOURCE, TARGET)) for config in filled)
     padding = old.target_pad_id == TARGET
     assert (first[~padding] == second[~padding]).all()
@@ -99,11 +100,9 @@ def changes_padding_alone(old: TransformerConfig, new: TransformerConfig):
 
 
 def masks_queries(old: TransformerConfig, new: TransformerConfig):
-    masked = any(
-        Mask.QUERY_PADDING in (*stack.self_mask, *stack.cross_mask)
-        for stack in (new.encoder, new.decoder)
-    )
-    (changes_padding_alone if masked else changes_logits)(old, new)
+    stacks = new.encoder, new.decoder
+    masks = {mask for each in stacks for mask in (*each.self_mask, *each.cross_mask)}
+    (changes_padding_alone if Mask.QUERY_PADDING in masks else changes_logits)(old, new)
 
 
 def changes_weights_and_logits(old: TransformerConfig, new: TransformerConfig):
@@ -119,56 +118,52 @@ def changed_new_arrays(old: TransformerConfig, new: TransformerConfig) -> set[st
 
 def changes_logits_with_embedding_norms(old: TransformerConfig, new: TransformerConfig):
     norms = {"encoder.embedding_norm": True, "decoder.embedding_norm": True}
-    changes_logits(old.with_sizes(**norms), new.with_sizes(**norms))
+    changes_logits(*both(old, new, **norms))
 
 
 def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
     assert changed_new_arrays(old, new)
 
 
-def changes_new_arrays_of_one_stack(old: TransformerConfig, new: TransformerConfig):
+def changed_stack(old: TransformerConfig, new: TransformerConfig) -> str:
     (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
+    return name
+
+
+def changes_new_arrays_of_one_stack(old: TransformerConfig, new: TransformerConfig):
+    name = changed_stack(old, new)
     side = {"encoder": "source_embedding", "decoder": "target_embedding"}[name]
     # torch_transformer's differ in the stack
     assert {array.split(".")[0] for array in changed_new_arrays(old, new)} in ({name}, {name, side})
 
 
 def changes_positions_computed_or_stored(old: TransformerConfig, new: TransformerConfig):
-    (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
+    name = changed_stack(old, new)
     assert changed_new_arrays(old, new) == {f"{name}.positions.table"}
-    changes_logits(
-        *(config.with_sizes(**{f"{name}.positions": "sinusoidal"}) for config in (old, new))
-    )
+    changes_logits(*both(old, new, **{f"{name}.positions": "sinusoidal"}))
 
 
 def changes_computed_positions(old: TransformerConfig, new: TransformerConfig):
-    changes_logits(
-        *(config.with_sizes(**dict.fromkeys(POSITIONS, "sinusoidal")) for config in (old, new))
-    )
+    changes_logits(*both(old, new, **dict.fromkeys(POSITIONS, "sinusoidal")))
 
 
 def changes_relative_positions(old: TransformerConfig, new: TransformerConfig):
     """Few buckets, so that a row of seven, or five, reaches buckets of several distances."""
-    relative = dict.fromkeys(POSITIONS, "relative")
-    sizes = {"encoder": 8, "decoder": 4}
-    few = {
-        f"{name}.relative_buckets": count
-        for name, count in sizes.items()
-        if getattr(new, name).relative_buckets == 32
-    }
-    changes_logits(old.with_sizes(**relative, **few), new.with_sizes(**relative, **few))
+    few = dict.fromkeys(POSITIONS, "relative")
+    for name, count in {"encoder": 8, "decoder": 4}.items():
+        if getattr(new, name).relative_buckets == 32:
+            few[f"{name}.relative_buckets"] = count
+    changes_logits(*both(old, new, **few))
 
 
 def changes_local_attention(old: TransformerConfig, new: TransformerConfig):
     """With transient-global attention of few tokens, except for the field that is flipped."""
-    few = {"attention_span": "transient_global", "local_radius": 2, "global_block_size": 2}
-    few = {
-        f"encoder.{name}": value
-        for name, value in few.items()
-        if getattr(new.encoder, name) == getattr(old.encoder, name)
-    }
-    relative = {"encoder.positions": "relative", "encoder.relative_buckets": 8}
-    changes_logits(*(config.with_sizes(**relative, **few) for config in (old, new)))
+    few: dict[str, Any] = {"encoder.positions": "relative", "encoder.relative_buckets": 8}
+    usual = {"attention_span": "transient_global", "local_radius": 2, "global_block_size": 2}
+    for name, value in usual.items():
+        if getattr(new.encoder, name) == getattr(old.encoder, name):
+            few[f"encoder.{name}"] = value
+    changes_logits(*both(old, new, **few))
 
 
 def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerConfig):
@@ -177,12 +172,10 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
 
     def gradient(config: TransformerConfig) -> np.ndarray:
         table = Embedding(config, config.target_vocab_size, config.target_pad_id, rngs=nnx.Rngs(0))
-        weights = jnp.ones((1, 3, config.d_model), jnp.float32)
         definition, params = nnx.split(table)
-        summed = jax.grad(
-            lambda p: (nnx.merge(definition, p)(ids, ids != config.target_pad_id) * weights).sum()
-        )(params)
-        return np.asarray(summed.embedding[...])
+        valid = ids != config.target_pad_id
+        total = jax.grad(lambda p: nnx.merge(definition, p)(ids, valid).sum())(params)
+        return np.asarray(total.embedding[...])
 
     first, second = gradient(old), gradient(new)
     assert furthest(logits(old), logits(new)) == 0
@@ -270,15 +263,12 @@ def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
 
 def changes_decoding(old: TransformerConfig, new: TransformerConfig):
     """Trace the program without compiling it; test_generate tests its handling of ids."""
-    programs = [
-        str(
-            jax.make_jaxpr(
-                lambda c=config: jt.generate.greedy(random_model(c), SOURCE, max_length=4)
-            )()
-        )
-        for config in (old, old, new)
-    ]
-    assert programs[0] == programs[1] != programs[2]
+
+    def decoding(config: TransformerConfig) -> str:
+        call = partial(jt.generate.greedy, random_model(config), SOURCE, max_length=4)
+        return str(jax.make_jaxpr(call)())
+
+    assert decoding(old) == decoding(old) != decoding(new)
 
 
 def changes_dtype(old: TransformerConfig, new: TransformerConfig):
@@ -327,18 +317,20 @@ def stack(name: str, *several: dict) -> list[dict]:
 
 def branches(name: str, **changes) -> list[dict]:
     """Return configurations with fields of one branch of a stack changed, for each branch."""
-    branches = getattr(BASE, name).branches
-    return [
-        {
-            name: replace(
-                getattr(BASE, name),
-                branches=(*branches[:k], replace(b, **changes), *branches[k + 1 :]),
-            )
-        }
-        for k, b in enumerate(branches)
+    stack = getattr(BASE, name)
+    several = [
+        (*stack.branches[:k], replace(branch, **changes), *stack.branches[k + 1 :])
+        for k, branch in enumerate(stack.branches)
     ]
+    return [{name: replace(stack, branches=each)} for each in several]
 
 
+SPANS = (
+    dict(attention_span=AttentionSpan.LOCAL),
+    dict(attention_span=AttentionSpan.TRANSIENT_GLOBAL, positions=Positions.RELATIVE),
+)
+FIELDS = "activation head_merge mixing position_index positions positions_at".split()
+NEW_ORDER = (Part.CROSS, Part.FFN, Part.SELF)
 # Each field with the effect of a flip, and the flips.
 FLIPS = {
     "source_vocab_size": (changes_what_is_refused, [dict(source_vocab_size=9)]),
@@ -393,14 +385,7 @@ FLIPS = {
     "target_pad_id": (changes_logits, [dict(target_pad_id=5)]),
     "bos_id": (changes_decoding, [dict(bos_id=4)]),
     "eos_id": (changes_decoding, [dict(eos_id=4)]),
-    "encoder.attention_span": (
-        changes_local_attention,
-        stack(
-            "encoder",
-            dict(attention_span=AttentionSpan.LOCAL),
-            dict(attention_span=AttentionSpan.TRANSIENT_GLOBAL, positions=Positions.RELATIVE),
-        ),
-    ),
+    "encoder.attention_span": (changes_local_attention, stack("encoder", *SPANS)),
     "encoder.local_radius": (changes_local_attention, stack("encoder", dict(local_radius=1))),
     "encoder.global_block_size": (
         changes_local_attention,
@@ -413,12 +398,7 @@ FLIPS = {
             changes_logits: {
                 "branches": [dict(branches=getattr(BASE, name).branches[::-1])],
                 "num_heads": [dict(num_heads=4)],
-                **{
-                    field: others(field, BASE.encoder)
-                    for field in (
-                        "activation head_merge mixing position_index positions positions_at"
-                    ).split()
-                },
+                **{field: others(field, BASE.encoder) for field in FIELDS},
             },
             changes_logits_with_embedding_norms: {
                 "embedding_norm_of": others("embedding_norm_of", BASE.encoder)
@@ -467,10 +447,7 @@ FLIPS = {
         )
     },
     "encoder.branches.parts": (changes_logits, branches("encoder", parts=(Part.SELF, Part.FFN))),
-    "decoder.branches.parts": (
-        changes_logits,
-        branches("decoder", parts=(Part.CROSS, Part.FFN, Part.SELF)),
-    ),
+    "decoder.branches.parts": (changes_logits, branches("decoder", parts=NEW_ORDER)),
     "decoder.branches.residual": (
         changes_logits_where_both_sides_are_as_long,
         branches("decoder", residual=Residual.MEMORY),
@@ -496,16 +473,13 @@ EXEMPT = {
 
 
 def test_every_field_is_flipped_or_exempt_for_a_reason():
-    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    fields |= {
-        f"{name}.{field.name}"
-        for name in ("encoder", "decoder")
-        for field in dataclasses.fields(StackConfig)
-    }
-    fields |= {
-        f"{name}.branches.{field.name}"
-        for name in ("encoder", "decoder")
-        for field in dataclasses.fields(Branch)
+    owners: dict[str, Any] = {"": TransformerConfig}
+    for name in ("encoder", "decoder"):
+        owners |= {f"{name}.": StackConfig, f"{name}.branches.": Branch}
+    fields = {
+        f"{prefix}{field.name}"
+        for prefix, kind in owners.items()
+        for field in dataclasses.fields(kind)
     }
     assert fields == FLIPS.keys() | EXEMPT.keys() and not FLIPS.keys() & EXEMPT.keys()
     assert all(flips for _, flips in FLIPS.values())
@@ -535,15 +509,11 @@ def test_a_stack_s_own_value_overrides_the_model_s(name):
 
 def test_attention_can_have_its_own_bias_setting():
     for rest in (False, True):
-        biases = {
-            name
-            for name in shapes(replace(BASE, bias=rest, attention_bias=not rest))
-            if name.endswith("bias")
-        } - {"output.bias"}
+        names = shapes(replace(BASE, bias=rest, attention_bias=not rest))
+        biases = {name for name in names if name.endswith("bias")} - {"output.bias"}
         assert biases and all(("_attention." in name) is not rest for name in biases)
-        assert shapes(replace(BASE, bias=rest)) == shapes(
-            replace(BASE, bias=rest, attention_bias=rest)
-        )
+        same = replace(BASE, bias=rest, attention_bias=rest)
+        assert shapes(replace(BASE, bias=rest)) == shapes(same)
 
 
 @pytest.mark.parametrize("fill", [*MaskFill, -1e4])

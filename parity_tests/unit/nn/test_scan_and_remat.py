@@ -22,6 +22,8 @@ from parity_tests.unit.nn.test_dropout import Halved
 
 KEY = jax.random.key(5)
 RATES = dict(dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, embedding_dropout=0.1)
+WINDOWS = {"encoder.local_radius": 1, "encoder.global_block_size": 2}
+POSITIONS = ("encoder.positions", "decoder.positions")
 MODELS = {
     "post-norm": dict(name="lesson10"),
     "pre-norm, tied": dict(name="vaswani2017_base", norm_placement="pre"),
@@ -29,16 +31,8 @@ MODELS = {
     "part2_encoder: positions in the feed-forward": dict(name="part2_encoder"),
     "blog2023: the memory as residual, summed weights": dict(name="blog2023"),
     "T5: one table of relative positions a stack": dict(name="t5"),
-    "LongT5: windows and sums": {
-        "name": "longt5",
-        "encoder.local_radius": 1,
-        "encoder.global_block_size": 2,
-    },
-    "UMT5: one table a block": {
-        "name": "t5",
-        "encoder.positions": "relative_per_block",
-        "decoder.positions": "relative_per_block",
-    },
+    "LongT5: windows and sums": {"name": "longt5"} | WINDOWS,
+    "UMT5: one table a block": {"name": "t5"} | dict.fromkeys(POSITIONS, "relative_per_block"),
 }
 SCAN = dict(scan_layers=True)
 WAYS = {"scan": SCAN, "remat": dict(remat="full"), "both": SCAN | dict(remat="full")}

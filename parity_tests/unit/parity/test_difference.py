@@ -58,14 +58,8 @@ def test_a_pattern_without_a_match_is_refused_with_the_nearest_name(patterns, me
 def measured(error: float, floor: float = 1e-16, **changes) -> Measurement:
     ours, theirs = np.array([1.0 + error, changes.pop("nan", 0.0)]), np.array([1.0, 0.0])
     wide = difference(np.array([1.0 + error, 0.0]), theirs)
-    return Measurement(
-        wide,
-        differences.times_floor(wide, floor),
-        difference(ours, theirs, "float32"),
-        1.0,
-        0.0,
-        0.0,
-    )
+    narrow = difference(ours, theirs, "float32")
+    return Measurement(wide, differences.times_floor(wide, floor), narrow, 1.0, 0.0, 0.0)
 
 
 GOOD, BAD = measured(2e-16), measured(1e-3)
@@ -80,9 +74,8 @@ def entry(name: str, into=GOOD, out=GOOD, **more) -> Entry:
 
 
 def test_the_first_module_whose_input_agrees_and_output_does_not():
-    compared = report(
-        entry("a"), entry("b", GOOD, BAD), entry("c", BAD, BAD), entry("d", GOOD, BAD)
-    )
+    parts = entry("a"), entry("b", GOOD, BAD), entry("c", BAD, BAD), entry("d", GOOD, BAD)
+    compared = report(*parts)
     assert compared.first_fault is compared.entries[1] and not compared.agrees
     assert compared.summary().startswith(
         "flax.b | torch.b: its input agrees and its output differs, by 0.001 in float64,"
@@ -94,9 +87,8 @@ def test_the_first_module_whose_input_agrees_and_output_does_not():
 
 def test_a_part_is_not_named_if_the_input_of_its_parent_differs():
     """Cross-attention's queries agree and its memory, which came through the block, does not."""
-    compared = report(
-        entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD)
-    )
+    parts = entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD)
+    compared = report(*parts)
     assert compared.first_fault is None and "pair more modules" in compared.summary()
 
 
@@ -112,11 +104,8 @@ def test_a_part_is_named_if_the_parents_take_different_inputs_by_nature():
 
 
 def test_a_part_with_unknown_inputs_is_not_named_after_a_difference():
-    parts = [
-        entry("block.norm", BAD, BAD),
-        entry("block.cross", None, BAD),
-        entry("block", GOOD, BAD),
-    ]
+    parts = [entry("block.norm", BAD, BAD), entry("block.cross", None, BAD)]
+    parts.append(entry("block", GOOD, BAD))
     assert report(*parts).first_fault is parts[2] and report(*parts[1:]).first_fault is parts[1]
 
 
@@ -132,8 +121,7 @@ def test_backward_the_last_module_that_differs_is_named():
         for name, g, i in (("a", BAD, BAD), ("b", GOOD, BAD), ("c", GOOD, GOOD))
     ]
     compared = report(*parts, result=GOOD)
-    assert compared.first_gradient_fault is parts[1]
-    assert compared.first_fault is None
+    assert compared.first_gradient_fault is parts[1] and compared.first_fault is None
     assert not compared.agrees
     assert (
         "flax.b | torch.b: outputs agree, and so does the gradient of its output;"
@@ -147,14 +135,13 @@ def test_a_nan_on_one_side_in_the_narrow_dtype_is_a_difference():
 
 def recorded(*calls: tuple[str, np.ndarray]) -> dict[str, Recording]:
     """Return the recordings, by dtype, of modules with these outputs."""
-    return {
-        dtype: Recording(
-            [call for call, _ in calls],
-            {f"{call}/output": array.astype(dtype) for call, array in calls},
-            result=np.zeros(1),
-        )
-        for dtype in ("float64", "float32")
-    }
+    names = [call for call, _ in calls]
+
+    def of(dtype: str) -> Recording:
+        arrays = {f"{call}/output": array.astype(dtype) for call, array in calls}
+        return Recording(names, arrays, result=np.zeros(1))
+
+    return {dtype: of(dtype) for dtype in ("float64", "float32")}
 
 
 def test_calls_of_one_module_correspond_by_shape_and_numbers():
@@ -171,10 +158,8 @@ def test_calls_of_one_module_correspond_by_shape_and_numbers():
 
 
 def test_the_table_fits_100_columns_and_marks_the_first():
-    compared = report(
-        entry("a" * 90, GOOD, BAD),
-        entry("b", note="outputs (3, 4) and (4, 5) are not compared " * 3),
-    )
+    note = "outputs (3, 4) and (4, 5) are not compared " * 3
+    compared = report(entry("a" * 90, GOOD, BAD), entry("b", note=note))
     *rows, summary = compared.lines()
     assert max(map(len, rows)) <= 100 and summary == compared.summary()
     assert " ".join(row[40:].strip() for row in rows[3:-1]).count("are not compared") == 3

@@ -26,49 +26,29 @@ class FakeRecorder:
 
     def __call__(self, dtype, seed, batch):
         out = (2 * batch[0] + self.wrong).astype(dtype)
-        return Recording(
-            ["layer#0"],
-            {"layer#0/input": batch[0].astype(dtype), "layer#0/output": out},
-            {"layer.weight": out[0]},
-            out,
-        )
+        arrays = {"layer#0/input": batch[0].astype(dtype), "layer#0/output": out}
+        return Recording(["layer#0"], arrays, {"layer.weight": out[0]}, out)
 
 
 @pytest.fixture
 def path(tmp_path):
-    golden.create(
-        tmp_path / "golden.safetensors",
-        FakeRecorder(),
-        BATCH,
-        source={"factory": "a:b"},
-        seed=3,
-        state={"layer.weight": np.ones(2)},
-    )
-    return tmp_path / "golden.safetensors"
+    path, state = tmp_path / "golden.safetensors", {"layer.weight": np.ones(2)}
+    golden.create(path, FakeRecorder(), BATCH, source={"factory": "a:b"}, seed=3, state=state)
+    return path
 
 
 def test_a_golden_returns_the_recorded_arrays(path):
     loaded = golden.load(path)
-    assert golden.is_golden(path) and (loaded.seed, loaded.source, loaded.versions) == (
-        3,
-        {"factory": "a:b"},
-        FakeRecorder.versions,
-    )
-    assert (
-        loaded("float64", 3, BATCH).order == ["layer#0"]
-        and loaded("float32", None, BATCH).result.dtype == np.float32
-    )
-    np.testing.assert_array_equal(
-        loaded("float64", 3, BATCH).arrays["layer#0/output"], [[2.0, 4.0]]
-    )
+    assert golden.is_golden(path) and (loaded.seed, loaded.source) == (3, {"factory": "a:b"})
+    assert loaded.versions == FakeRecorder.versions
+    recording = loaded("float64", 3, BATCH)
+    assert recording.order == ["layer#0"]
+    np.testing.assert_array_equal(recording.arrays["layer#0/output"], [[2.0, 4.0]])
+    assert loaded("float32", None, BATCH).result.dtype == np.float32
     np.testing.assert_array_equal(loaded.state["layer.weight"], [1.0, 1.0])
     description = json.loads(safetensors.metadata(path)["golden"])
-    assert description["versions"] == FakeRecorder.versions and set(description["sha256"]) == {
-        "batch",
-        "state",
-        "float64",
-        "float32",
-    }
+    assert description["versions"] == FakeRecorder.versions
+    assert description["sha256"].keys() == {"batch", "state", "float64", "float32"}
 
 
 def test_other_dtypes_seeds_and_batches_are_refused(path):
@@ -89,9 +69,8 @@ def test_recheck_counts_exact_rounded_and_wrong_arrays(path):
     assert golden.recheck(loaded, FakeRecorder(1e-16)).wrong == ()
     assert golden.recheck(loaded, FakeRecorder(4e-16)).rounded == 3
     wrong = golden.recheck(loaded, FakeRecorder(1e-3))
-    assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith(
-        "float64 arrays/layer#0/output: differs by 0.001 at (0, "
-    )
+    first = "float64 arrays/layer#0/output: differs by 0.001 at (0, "
+    assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith(first)
 
 
 def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
@@ -106,10 +85,7 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
     [
         (["golden", "mkae", "x.safetensors"], "must be make or check (did you mean 'make'?)"),
         (["golden", "make", "x.safetensors"], "golden make FILE MODEL, or golden check FILE"),
-        (
-            ["golden", "check", "x.safetensors", "model"],
-            "golden make FILE MODEL, or golden check FILE",
-        ),
+        (["golden", "check", "x", "model"], "golden make FILE MODEL, or golden check FILE"),
         (["golden", "make", "x.safetensors", "a:b"], "--batch: give a .safetensors file"),
         (
             ["parity", "run", "twin", "--lengths", "1,x"],
@@ -136,14 +112,10 @@ def python(tmp_path, text: str) -> str:
 
 
 def test_the_error_is_the_last_line_of_the_other_python(tmp_path):
+    text = "echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'a'\" >&2; exit 1"
+    process = golden.OtherProcess("a:b", python(tmp_path, text))
     with pytest.raises(ConfigError, match=r"a:b: ModuleNotFoundError: No module named 'a'$"):
-        golden.OtherProcess(
-            "a:b",
-            python(
-                tmp_path,
-                "echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'a'\" >&2; exit 1",
-            ),
-        )("float64", 0, BATCH)
+        process("float64", 0, BATCH)
 
 
 def test_a_missing_python_and_a_factory_without_a_callable_are_refused():

@@ -102,19 +102,15 @@ def test_the_verdict_on_every_combination_of_arrays(into, out, above, below, wei
 def test_calls_have_numbers_and_parts_of_their_own():
     """The second call of a module has the parts of that call in it, and no other ones."""
     calls = [
-        dataclasses.replace(entry(name, into, out), call=call)
-        for call, name, into, out in (
-            (0, "b.part", GOOD, GOOD),
-            (0, "b", GOOD, GOOD),
-            (1, "b.part", BAD, BAD),
-            (1, "b", GOOD, BAD),
+        dataclasses.replace(entry(name, *measurements), call=call)
+        for call, name, *measurements in (
+            *((0, "b.part", GOOD, GOOD), (0, "b", GOOD, GOOD)),
+            *((1, "b.part", BAD, BAD), (1, "b", GOOD, BAD)),
         )
     ]
     compared = report(*calls)
-    assert [each.title for each in calls][1:3] == [
-        "flax.b | torch.b",
-        "flax.b.part | torch.b.part (call 2)",
-    ]
+    titles = ["flax.b | torch.b", "flax.b.part | torch.b.part (call 2)"]
+    assert [each.title for each in calls][1:3] == titles
     inside = [[part.is_inside(outer) for part in calls] for outer in calls]
     assert inside[1] == [True, False, False, False] and inside[3] == [False, False, True, False]
     assert compared.first_fault is calls[3]
@@ -163,11 +159,7 @@ def test_a_batch_is_arrays_of_numbers():
     one = np.ones(2)
     for batch, count in ((one, 1), ([one, np.int32(3)], 2), ((one, [1, 2], 3.5), 3), ([], 0)):
         assert [type(array) for array in comparison.arguments(batch)] == [np.ndarray] * count
-    for wrong, message in (
-        ([one, None], "argument 1 "),
-        ([[{}]], "argument 0 "),
-        ({}, "dict"),
-    ):
+    for wrong, message in (([one, None], "argument 1 "), ([[{}]], "argument 0 "), ({}, "dict")):
         with pytest.raises(ConfigError, match=message):
             comparison.arguments(wrong)
 
@@ -176,9 +168,7 @@ def test_each_model_has_its_own_rounding_error():
     wide = np.array([1.0, 2.0])
     sides = (wide + 1e-6).astype(np.float32), (wide + 3e-6).astype(np.float32)
     ours, theirs = ({"float64": wide, "float32": side} for side in sides)
-    runs = {
-        dtype: (Recording(result=ours[dtype]), Recording(result=theirs[dtype])) for dtype in ours
-    }
+    runs = {name: (Recording(result=ours[name]), Recording(result=theirs[name])) for name in ours}
     measured = PairedRuns(runs, "float32", ()).result()
     assert (measured.error_ours, measured.error_theirs) == pytest.approx((1e-6, 3e-6), rel=0.1)
     assert measured.to_data()["run"]["errors"] == [measured.error_ours, measured.error_theirs]
@@ -186,16 +176,12 @@ def test_each_model_has_its_own_rounding_error():
 
 def runs_of(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> PairedRuns:
     """Return the recordings of one call of a module with these inputs and outputs."""
-    sides = [
-        {
-            dtype: Recording(
-                ["m#0"], {f"m#0/{k}": x.astype(dtype) for k, x in side.items()}, {}, np.zeros(1)
-            )
-            for dtype in golden.DTYPES
-        }
-        for side in (ours, theirs)
-    ]
-    both = {dtype: (sides[0][dtype], sides[1][dtype]) for dtype in golden.DTYPES}
+
+    def recorded(side: dict[str, np.ndarray], dtype: str) -> Recording:
+        arrays = {f"m#0/{name}": x.astype(dtype) for name, x in side.items()}
+        return Recording(["m#0"], arrays, {}, np.zeros(1))
+
+    both = {dtype: (recorded(ours, dtype), recorded(theirs, dtype)) for dtype in golden.DTYPES}
     return PairedRuns(both, "float32", ())
 
 
@@ -260,13 +246,10 @@ def test_a_parameter_is_measured_in_the_layout_in_which_it_is_nearest(order):
         kernel = of.parameters["kernel"]
         return [(kernel, kernel[::-1], kernel.T)[i] for i in order]
 
-    both = {
-        dtype: (
-            Recording(parameters={"kernel": x.astype(dtype)}),
-            Recording(parameters={"weight": x.T.astype(dtype)}),
-        )
-        for dtype in golden.DTYPES
-    }
+    both = {}
+    for dtype in golden.DTYPES:
+        ours, theirs = {"kernel": x.astype(dtype)}, {"weight": x.T.astype(dtype)}
+        both[dtype] = Recording(parameters=ours), Recording(parameters=theirs)
     runs = PairedRuns(both, "float32", ())
     measured = runs._parameters({"kernel": (layouts, "weight"), "bias": (layouts, "none")})
     assert [*measured] == ["kernel"] and measured["kernel"].wide.max_abs == 0
@@ -319,9 +302,9 @@ def test_the_same_bytes_of_another_shape_are_not_the_same_array(path):
         recording = FakeRecorder()(*arguments)
         return dataclasses.replace(recording, result=recording.result.T)
 
-    assert golden.recheck(golden.load(path), column).wrong == tuple(
-        f"{dtype} result: shape (1, 2) in the golden, (2, 1) now" for dtype in golden.DTYPES
-    )
+    wrong = golden.recheck(golden.load(path), column).wrong
+    shapes = "shape (1, 2) in the golden, (2, 1) now"
+    assert wrong == tuple(f"{dtype} result: {shapes}" for dtype in golden.DTYPES)
 
 
 def test_a_golden_of_a_batch_with_nan_takes_that_batch(tmp_path):
@@ -475,10 +458,7 @@ def test_an_array_that_one_side_lacks_is_a_difference(path):
     assert wrong == tuple(
         f"{dtype} parameters/{name} {side}"
         for dtype in golden.DTYPES
-        for name, side in (
-            ("layer.weight:", "only in the golden"),
-            ("other:", "not in the golden"),
-        )
+        for name, side in (("layer.weight:", "only in the golden"), ("other:", "not in the golden"))
     )
 
 
