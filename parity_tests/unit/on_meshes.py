@@ -38,16 +38,8 @@ from jax_transformer.training.options import TrainOptions, read_options
 from parity_tests.unit import helpers
 from parity_tests.unit.training.test_step import batch_of
 
-SIZES: dict[str, Any] = dict(
-    source_vocab_size=24,
-    target_vocab_size=24,
-    d_model=32,
-    num_heads=4,
-    d_ff=64,
-    num_layers=1,
-    dropout=0.2,
-    attention_dropout=0.1,
-)
+SIZES: dict[str, Any] = dict(source_vocab_size=24, target_vocab_size=24, d_model=32, d_ff=64)
+SIZES |= dict(num_heads=4, num_layers=1, dropout=0.2, attention_dropout=0.1)
 Mesh = tuple[int, int, int]
 """Devices on the axes data, fsdp and tensor."""
 ONE: Mesh = (1, 1, 1)
@@ -120,11 +112,8 @@ def beginning(preset: str, mesh: Mesh) -> tuple[str, dict[str, tuple]]:
     """The digest of a new run's state, and the axes that divide each array of it, and its shape."""
     config = helpers.tiny(preset, **SIZES)
     state = run.start(OPTIONS, corpus_of(config), devices_of(mesh), None)
-    laid = {
-        name: (tuple(leaf.sharding.spec), leaf.shape)
-        for name, leaf in leaves_by_path(state).items()
-    }
-    return digest(state), laid
+    leaves = leaves_by_path(state).items()
+    return digest(state), {name: (tuple(x.sharding.spec), x.shape) for name, x in leaves}
 
 
 def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:
@@ -162,12 +151,8 @@ def saved(folder: str, mesh: Mesh, began: int) -> dict[str, Any]:
     train = step.make_step(config, optimizer.make(OPTIONS.optimizer, OPTIONS.steps), 0.1, 0.9)
 
     def opened(number: int) -> step.TrainState:
-        return run.start(
-            OPTIONS,
-            corpus_of(config),
-            devices,
-            checkpoint.open(Path(folder), number) if number else None,
-        )
+        saved = checkpoint.open(Path(folder), number) if number else None
+        return run.start(OPTIONS, corpus_of(config), devices, saved)
 
     state = opened(began)
     begins = digest(state)

@@ -4,7 +4,6 @@ import itertools
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,25 +23,20 @@ from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.storage import checkpoint
 from parity_tests.unit import helpers, runs
 
-# Options
-
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(num_processes=2), "distributed.coordinator_address, distributed.process_id: missing"),
-        (
-            dict(coordinator_address="a:1", num_processes=2, process_id=2),
-            "must be at least 0 and b",
-        ),
-        (dict(coordinator_address="a", num_processes=2, process_id=0), "give HOST:PORT"),
-        (dict(coordinator_address="a:1", num_processes=0, process_id=0), "must be at least 1"),
-        (dict(heartbeat_timeout=0), "heartbeat_timeout=0 must be at least 1"),
+        ((None, 2), "distributed.coordinator_address, distributed.process_id: missing"),
+        (("a:1", 2, 2), "must be at least 0 and b"),
+        (("a", 2, 0), "give HOST:PORT"),
+        (("a:1", 0, 0), "must be at least 1"),
+        (("a:1", 2, 0, None, 0), "heartbeat_timeout=0 must be at least 1"),
     ],
 )
 def test_options_that_describe_no_run_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        DistributedOptions(**options)
+        DistributedOptions(*options)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +171,9 @@ def test_processes_meet_as_the_options_say(monkeypatch):
     with distributed.joined(options):
         assert jax.config.jax_enable_preemption_service is False, "SIGTERM stays ours"
     jax.config.update("jax_enable_preemption_service", before)
-    assert asked == {
-        **dict(coordinator_address="host:1", num_processes=4, process_id=3),
-        **dict(heartbeat_timeout_seconds=7, shutdown_timeout_seconds=20),
-    }
+    expected = dict(coordinator_address="host:1", num_processes=4, process_id=3)
+    expected |= dict(heartbeat_timeout_seconds=7, shutdown_timeout_seconds=20)
+    assert asked == expected
 
 
 # The parent of a process
@@ -253,31 +246,18 @@ def test_the_parent_passes_signals_on_and_its_death_ends_the_child():
         assert time.monotonic() - began < 30
 
 
-# Two processes
-
-
 class Pair:
     """Two processes with two devices each, which train in one folder."""
 
     def __init__(self, run: Path, arguments: list[str]):
         self.run = run
-        distributed = {
-            "coordinator-address": f"127.0.0.1:{runs.free_port()}",
-            "num-processes": 2,
-            "heartbeat-timeout": 8,
-        }
-        flags = [f"--distributed.{name}={value}" for name, value in distributed.items()]
+        flags = [f"coordinator-address=127.0.0.1:{runs.free_port()}", "num-processes=2"]
+        command = ["--run", run, *arguments]
+        command += [f"--distributed.{flag}" for flag in (*flags, "heartbeat-timeout=8")]
+        env = runs.environment() | {"JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": "0"}
+        train = (str(runs.ROOT / "train.py"),)
         self.processes = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, runs.ROOT / "train.py", "--run", run, *arguments),
-                    *(*flags, f"--distributed.process-id={i}"),
-                ],
-                env=runs.environment() | {"JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": "0"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            runs.start(*command, f"--distributed.process-id={i}", program=train, env=env)
             for i in range(2)
         ]
 
@@ -390,15 +370,10 @@ def results_of(count: int, cases: list[tuple], folder: Path) -> list[dict[tuple,
     variables = {"JAX_NUM_CPU_DEVICES": str(4 // count), "JAX_ENABLE_X64": "1"}
     for i in range(count):
         with open(folder / "cases") as stdin, open(folder / f"errors-{i}", "w") as stderr:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", JOIN, folder / f"{i}", address, str(count), str(i)],
-                    env=runs.environment() | variables,
-                    stdin=stdin,
-                    stdout=subprocess.DEVNULL,
-                    stderr=stderr,
-                )
-            )
+            program = ("-c", JOIN, str(folder / f"{i}"), address, str(count), str(i))
+            options = dict(stdin=stdin, stdout=subprocess.DEVNULL, stderr=stderr)
+            env = runs.environment() | variables
+            started.append(runs.start(program=program, env=env, **options))
     codes = [process.wait(timeout=900) for process in started]
     errors = [(folder / f"errors-{i}").read_text() for i in range(count)]
     assert codes == [0] * count, "\n".join(errors)

@@ -40,13 +40,15 @@ def test_expectations_differ_between_models():
         assert not MODELS[one]["tensors"].items() & MODELS[other]["tensors"].items()
 
 
-# Read
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_of_v0_1_are_read_bit_for_bit(name: str):
     recorded = MODELS[name]
     assert v0_1.tensors(recorded["folder"], recorded["weights"]) == recorded["tensors"]
+
+
+def assert_computes(model: jt.Transformer, recorded: dict) -> None:
+    numbers = v0_1.numbers(model, recorded["source"], recorded["target"])
+    v0_1.assert_near(numbers, recorded["numbers"])
 
 
 # The weights of every one are read bit for bit
@@ -54,9 +56,7 @@ def test_weights_of_v0_1_are_read_bit_for_bit(name: str):
 def test_model_of_v0_1_computes_the_same(name: str):
     recorded = MODELS[name]
     model, tokenizer = jt.load(v0_1.HERE / recorded["folder"], recorded["weights"])
-    v0_1.assert_near(
-        v0_1.numbers(model, recorded["source"], recorded["target"]), recorded["numbers"]
-    )
+    assert_computes(model, recorded)
     assert (tokenizer is not None) == bool(recorded["lines"])
 
 
@@ -66,9 +66,6 @@ def test_run_and_folder_of_v0_1_translate_as_they_did(name: str):
     lines = v0_1.HERE / "text" / recorded["lines"]
     actual = v0_1.translations(recorded["folder"], recorded["weights"], lines)
     assert actual == recorded["translations"]
-
-
-# Resume
 
 
 def trained(name: str, *arguments: str, after: int) -> None:
@@ -112,9 +109,6 @@ def test_a_new_run_starts_from_a_run_of_v0_1(tmp_path, monkeypatch):
     assert Path("from_run/tokenizer.json").read_bytes() == Path("run/tokenizer.json").read_bytes()
 
 
-# Convert
-
-
 def converted(tmp_path: Path, source: str | Path, *options: str | Path) -> dict[str, str]:
     """Convert ``source`` to a .safetensors file and return the hashes of its tensors."""
     target = tmp_path / "made.safetensors"
@@ -150,10 +144,7 @@ def test_export_of_v0_1_converts_to_its_run(described_by: str, suffix: str, tmp_
     v0_1.command("convert", source, run, "--no-check", *described)
     recorded = MODELS["deep_dive_run"]
     assert v0_1.tensors(run) == recorded["tensors"]
-    model, _ = jt.load(run)
-    v0_1.assert_near(
-        v0_1.numbers(model, recorded["source"], recorded["target"]), recorded["numbers"]
-    )
+    assert_computes(jt.load(run)[0], recorded)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

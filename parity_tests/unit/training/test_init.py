@@ -48,10 +48,13 @@ def options(init: Path, **more) -> TrainOptions:
     return TrainOptions(init=str(init), **more)
 
 
+def source_of(init: Path, folder: Path, **more) -> init_source.InitSource:
+    """Return the model and tokenizer that the run in a folder begins with."""
+    return init_source.find(options(init, **more), RunFolder(folder))
+
+
 def test_init_copies_weights_configuration_and_tokenizer(trained, tmp_path):
-    source = init_source.find(
-        options(trained.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
-    )
+    source = source_of(trained.path, tmp_path, model=ModelOptions(dropout=0.25))
     model = registry.open(trained.path).model()
     expected = {name: np.asarray(x) for name, x in transformer.flatten(model).items()}
     assert runs.differing(source.arrays(), expected) == []
@@ -109,18 +112,15 @@ def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, trai
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (
-            {"model": ModelOptions(d_model=8, tying="all")},
-            "model.d_model=8, model.tying=all cannot be changed: "
-            "model and tokenizer are those of init=",
-        ),
-        ({"model": ModelOptions(preset="lesson10")}, "model.preset=lesson10 cannot be changed"),
-        ({"data": DataOptions(vocab_size=500)}, "data.vocab_size=500 cannot be changed"),
+        ({"model": ModelOptions(d_model=8, tying="all")}, "model.d_model=8, model.tying=all"),
+        ({"model": ModelOptions(preset="lesson10")}, "model.preset=lesson10"),
+        ({"data": DataOptions(vocab_size=500)}, "data.vocab_size=500"),
     ],
     ids=["sizes", "preset", "vocabulary"],
 )
 def test_options_that_init_decides_are_refused(more, words):
-    with pytest.raises(ConfigError, match=words):
+    message = f"{words} cannot be changed: model and tokenizer are those of init="
+    with pytest.raises(ConfigError, match=message):
         TrainOptions(init="somewhere", **more)
 
 
@@ -147,8 +147,7 @@ def test_init_has_defaults_for_fine_tuning_and_options_win(tmp_path):
 def by_version_0_1(tuned, tmp_path) -> tuple[Path, list[str]]:
     """That run as version 0.1 recorded it, with its default rate, and arguments without a rate."""
     folder, arguments = tuned
-    run = tmp_path / "run"
-    shutil.copytree(folder, run)
+    run = shutil.copytree(folder, tmp_path / "run")
     recorded = json.loads((run / "train_config.json").read_text())
     recorded["optimizer"] |= FROM_SCRATCH._asdict()
     run_files.replace(run, "train_config.json", json.dumps(recorded))
@@ -189,45 +188,34 @@ def test_languages_without_init_are_refused():
         TrainOptions(data=DataOptions(target_lang="fr"))
 
 
-def test_languages_unknown_to_the_tokenizer_are_refused(trained, tmp_path):
-    message = r"data\.source_lang: the tokenizer of .* knows no languages"
+@pytest.mark.parametrize(
+    ("file", "data", "message"),
+    [
+        (".", {"source_lang": "en"}, r"data\.source_lang: the tokenizer of .* knows no languages"),
+        (".", {"tokenizer": "tokenizer.json"}, "its model was trained with; leave this out"),
+        ("checkpoints/200", {}, "is a checkpoint; .* Hugging Face folder, hf:.* or a run folder"),
+    ],
+)
+def test_what_a_run_cannot_begin_with_is_refused(
+    trained, tmp_path, monkeypatch, file, data, message
+):
+    monkeypatch.chdir(trained.path)
     with pytest.raises(ConfigError, match=message):
-        init_source.find(
-            options(trained.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path)
-        )
+        source_of(trained.path / file, tmp_path, data=DataOptions(**data))
 
 
-def test_a_second_tokenizer_is_refused(trained, tmp_path):
-    data = DataOptions(tokenizer=str(trained.path / "tokenizer.json"))
-    message = "has the tokenizer that its model was trained with; leave this out"
-    with pytest.raises(ConfigError, match=message):
-        init_source.find(options(trained.path, data=data), RunFolder(tmp_path))
-
-
-def test_converted_weights_need_a_tokenizer(trained, tmp_path):
-    bare = tmp_path / "bare"
+def test_converted_weights_need_a_tokenizer_of_the_model(trained, tmp_path):
+    bare, own = tmp_path / "bare", trained.path / "tokenizer.json"
     convert.save(registry.open(trained.path).model(), bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
-        init_source.find(options(bare), RunFolder(tmp_path))
-    data = DataOptions(tokenizer=str(trained.path / "tokenizer.json"))
-    source = init_source.find(options(bare, data=data), RunFolder(tmp_path))
-    assert source.tokenizer.hash == Tokenizer.load(trained.path / "tokenizer.json").hash
-
-
-def test_a_tokenizer_of_another_model_is_refused(trained, tmp_path):
-    bare, lines = tmp_path / "bare", ["der Hund"]
-    convert.save(registry.open(trained.path).model(), bare)
-    Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
-    train_options = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
+        source_of(bare, tmp_path)
+    source = source_of(bare, tmp_path, data=DataOptions(tokenizer=str(own)))
+    assert source.tokenizer.hash == Tokenizer.load(own).hash
+    other = tmp_path / "other.json"
+    Tokenizer.train(["der Hund"], 400, pad_id=5, bos_id=1, eos_id=2).save(other)
     message = "the tokenizer does not belong to this model: source_pad_id is 5, the model's"
     with pytest.raises(ValueError, match=message):
-        init_source.find(train_options, RunFolder(tmp_path))
-
-
-def test_an_init_file_must_be_converted_first(trained, tmp_path):
-    message = "is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder"
-    with pytest.raises(ConfigError, match=message):
-        init_source.find(options(trained.path / "checkpoints" / "200"), RunFolder(tmp_path))
+        source_of(bare, tmp_path, data=DataOptions(tokenizer=str(other)))
 
 
 @pytest.mark.parametrize("name", RATES)

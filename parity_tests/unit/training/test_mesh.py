@@ -6,8 +6,6 @@ import math
 import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +25,6 @@ from jax_transformer.nn import sharding
 from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.training import devices, optimizer, run, step
-from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 from jax_transformer.training.options import MeshOptions, TrainOptions
@@ -42,11 +39,8 @@ SMALL, T5 = (("updates", "small"), ("updates", "t5"))
 QUICK: list[tuple] = [(*SMALL, mesh) for mesh in (ONE, (2, 1, 2), (1, 2, 2))]
 QUICK += [(*T5, mesh, INDIVISIBLE) for mesh in (ONE, (2, 1, 2))]
 SLOW: list[tuple] = [(*SMALL, mesh) for mesh in (ONE, (4, 1, 1), (1, 4, 1), (1, 1, 4), (2, 2, 1))]
-SLOW += [
-    ("updates", preset, mesh)
-    for preset in ("lesson10", "marian")
-    for mesh in (ONE, (2, 1, 2), (1, 4, 1))
-]
+THREE = (ONE, (2, 1, 2), (1, 4, 1))
+SLOW += [("updates", preset, mesh) for preset in ("lesson10", "marian") for mesh in THREE]
 SLOW += [(*T5, mesh, INDIVISIBLE) for mesh in (ONE, (1, 4, 1))]
 BEGINNINGS = [
     ("beginning", preset, mesh) for preset in ("small", "t5") for mesh in (ONE, (1, 2, 2))
@@ -65,17 +59,11 @@ def measured(cases: list[tuple], folder: Path, name: str) -> dict[tuple, Any]:
     path = shared / f"mesh-{name}.pickle"
     with filelock.FileLock(f"{path}.lock"):
         if not path.exists():
-            four = {"JAX_NUM_CPU_DEVICES": "4", "JAX_ENABLE_X64": "1"}
-            done = subprocess.run(
-                [sys.executable, "-m", "parity_tests.unit.on_meshes", str(path)],
-                env=runs.environment() | four,
-                input=repr(cases),
-                capture_output=True,
-                text=True,
-            )
+            four = dict(JAX_NUM_CPU_DEVICES="4", JAX_ENABLE_X64="1")
+            program = ("-m", "parity_tests.unit.on_meshes", path)
+            done = runs.python(*program, stdin=repr(cases), **four)
             assert done.returncode == 0, done.stderr
-    results: dict[tuple, Any] = pickle.loads(path.read_bytes())
-    return results
+    return pickle.loads(path.read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +76,18 @@ def slow(tmp_path_factory) -> dict[tuple, Any]:
     return measured(SLOW, tmp_path_factory.getbasetemp(), "slow")
 
 
-def several_devices(cases: list[tuple]) -> list[tuple]:
-    return [case for case in cases if case[0] == "updates" and case[2] != ONE]
+def several_devices(name: str, cases: list[tuple], *marks: pytest.MarkDecorator) -> list:
+    several = [case for case in cases if case[0] == "updates" and case[2] != ONE]
+    return [pytest.param(name, case, marks=marks, id=f"{name}-{case}") for case in several]
 
 
-def check_same(results: dict[tuple, Any], case: tuple) -> None:
-    """Assert that the updates are one device's, by one program, laid out as planned."""
-    function, preset, mesh, *changes = case
+@pytest.mark.parametrize(
+    ("cases", "case"),
+    [*several_devices("quick", QUICK), *several_devices("slow", SLOW, pytest.mark.slow)],
+)
+def test_every_mesh_makes_the_updates_of_one_device(cases, case, request):
+    """By one program, with every array laid out as planned."""
+    results, (function, preset, mesh, *changes) = request.getfixturevalue(cases), case
     one, several = results[function, preset, ONE, *changes], results[case]
     assert several["programs"] == 1
     np.testing.assert_allclose(several["losses"], one["losses"], rtol=0, atol=1e-13)
@@ -108,17 +101,6 @@ def check_same(results: dict[tuple, Any], case: tuple) -> None:
         assert PartitionSpec(*spec) == planned, name
     if mesh[1] * mesh[2] == 4:
         assert max(several["bytes"]) <= 0.3 * one["bytes"][0]
-
-
-@pytest.mark.parametrize("case", several_devices(QUICK), ids=str)
-def test_every_mesh_makes_the_updates_of_one_device(quick, case):
-    check_same(quick, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", several_devices(SLOW), ids=str)
-def test_every_other_mesh_makes_the_updates_of_one_device(slow, case):
-    check_same(slow, case)
 
 
 @pytest.mark.parametrize("preset", ["small", "t5"])
@@ -170,11 +152,8 @@ def test_translations_divide_their_rows(quick):
 
 def specs(tree, *mesh: int) -> dict[str, PartitionSpec]:
     """The spec of every array of a tree by its path."""
-    shardings = devices.shardings(tree, abstract_mesh(*mesh))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
-    }
+    shardings = on_meshes.leaves_by_path(devices.shardings(tree, abstract_mesh(*mesh)))
+    return {path: leaf.spec for path, leaf in shardings.items()}
 
 
 def abstract_mesh(*sizes: int) -> AbstractMesh:
@@ -183,9 +162,7 @@ def abstract_mesh(*sizes: int) -> AbstractMesh:
 
 def abstract_devices(*sizes: int) -> Devices:
     """Devices that are not there: enough for layouts and for lowered programs."""
-    several = object.__new__(Devices)
-    object.__setattr__(several, "mesh", abstract_mesh(*sizes))
-    return several
+    return helpers.stand_in(Devices, mesh=abstract_mesh(*sizes))
 
 
 def shapes(config: jt.TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -216,32 +193,24 @@ GATED = {
     "decoder.blocks.0.feed_forward.gate.kernel": (FSDP, TENSOR),
     "target_embedding.embedding": (TENSOR, FSDP),
 }
-BIASED = {
-    "output_bias": (TENSOR,),
-    "logits_bias": (TENSOR,),
-    "decoder.blocks.0.feed_forward.gate.bias": (TENSOR,),
-}
+BIASED = dict.fromkeys(
+    ("output_bias", "logits_bias", "decoder.blocks.0.feed_forward.gate.bias"), (TENSOR,)
+)
+
+
+GATE = {"decoder.gated": True}
 
 
 @pytest.mark.parametrize(
-    ("config", "plan"),
+    ("preset", "changes", "plan"),
     [
-        (helpers.tiny("lesson10", **on_meshes.SIZES), PLAN),
-        (helpers.tiny("t5", **on_meshes.SIZES, **{"decoder.gated": True}), GATED),
-        (
-            helpers.tiny(
-                "vaswani2017_base",
-                **on_meshes.SIZES,
-                output_bias=True,
-                logits_bias=True,
-                **{"decoder.gated": True},
-            ),
-            BIASED,
-        ),
+        ("lesson10", {}, PLAN),
+        ("t5", GATE, GATED),
+        ("vaswani2017_base", GATE | dict(output_bias=True, logits_bias=True), BIASED),
     ],
 )
-def test_every_parameter_lies_as_planned(config, plan):
-    planned = specs(shapes(config), 1, 2, 2)
+def test_every_parameter_lies_as_planned(preset, changes, plan):
+    planned = specs(shapes(helpers.tiny(preset, **on_meshes.SIZES, **changes)), 1, 2, 2)
     assert {name: tuple(planned[name]) for name in plan} == plan
 
 
@@ -317,6 +286,8 @@ def test_a_mesh_that_cannot_divide_the_model_is_refused(mesh, message):
 def test_axes_that_do_not_divide_the_devices_are_refused():
     with pytest.raises(ConfigError, match=r"mesh.fsdp=2 times mesh.tensor=3 does not divide 4 "):
         Devices.of(jax.devices()[:1] * 4, 2, 3)
+    with pytest.raises(ConfigError, match=rf"devices=99, and JAX finds {jax.device_count()} "):
+        Devices.take(99)
     with pytest.raises(ConfigError, match=r"mesh.tensor=0 must be at least 1"):
         TrainOptions(mesh=MeshOptions(tensor=0))
 
@@ -348,11 +319,12 @@ def test_rows_are_divided_by_two_axes_and_constraints_act_on_each(mesh, rows, sp
 def test_the_first_devices_are_taken_in_the_order_of_the_axes(monkeypatch):
     twelve, mesh, asked = jax.devices()[:1] * 12, Devices.take(1).mesh, []
     monkeypatch.setattr(jax, "devices", lambda: twelve)
-    monkeypatch.setattr(
-        jax,
-        "make_mesh",
-        lambda *arguments, devices, **_: asked.append((*arguments, len(devices))) or mesh,
-    )
+
+    def make(*sizes, devices, **_):
+        asked.append((*sizes, len(devices)))
+        return mesh
+
+    monkeypatch.setattr(jax, "make_mesh", make)
     for count, data in ((0, 2), (12, 2), (6, 1)):
         Devices.take(count, 2, 3)
         assert asked[-1] == ((data, 2, 3), ("data", "fsdp", "tensor"), count or 12)
@@ -369,8 +341,8 @@ def test_a_state_that_is_larger_than_the_memory_is_refused(monkeypatch):
         device = SimpleNamespace(
             platform=platform, device_kind="X", memory_stats=lambda it=limits: it
         )
-        several: Any = object.__new__(Devices)
-        object.__setattr__(several, "mesh", SimpleNamespace(local_devices=[device] * count))
+        mesh = SimpleNamespace(local_devices=[device] * count)
+        several = helpers.stand_in(Devices, mesh=mesh)
         for limit in (available, available - 1):
             limits |= {"bytes_limit": limit, "SC_PHYS_PAGES": limit}
             monkeypatch.setattr(os, "sysconf", limits.get)
@@ -402,18 +374,14 @@ def test_a_key_is_that_of_its_seed():
 
 def test_a_run_begins_with_the_weights_of_its_seed_or_of_its_checkpoint(monkeypatch):
     config = helpers.tiny(num_layers=1)
+    corpus = on_meshes.corpus_of(config)
     for seed in (0, 7):
         model = transformer.Transformer(config, rngs=nnx.Rngs(params=seed))
-        corpus = object.__new__(Corpus)
-        for field, value in dict(config=config, init_source=None).items():
-            object.__setattr__(corpus, field, value)
         state = strict_off(run.start)(TrainOptions(seed=seed), corpus, Devices.take(1), None)
         fresh = transformer.flatten(model, nnx.Param)
         assert fresh.keys() == state.params.keys()
         assert all(np.array_equal(state.params[name], array) for name, array in fresh.items())
-    saved = object.__new__(Checkpoint)
-    for field, value in dict(path="checkpoints/4", step=4).items():
-        object.__setattr__(saved, field, value)
+    saved = helpers.stand_in(Checkpoint, path="checkpoints/4", step=4)
     monkeypatch.setattr(Checkpoint, "load", lambda *_: state)
     with pytest.raises(CheckpointError, match="checkpoints/4: holds step 0"):
         strict_off(run.start)(TrainOptions(), corpus, Devices.take(1), saved)
@@ -426,9 +394,6 @@ def test_a_vote_of_any_process_counts_some_steps_later():
     votes(True)
     assert (votes.now(True), votes.now(False)) == (True, False)
     assert not any(votes(False) for _ in range(3)), "a vote before a pause counts in it only"
-
-
-# Constraints
 
 
 def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
@@ -457,15 +422,9 @@ def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
                     if hasattr(inner, "eqns"):
                         visit(inner)
 
-    def trace():
+    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
         batch = batch_of(config, 8)
-        return strict_off(jax.make_jaxpr(train.one))(state, batch, jax.random.key(0)).jaxpr
-
-    if mesh is None:
-        visit(trace())
-    else:
-        with jax.sharding.use_abstract_mesh(mesh):
-            visit(trace())
+        visit(strict_off(jax.make_jaxpr(train.one))(state, batch, jax.random.key(0)).jaxpr)
     return counts
 
 

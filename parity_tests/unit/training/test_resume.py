@@ -26,25 +26,28 @@ from jax_transformer.training import optimizer, resume, step
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
 from jax_transformer.training.options import DataOptions, Resume, TrainOptions
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 from parity_tests.unit.runs import train
 from parity_tests.unit.training.test_loop import Scripted
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list[str]:
     """Text and options of every run here: a metrics line every 30 steps, one batch shape."""
-    options = runs.with_option(
-        runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1
-    )
+    options = runs.with_option(runs.OPTIONS, "--log-every", 30)
+    options = runs.with_option(options, "--data.buckets", 1)
     return [*runs.write_text(tmp_path_factory.mktemp("text")), *options]
 
 
 @pytest.fixture(scope="module")
 def finished(text, as_a_user, tmp_path_factory) -> Path:
-    """An uninterrupted run."""
     run = tmp_path_factory.mktemp("finished") / "run"
     assert train("--run", run, *text).code == 0
     return run
@@ -54,9 +57,6 @@ def assert_same_end(run: Path, other: Path) -> None:
     assert runs.differing(runs.arrays(run), runs.arrays(other)) == []
     assert checkpoint.steps(run / "checkpoints") == checkpoint.steps(other / "checkpoints")
     assert runs.metrics(run) == runs.metrics(other)
-
-
-# Stopped and resumed
 
 
 def in_the_background(run: Path, text: list[str], until: Path | int) -> subprocess.Popen:
@@ -121,8 +121,7 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.Co
 )
 def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, when, message):
     result = stopped_at_question(when, tmp_path / "run", text)
-    assert result.code == 75
-    assert result.out == ""
+    assert (result.code, result.out) == (75, "")
     assert result.err == f"jax-transformer: stopped {message}\n"
     assert not (tmp_path / "run").exists()
 
@@ -152,21 +151,15 @@ def test_every_optimizer_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, name):
         assert path == same and runs.bits(np.asarray(x)) == runs.bits(np.asarray(y)), path
 
 
-# Damage
-
-
 def damage(path: Path) -> Path:
     """Flip one bit of a checkpoint's largest file, and return its path."""
     file = max(path.rglob("d/*"), key=lambda path: path.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    helpers.flip_a_bit(file)
     return file
 
 
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(finished, text, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
+    run = shutil.copytree(finished, tmp_path / "run")
     file = damage(run / "checkpoints" / "200")
     result = train("--run", run, *text)
     assert result.code == 0, result.err
@@ -178,17 +171,13 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(finished, text,
 
 
 def test_without_an_intact_checkpoint_training_does_not_restart(finished, text, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
+    run = shutil.copytree(finished, tmp_path / "run")
     file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
     result = train("--run", run, *text)
     assert (result.code, result.out) == (5, "")
     assert result.err.startswith(f"jax-transformer: {file}: damaged")
     assert "nor is any of the 1 before it intact" in result.err
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
-
-
-# Changes
 
 
 @pytest.mark.slow
@@ -203,8 +192,7 @@ def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
 
 
 def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
+    run = shutil.copytree(finished, tmp_path / "run")
     now = resume.environment()
     monkeypatch.setattr(
         resume, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
@@ -240,13 +228,11 @@ def chosen(options: TrainOptions = PHRASES, **changes: Any) -> str:
         return str(folder.path)
 
 
-def test_the_first_run_has_number_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_first_run_has_number_one():
     assert (chosen(), chosen(TEXT)) == ("runs/phrases-001", "runs/text-001")
 
 
-def test_the_newest_unfinished_run_of_the_same_options_resumes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_newest_unfinished_run_of_the_same_options_resumes():
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10, 20)
     pretend("runs/phrases-003", dataclasses.replace(PHRASES, seed=1), 10)
@@ -258,8 +244,7 @@ def test_the_newest_unfinished_run_of_the_same_options_resumes(tmp_path, monkeyp
     assert chosen() == "runs/phrases-005"
 
 
-def test_otherwise_a_run_takes_the_next_number(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_otherwise_a_run_takes_the_next_number():
     pretend("runs/phrases-001", PHRASES, 30)
     pretend("runs/phrases-007", dataclasses.replace(PHRASES, seed=1), 10)
     pretend("runs/text-009", TEXT, 30)
@@ -269,8 +254,7 @@ def test_otherwise_a_run_takes_the_next_number(tmp_path, monkeypatch):
     assert chosen(TEXT) == "runs/text-009", "stopped during its last validation"
 
 
-def test_a_run_locked_by_another_process_is_skipped(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_locked_by_another_process_is_skipped():
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10)
     with run_folder.lock(Path("runs/phrases-002")):
@@ -304,26 +288,18 @@ def test_a_refused_second_run_leaves_the_new_folder_and_its_lock_to_the_first(
     assert chosen(run=str(run)) and not run.parent.exists()
 
 
-def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_patience_ended_is_finished():
     patient = dataclasses.replace(PHRASES, patience=1)
-    pretend("runs/phrases-001", patient, 10)
-    lines = [
-        {"step": step, "valid_loss": 1.0, "bleu": bleu} for step, bleu in ((5, 2.0), (10, 1.0))
-    ]
-    Path("runs/phrases-001/metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
-    assert chosen(patient) == "runs/phrases-002"
-    pretend("runs/phrases-003", dataclasses.replace(patient, average=1), 10)
-    Path("runs/phrases-003/metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
-    assert chosen(patient, average=1) == "runs/phrases-003", "the average is not made yet"
+    averaging = dataclasses.replace(patient, average=1)
+    lines = [{"step": 5, "valid_loss": 1.0, "bleu": 2.0}, {"step": 10, "valid_loss": 1, "bleu": 1}]
+    for folder, options in (("runs/phrases-001", patient), ("runs/phrases-003", averaging)):
+        pretend(folder, options, 10)
+        Path(folder, "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert chosen(patient) == "runs/phrases-004"
+    assert chosen(averaging) == "runs/phrases-003", "the average is not made yet"
 
 
-def test_resume_can_be_forbidden_or_required(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_resume_can_be_forbidden_or_required():
     for options in (dict(), dict(run="runs/named")):
         with pytest.raises(CheckpointError, match="--resume must"):
             chosen(resume=Resume.MUST, **options)
@@ -339,9 +315,8 @@ def test_resume_can_be_forbidden_or_required(tmp_path, monkeypatch):
         chosen(resume=Resume.MUST, run="runs/phrases-002")
 
 
-def test_the_files_of_a_run_are_verified_before_it_is_continued(tmp_path, monkeypatch):
+def test_the_files_of_a_run_are_verified_before_it_is_continued(monkeypatch):
     """A named run and one that is found; its metrics against its checkpoints."""
-    monkeypatch.chdir(tmp_path)
     pretend("runs/phrases-001", PHRASES, 10)
     for name in ("verify", "verify_metrics"):
         verified: list[Path] = []
@@ -364,8 +339,7 @@ def test_a_partial_checkpoint_does_not_make_a_folder_foreign(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"from_another_version": 1}'])
-def test_a_run_with_unreadable_options_is_skipped(tmp_path, monkeypatch, content):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_with_unreadable_options_is_skipped(content):
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10)
     Path("runs/phrases-002/train_config.json").write_text(content)
@@ -373,8 +347,7 @@ def test_a_run_with_unreadable_options_is_skipped(tmp_path, monkeypatch, content
     assert chosen(seed=1) == "runs/phrases-003"
 
 
-def test_training_without_a_run_name_resumes(text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_training_without_a_run_name_resumes(text):
     first, second = (stopped_at_question(6, None, text) for _ in range(2))
     assert (first.code, second.code) == (75, 75), first.err
     assert "saved in runs/text-001;" in first.err and "continuing at step" not in first.err

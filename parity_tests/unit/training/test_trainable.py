@@ -1,9 +1,8 @@
 """Parameters frozen by name, and low-rank adapters: what a step changes, and what a run saves."""
 
-import io
 import re
 import shutil
-import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +30,8 @@ SQUARE, WIDE = "*query.kernel", "encoder.*.up.kernel"
 
 def after_one_step(options: TrainOptions) -> tuple[step.TrainState, step.TrainState]:
     """The states before and after one step of SGD on random weights, in float64."""
-    tx = optax.sgd(RATE, momentum=0.9)
-    before = step.initial_state(
-        helpers.random_model(CONFIG), tx, divide=lambda params: trainable.divide(params, options)
-    )
+    tx, divide = optax.sgd(RATE, momentum=0.9), partial(trainable.divide, options=options)
+    before = step.initial_state(helpers.random_model(CONFIG), tx, divide=divide)
     copy = jax.tree.map(jnp.copy, before)
     after, _ = strict_off(step.make_step(CONFIG, tx, 0.1))(before, [batch_of(CONFIG, 3)], KEY)
     return copy, after
@@ -70,12 +67,10 @@ def test_adapters_follow_the_gradient_of_their_kernels():
     assert furthest(adapters.frozen, after.frozen) == 0
     for name in kernels:
         gradient = (before.params[name] - np.array(all_trained.params[name])) / RATE
-        a = adapters.params[name + LORA_A]
+        a, b = adapters.params[name + LORA_A], np.array(after.params[name + LORA_B])
         assert np.array_equal(after.params[name + LORA_A], a)
-        np.testing.assert_allclose(
-            after.params[name + LORA_B], -RATE * 2.0 * a.T @ gradient, atol=1e-14
-        )
-        merged = before.params[name] + 2.0 * a @ np.array(after.params[name + LORA_B])
+        np.testing.assert_allclose(b, -RATE * 2.0 * a.T @ gradient, atol=1e-14)
+        merged = before.params[name] + 2.0 * a @ b
         np.testing.assert_allclose(after.weights[name], merged, atol=1e-14)
 
 
@@ -127,14 +122,8 @@ def test_each_adapter_has_its_own_numbers_by_the_seed_within_the_bound_of_pytorc
         assert bound * 0.7 < array.max() <= bound and -bound <= array.min() < -bound * 0.7
 
 
-@pytest.fixture
-def _as_a_user():
-    with runs.as_a_user():
-        yield
-
-
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory):
+def runs_of_adapters(tmp_path_factory):
     """A run, another that trained adapters on its weights, and the flags of the second."""
     temporary = tmp_path_factory.mktemp("lora")
     flags = [*runs.OPTIONS, *runs.write_text(temporary), "--model.preset", "lesson10"]
@@ -143,12 +132,9 @@ def adapted(tmp_path_factory):
     base, path = temporary / "base", temporary / "adapted"
     with runs.as_a_user():
         assert runs.train("--run", base, *flags).code == 0
-        flags = [
-            flag
-            for pair in zip(flags[::2], flags[1::2], strict=True)
-            for flag in pair
-            if not pair[0].startswith(("--model.", "--data.vocab"))
-        ]
+        pairs = zip(flags[::2], flags[1::2], strict=True)
+        own = [pair for pair in pairs if not pair[0].startswith(("--model.", "--data.vocab"))]
+        flags = [flag for pair in own for flag in pair]
         flags += ["--init", str(base), "--lora.rank", "2", "--average", "2"]
         result = runs.train("--run", path, *flags)
     assert result.code == 0, result.err
@@ -156,8 +142,13 @@ def adapted(tmp_path_factory):
     return base, path, flags
 
 
-@pytest.mark.usefixtures("_as_a_user")
-def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def adapted(runs_of_adapters):
+    with runs.as_a_user():
+        yield runs_of_adapters
+
+
+def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, console):
     base, path, _ = adapted
     before, after = registry.open(base).state(), registry.open(path, "4").state()
     assert before.keys() == after.keys()
@@ -168,23 +159,15 @@ def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, monkeypatch, ca
         a, b = (arrays[f"params/{name}{part}"] for part in (LORA_A, LORA_B))
         expected = before[name] + np.float32(8) * (a @ b)
         np.testing.assert_allclose(after[name], expected, atol=1e-6)
-    averaged = registry.open(path, "averaged").state()
-    third = registry.open(path, "2").state()
+    averaged, second = (registry.open(path, name).state() for name in ("averaged", "2"))
     for name in before:
-        np.testing.assert_allclose(averaged[name], (third[name] + after[name]) / 2, atol=1e-7)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
-    assert runs.main("translate", "--run", path) == 0
-    assert runs.main("convert", path, tmp_path / "model.safetensors") == 0
-    assert "--training" in " ".join(_refused(path, tmp_path, capsys))
+        np.testing.assert_allclose(averaged[name], (second[name] + after[name]) / 2, atol=1e-7)
+    assert console.say("translate", "--run", path, stdin=b"the cat\n")[0] == 0
+    assert console.say("convert", path, tmp_path / "model.safetensors")[0] == 0
+    command = ["convert", path, tmp_path / "state.pt", "--training"]
+    console.refused(2, ["--training"], *command)
 
 
-def _refused(path, tmp_path, capsys) -> list[str]:
-    capsys.readouterr()
-    assert runs.main("convert", path, tmp_path / "state.pt", "--training") == 2
-    return capsys.readouterr().err.splitlines()
-
-
-@pytest.mark.usefixtures("_as_a_user")
 def test_stored_positions_are_frozen_in_a_run_and_in_that_of_its_adapters(adapted):
     base, path, _ = adapted
     model = transformer.Transformer(registry.open(base).config, rngs=nnx.Rngs(0))
@@ -196,7 +179,6 @@ def test_stored_positions_are_frozen_in_a_run_and_in_that_of_its_adapters(adapte
         assert not runs.differing(tables, {f"frozen/{n}": array for n, array in fresh.items()})
 
 
-@pytest.mark.usefixtures("_as_a_user")
 @pytest.mark.parametrize(
     ("flags_of_lora", "message"),
     [(("--lora.rank", "17"), "lora.rank=17 does not fit"), (("--freeze", "*"), "left to train")],
@@ -210,11 +192,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("_as_a_user")
 def test_a_resumed_run_of_adapters_is_bit_for_bit_the_same(adapted, tmp_path):
     _, path, flags = adapted
-    again = tmp_path / "again"
-    shutil.copytree(path, again)
+    again = shutil.copytree(path, tmp_path / "again")
     shutil.rmtree(again / "averaged")
     shutil.rmtree(again / "checkpoints" / "4")
     assert runs.train("--run", again, *flags).code == 0

@@ -6,16 +6,11 @@ import shutil
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
+from jax_transformer.config import RATES
 from jax_transformer.storage import checkpoint
 from parity_tests.unit import runs
-
-RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
-# these compile in half the time
-QUICK = ["--data.buckets", "1", *(word for name in RATES for word in (f"--model.{name}", "0"))]
-
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -29,19 +24,12 @@ def own(trained, tmp_path) -> runs.Trained:
     return dataclasses.replace(trained, path=folder / "run", arguments=arguments)
 
 
-# Files and output of a run
-
-
 def test_a_run_prints_only_its_path_on_stdout(trained):
     run, result = trained.path, trained.result
     assert result.code == 0
     assert result.out == f"{run}\n"
-    files = set(
-        (
-            "config.json train_config.json tokenizer.json data.json metrics.jsonl "
-            "curves.png checkpoints .lock SHA256SUMS"
-        ).split()
-    )
+    files = {"config.json", "train_config.json", "tokenizer.json", "data.json", "metrics.jsonl"}
+    files |= {"curves.png", "checkpoints", ".lock", "SHA256SUMS"}
     assert {path.name for path in run.iterdir()} == files
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
@@ -51,34 +39,16 @@ def test_metrics_have_the_documented_keys(trained):
     steps = [line for line in lines if "loss" in line]
     validations = [line for line in lines if "valid_loss" in line]
     assert [line["step"] for line in steps] == list(range(1, runs.STEPS + 1))
-    assert all(
-        line.keys()
-        == {"step", "loss", "nll_loss", "gradient_norm", "learning_rate", "tokens_per_second"}
-        for line in steps
-    )
     assert [line["step"] for line in validations] == list(runs.CHECKPOINTS)
-    assert all(
-        line.keys() == {"step", "valid_loss", "bleu", "chrf", "exact_match", "signatures"}
-        for line in validations
-    )
     assert len(lines) == len(steps) + len(validations)
-    assert steps[19]["learning_rate"] == pytest.approx(0.01 * 20 / 21)
-    assert (
-        max(line["learning_rate"] for line in steps)
-        == steps[20]["learning_rate"]
-        == pytest.approx(0.01)
-    )
+    keys = set("step loss nll_loss gradient_norm learning_rate tokens_per_second".split())
+    assert all(line.keys() == keys for line in steps)
+    keys = set("step valid_loss bleu chrf exact_match signatures".split())
+    assert all(line.keys() == keys for line in validations)
+    rates = [line["learning_rate"] for line in steps]
+    assert rates[19] == pytest.approx(0.01 * 20 / 21)
+    assert max(rates) == rates[20] == pytest.approx(0.01)
     assert all(line["tokens_per_second"] > 0 and line["gradient_norm"] > 0 for line in steps)
-
-
-def test_the_loss_falls(trained):
-    losses = [line["loss"] for line in runs.metrics(trained.path) if "loss" in line]
-    assert abs(losses[0] - np.log(300)) < 1.5
-    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 1.5
-    first, last = [
-        line["valid_loss"] for line in runs.metrics(trained.path) if "valid_loss" in line
-    ]
-    assert last < first
 
 
 def test_progress_and_translated_samples_are_on_stderr(trained):
@@ -103,15 +73,8 @@ def test_the_manifest_records_the_inputs_of_a_run(trained):
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
     assert manifest["machine"]["device"] == jax.devices()[0].device_kind
     assert manifest["machine"]["cores"] >= 1
-    (line,) = [
-        line
-        for line in runs.metrics(trained.path)
-        if line["step"] == runs.STEPS and "valid_loss" in line
-    ]
-    assert manifest["figures"] == {name: value for name, value in line.items() if name != "step"}
-
-
-# Continuing with changes
+    last = [line for line in runs.metrics(trained.path) if "valid_loss" in line][-1]
+    assert manifest["figures"] | {"step": runs.STEPS} == last
 
 
 def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
@@ -132,19 +95,21 @@ def test_a_finished_run_is_not_changed(own):
     assert result.programs in ([], [0])
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "message"),
-    [
-        ("--data.tokens-per-batch", 256, "data.tokens_per_batch (128 -> 256)"),
-        ("--optimizer.learning-rate", 0.5, "optimizer.learning_rate (0.01 -> 0.5)"),
-        ("--data.vocab-size", 310, "data.vocab_size (300 -> 310)"),
-        ("--model.d-ff", 64, "model.d_ff (32 -> 64)"),
-    ],
-)
-def test_other_options_are_refused_with_both_values(own, flag, value, message):
-    before = snapshot(own.path)
-    result = runs.train("--run", own.path, *runs.with_option(own.arguments, flag, value))
+def test_other_options_are_refused_with_both_values(own):
+    before, arguments = snapshot(own.path), own.arguments
+    for flag, value in (
+        ("--data.tokens-per-batch", 256),
+        ("--optimizer.learning-rate", 0.5),
+        ("--data.vocab-size", 310),
+        ("--model.d-ff", 64),
+    ):
+        arguments = runs.with_option(arguments, flag, value)
+    result = runs.train("--run", own.path, *arguments)
     assert (result.code, result.out) == (2, "")
+    message = (
+        "model.d_ff (32 -> 64), data.vocab_size (300 -> 310), data.tokens_per_batch (128 -> 256), "
+        "optimizer.learning_rate (0.01 -> 0.5)"
+    )
     expected = f"{own.path} is a run of other options: {message}; give another --run\n"
     assert result.err == f"jax-transformer: {expected}"
     assert snapshot(own.path) == before
@@ -164,11 +129,10 @@ def test_changed_text_is_refused(own, flag, named):
     assert named in result.err
 
 
-# Losses that are not finite
-
-
 def test_a_huge_learning_rate_ends_the_run(trained, tmp_path):
-    options = [*runs.with_option(trained.arguments, "--optimizer.learning-rate", 1e30), *QUICK]
+    options = runs.with_option(trained.arguments, "--optimizer.learning-rate", 1e30)
+    quick = [word for name in RATES for word in (f"--model.{name}", "0")]  # to compile
+    options += ["--data.buckets", "1", *quick]
     result = runs.train("--run", tmp_path / "run", *options)
     assert (result.code, result.out) == (6, "")
     assert "the loss of step 2 is" in result.err.splitlines()[-1]
