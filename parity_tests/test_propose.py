@@ -243,26 +243,45 @@ def test_nothing_is_proven_of_another_function():
     assert sorted((first.entry.axes, *first.candidates)) == ["o i -> i o", "the same axes"]
 
 
+class Inner(nnx.Module):
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones((4,)))
+        self.inert = nnx.Param(jnp.ones((5,)))
+
+    def __call__(self, x):
+        return x * self.scale
+
+
+class TheirInner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        self.inert = torch.nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        return x * self.scale
+
+
 class Partly(nnx.Module):
     def __init__(self):
         self.first = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-        self.inert = nnx.Param(jnp.ones((5,)))
+        self.inner = Inner()
         self.more = nnx.Param(jnp.ones((7,)))
 
     def __call__(self, x):
-        return self.first(x)
+        return self.inner(self.first(x))
 
 
 class TheirPart(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first = torch.nn.Linear(3, 4)
-        self.inert = torch.nn.Parameter(torch.zeros(5))
+        self.inner = TheirInner()
         self.unused = torch.nn.Parameter(torch.zeros(6))
         self.register_buffer("count", torch.tensor(3))
 
     def forward(self, x):
-        return self.first(x)
+        return self.inner(self.first(x))
 
 
 def test_what_acts_on_nothing_or_has_no_counterpart_is_marked():
@@ -272,15 +291,16 @@ def test_what_acts_on_nothing_or_has_no_counterpart_is_marked():
     assert {name: line.proven for name, line in by_name.items()} == {
         "first.weight": True,
         "first.bias": True,
-        "inert": False,
+        "inner.scale": True,
+        "inner.inert": False,
         "unused": False,
         "count": True,
     }
-    assert "does not act on the result" in by_name["inert"].reason
+    assert "does not act on the result" in by_name["inner.inert"].reason
     assert proposal.missing == ["more"] and not proposal.round_trip and not proposal.converts
     assert "no tensor for more" in str(proposal) and "# no tensor for more" in proposal.code()
     data = proposal.to_data()
-    assert data["missing"] == ["more"] and len(data["entries"]) == 5
+    assert data["missing"] == ["more"] and len(data["entries"]) == 6
 
 
 class OneWay(nnx.Module):

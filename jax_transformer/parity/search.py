@@ -164,9 +164,12 @@ class _Search:
                 layers[name][1][...] = match.rule.part(number, state[match.torch], shapes)
         return result
 
-    def judged(self, matches: Sequence[Match]) -> dict[str, bool]:
+    def judged(self, matches: Sequence[Match], spoilt: Collection[str] = ()) -> dict[str, bool]:
         """Return for each call of a paired module, and for the model (""), if it returns what its
-        counterpart does when all modules inside go on with the counterparts' outputs."""
+        counterpart does when all modules inside go on with the counterparts' outputs.
+
+        The arrays of ``spoilt`` have other numbers.
+        """
         self.tried += 1
         table: Any = [match.rule for match in matches]
         sides = self.ours.order, self.theirs.order
@@ -181,7 +184,11 @@ class _Search:
                 fitted = [self._as_ours(self.own[f"{key}/output"][1], x) for x in theirs]
                 calls[key] = [x for x in fitted if x is not None]
         new = {f"{key}/output": (True, each[0]) for key, each in calls.items() if each}
-        run = self._flax(None, self.own | new, self.values(matches, self.weights))
+        values = self.values(matches, self.weights)
+        layers = any_model.layers_of(values, self.stacks)
+        for name in spoilt:
+            layers[name][1][...] += np.random.default_rng(1).uniform(1, 2, layers[name][1].shape)
+        run = self._flax(None, self.own | new, values)
         verdicts = {
             key: any(_off(run.arrays[f"{key}/output"], x) < SAME for x in each)
             for key, each in calls.items()
@@ -374,12 +381,11 @@ class _Search:
             first = self.ties.get(match.torch, match.torch)
             self.joined[first] = self.joined.get(first, 0) + total
         self.largest = max(np.abs(array).max(initial=0) for _, array in gradients.values())
-        inside = {key.rpartition("#")[0]: same for key, same in self.judged(self.matches).items()}
         lines = [Line(stack, "its arrays hold several layers", True) for stack in self.stacks]
         for match in sorted(self.matches, key=lambda match: list(self.state).index(match.torch)):
             ours = [gradients[name][1] for name in match.flax]
             lines.append(self._line(match, off, ours))
-        lines = [self._by_module(line, lines, inside) for line in lines]
+        lines = self._by_modules(lines)
         lines += self._without_rule({match.torch for match in self.matches})
         covered = {name for match in self.matches for name in match.flax}
         missing = [part.name for part in self.parts if part.name not in covered] + self.others
@@ -416,23 +422,24 @@ class _Search:
             else:
                 yield Line(Unused(name), "no parameter", True)
 
-    def _by_module(self, line: Line, lines: Sequence[Line], inside: Mapping[str, bool]) -> Line:
-        """Return the line of a rule without a gradient as proven if the output of its module is
-        right, and other arrays of that module are proven."""
-        if line.proven or not isinstance(line.entry, Rule) or not line.reason.endswith(_INERT):
-            return line
-        [owner, *others] = {name.rpartition(".")[0] for name in line.entry.flax}
-        known = [
-            other
-            for other in lines
-            if other.proven
-            and isinstance(other.entry, Rule)
-            and any(name.rpartition(".")[0] == owner for name in other.entry.flax)
-        ]
-        if others or not known or not inside.get(owner):
-            return line
-        reason = line.reason.replace(_INERT, f"by the output of {owner}")
-        return Line(line.entry, reason, True)
+    def _by_modules(self, lines: Sequence[Line]) -> list[Line]:
+        """Return the lines; a rule without a gradient is proven if its module's output is right,
+        and is not with other numbers, as for a bias of keys."""
+        inert = {
+            line.entry.flax[0].rpartition(".")[0]: line
+            for line in lines
+            if isinstance(line.entry, Rule) and line.reason.endswith(_INERT)
+        }
+        spoilt = [name for line in inert.values() for name in line.entry.flax]  # type: ignore
+        right, wrong = self.judged(self.matches), self.judged(self.matches, spoilt)
+        result = list(lines)
+        for owner, line in inert.items():
+            own = [each for each in lines if _within(each, owner)]
+            beside = sum(each.proven for each in own) == len(own) - 1 > 0
+            if beside and right.get(f"{owner}#0") and not wrong[f"{owner}#0"]:
+                reason = line.reason.replace(_INERT, f"by the output of {owner}")
+                result[lines.index(line)] = Line(line.entry, reason, True)
+        return result
 
     def _comes_back(self, table: Sequence[Entry]) -> bool:
         converted = any_model.from_torch(self.state, table, into=self.model)
@@ -456,6 +463,11 @@ def _program(function: ModelFunction, batch: Sequence[np.ndarray]) -> tuple[Prog
                 return Program(function, batch, "float32", wide=False), False
         except Exception:
             raise error from None
+
+
+def _within(line: Line, owner: str) -> bool:
+    """Return True for a rule of an array that a module has itself."""
+    return isinstance(line.entry, Rule) and line.entry.flax[0].rpartition(".")[0] == owner
 
 
 def _holder(model: Any) -> Any:

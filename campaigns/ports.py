@@ -1,0 +1,245 @@
+"""Tables proposed for strangers' ports, beside transformers' modules with random weights.
+
+``git clone https://github.com/jax-ml/bonsai``, then
+``python -m campaigns.ports bonsai [--only NAME ...] [--write docs/ports.md]``. Nothing of the
+ports is here: each is built at small sizes from the names of its own configuration. The exit code
+is 1 if a port gets no table that converts.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+from flax import nnx
+
+from jax_transformer import weights
+from jax_transformer.parity.proposal import Proposal
+from jax_transformer.weights import Rule
+
+COLUMNS = ["port", "kind", "tensors", "without a rule", "rules proven", "outputs", "s"]
+BEGIN, END = "<!-- python -m campaigns.ports bonsai --write -->\n", "<!-- end -->\n"
+IMAGE, IDS, WIDTH, HEADS, INNER, LABELS = (2, 8, 8, 3), (2, 7), 16, 2, 24, 5
+PORTS: dict[str, tuple[str, Callable[[], tuple]]] = {}
+
+
+def port(kind: str) -> Callable:
+    """Register a function that returns both models, a batch, and the calls of both."""
+
+    def register(make: Callable[[], tuple]) -> Callable[[], tuple]:
+        PORTS[make.__name__] = kind, make
+        return make
+
+    return register
+
+
+def bonsai(name: str) -> Any:
+    return importlib.import_module(f"bonsai.models.{name}.modeling")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def ids(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(1, 50, shape).astype(np.int32)
+
+
+def of_image(module: Any, x: Any) -> Any:
+    return module(x.permute(0, 3, 1, 2)).logits
+
+
+@port("vision")
+def vit() -> tuple:
+    names = dict(num_heads=HEADS, mlp_dim=INNER, num_layers=3, num_labels=LABELS, eps=1e-12)
+    rates, sizes = dict(attn_dropout_prob=0.0, dropout_prob=0.0), ((8, 8), (4, 4), 3, WIDTH)
+    fields = ("image_size", "patch_size", "num_channels", "hidden_dim")
+    config = bonsai("vit").ModelConfig(**dict(zip(fields, sizes, strict=True)), **names, **rates)
+    ours = bonsai("vit").ViTClassificationModel(config, rngs=nnx.Rngs(0))
+    theirs = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=LABELS, **small(3))
+    theirs = transformers.ViTForImageClassification(theirs)
+    return theirs, ours, [normal(*IMAGE)], lambda model, x: model(x, rngs=None), of_image
+
+
+def small(layers: int) -> dict[str, Any]:
+    names = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers")
+    return dict(zip(names, (WIDTH, HEADS, INNER, layers), strict=True))
+
+
+@port("vision")
+def dinov3() -> tuple:
+    sizes = small(2) | dict(image_size=8)
+    config = bonsai("dinov3").ModelConfig(patch_size=(4, 4), **sizes)
+    ours = bonsai("dinov3").Dinov3ViTModel(config, nnx.Rngs(0))
+    theirs = transformers.DINOv3ViTConfig(patch_size=4, num_register_tokens=4, **sizes)
+    return transformers.DINOv3ViTModel(theirs), ours, [normal(2, 3, 8, 8)], None, None
+
+
+@port("convolutions")
+def convnext() -> tuple:
+    depths, widths = [1, 2, 1, 1], [4, 6, 8, 10]
+    config = bonsai("convnext").ModelConfig(depths, widths, 0.0, LABELS)
+    ours = bonsai("convnext").ConvNeXt(config, rngs=nnx.Rngs(0))
+    theirs = transformers.ConvNextConfig(depths=depths, hidden_sizes=widths, num_labels=LABELS)
+    theirs = transformers.ConvNextForImageClassification(theirs)
+    return theirs, ours, [normal(2, 32, 32, 3)], lambda model, x: model(x, rngs=None), of_image
+
+
+@port("convolutions")
+def resnet() -> tuple:
+    depths = [1, 2, 1, 1]
+    ours = bonsai("resnet").ResNet(bonsai("resnet").ModelConfig(depths, LABELS), rngs=nnx.Rngs(0))
+    theirs = transformers.ResNetConfig(depths=depths, num_labels=LABELS)
+    theirs = transformers.ResNetForImageClassification(theirs)
+    return theirs, ours, [normal(2, 40, 40, 3)], None, of_image
+
+
+@port("decoder")
+def qwen3() -> tuple:
+    sizes = dict(vocab_size=50, head_dim=8, tie_word_embeddings=False, rope_theta=1_000_000)
+    names = dict(num_layers=2, emb_dim=WIDTH, mlp_dim=INNER, num_heads=4, num_kv_heads=2)
+    more = dict(rope_scaling_factor=None, local_rope_theta=None, norm_eps=1e-6)
+    config = bonsai("qwen3").ModelConfig(**sizes, **names, **more)
+
+    def call(model: Any, x: Any) -> Any:
+        cache = bonsai("qwen3").init_cache(config, *IDS, 2, jnp.float32)
+        return model(x, cache=cache, segment_ids=jnp.ones(IDS, jnp.int32))
+
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**small(2) | heads, **sizes))
+    ours = bonsai("qwen3").Qwen3(config, rngs=nnx.Rngs(0))
+    return theirs, ours, [ids(*IDS)], call, lambda module, x: module(x).logits
+
+
+@port("encoder-decoder")
+def umt5() -> tuple:
+    sizes = dict(vocab_size=50, d_model=WIDTH, d_kv=4, d_ff=INNER, num_heads=3, dropout_rate=0.0)
+    sizes |= dict(num_layers=2, num_decoder_layers=2)
+    ours = bonsai("umt5").UMT5Model(bonsai("umt5").ModelConfig(**sizes), rngs=nnx.Rngs(0))
+    theirs = transformers.UMT5Model(transformers.UMT5Config(**sizes))
+
+    def call(model: Any, source: Any, target: Any) -> Any:
+        return model(input_ids=source, decoder_input_ids=target)
+
+    return theirs, ours, [ids(*IDS), ids(2, 5)], call, call
+
+
+@port("state space")
+def mamba2() -> tuple:
+    sizes = dict(vocab_size=50, hidden_size=WIDTH, state_size=8, num_hidden_layers=2, head_dim=8)
+    sizes |= dict(expand=2, chunk_size=4, tie_word_embeddings=True)
+    ours = bonsai("mamba2").Mamba2ForCausalLM(
+        bonsai("mamba2").ModelConfig(**sizes), rngs=nnx.Rngs(0)
+    )
+    theirs = transformers.Mamba2Config(num_heads=4, n_groups=1, **sizes)
+    theirs = transformers.Mamba2ForCausalLM(theirs)
+    calls = (lambda model, x: model(x)["logits"]), (lambda module, x: module(x).logits)
+    return theirs, ours, [ids(2, 8)], *calls
+
+
+def whisper(part: str) -> tuple[Any, Any]:
+    """The configuration, and transformers' encoder or decoder."""
+    sizes = dict(vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2, dropout=0.0)
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_attention_heads": 4, f"{side}_ffn_dim": INNER}
+    sizes |= dict(num_mel_bins=6, max_source_positions=10, max_target_positions=9, pad_token_id=0)
+    theirs = transformers.WhisperConfig(bos_token_id=1, eos_token_id=2, **sizes)
+    values = theirs.to_dict() | {"max_length": 9, "num_hidden_layers": 2}
+    names = [field.name for field in dataclasses.fields(bonsai("whisper").ModelConfig)]
+    config = bonsai("whisper").ModelConfig(**{name: values.get(name) for name in names})
+    return config, getattr(transformers.WhisperModel(theirs), part)
+
+
+@port("speech")
+def whisper_encoder() -> tuple:
+    config, theirs = whisper("encoder")
+    ours = bonsai("whisper").WhisperEncoder(config, rngs=nnx.Rngs(0))
+    return theirs, ours, [normal(2, 20, 6)], None, lambda module, x: module(x.transpose(1, 2))
+
+
+@port("speech")
+def whisper_decoder() -> tuple:
+    config, theirs = whisper("decoder")
+    ours = bonsai("whisper").WhisperDecoder(config, rngs=nnx.Rngs(0))
+
+    def call(model: Any, x: Any, memory: Any) -> Any:
+        return model(x, nnx.make_causal_mask(jnp.ones(IDS)), memory, None, False)
+
+    def call_torch(module: Any, x: Any, memory: Any) -> Any:
+        return module(input_ids=x, encoder_hidden_states=memory)
+
+    return theirs, ours, [ids(*IDS), normal(2, 4, WIDTH)], call, call_torch
+
+
+@port("video")
+def vjepa2() -> tuple:
+    sizes = dict(hidden_size=24, num_attention_heads=2, num_hidden_layers=2, crop_size=8)
+    sizes |= dict(patch_size=4, frames_per_clip=4, pred_hidden_size=12, num_pooler_layers=1)
+    sizes |= dict(pred_num_attention_heads=2, pred_num_hidden_layers=2, num_labels=LABELS)
+    config = bonsai("vjepa2").ModelConfig(**sizes)
+    ours = bonsai("vjepa2").VJEPA2ForVideoClassification(config, nnx.Rngs(0))
+    theirs = transformers.VJEPA2ForVideoClassification(transformers.VJEPA2Config(**sizes))
+    calls = (
+        (lambda model, x: model(x)["logits"]),
+        (lambda module, x: module(x.permute(0, 1, 4, 2, 3)).logits),
+    )
+    return theirs, ours, [normal(2, 4, 8, 8, 3)], *calls
+
+
+def proposed(name: str) -> Proposal:
+    torch.manual_seed(0)
+    theirs, ours, batch, call_flax, call_torch = PORTS[name][1]()
+    ours.eval()
+    return weights.propose(theirs.eval(), ours, batch, call_flax=call_flax, call_torch=call_torch)
+
+
+def row(name: str, proposal: Proposal, seconds: float) -> list[str]:
+    rules = [line for line in proposal.entries if isinstance(line.entry, Rule)]
+    parameters = [line for line in proposal.entries if line.reason != "no parameter"]
+    without = sum(not isinstance(line.entry, Rule) and not line.proven for line in parameters)
+    proven = f"{sum(line.proven for line in rules)} of {len(rules)}"
+    tensors = sum(hasattr(line.entry, "torch") for line in parameters)
+    off = f"{proposal.off_by:.0e}"
+    return [name, PORTS[name][0], str(tensors), str(without), proven, off, f"{seconds:.0f}"]
+
+
+def table(rows: Iterable[list[str]]) -> str:
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bonsai", type=Path, help="checkout of jax-ml/bonsai")
+    parser.add_argument("--only", nargs="+", default=list(PORTS), choices=list(PORTS))
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    options = parser.parse_args()
+    sys.path.append(str(options.bonsai))
+    jax.config.update("jax_platforms", "cpu")
+    rows, failed = [], []
+    for name in options.only:
+        began = time.monotonic()
+        proposal = proposed(name)
+        rows.append(row(name, proposal, time.monotonic() - began))
+        failed += [] if proposal.converts else [name]
+        marked = [line for line in proposal.lines() if line[0] in "?!"]
+        print(f"{name}: {proposal.summary()}", *marked, sep="\n", flush=True)
+    print(table(rows))
+    if options.write is not None:
+        head, _, rest = options.write.read_text(encoding="utf-8").partition(BEGIN)
+        text = f"{head}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}"
+        options.write.write_text(text, encoding="utf-8")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
