@@ -237,10 +237,6 @@ def test_a_completion_needs_its_package_and_a_known_shell(console, monkeypatch):
     console.refused(2, ["did you mean 'fish'?"], "completion", "fihs")
 
 
-def test_version_prints_the_version(console):
-    assert console.say("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
-
-
 def test_underscores_in_flags_are_dashes():
     words = """--eval_every 7 --optimizer.learning_rate=0.5 --data.train_source a_b
         --data.train-target b --data.valid_source c --data.valid-target d"""
