@@ -70,9 +70,7 @@ class Blog2023(BatchFirst):
     def encoder_block(self, twin, x: Tensor, padding: Mask) -> Tensor:
         return twin.encoder.encoder_layers[0](x, x, x, hidden(padding))
 
-    def decoder_block(
-        self, twin, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
-    ) -> Tensor:
+    def decoder_block(self, twin, x, memory, padding, future, memory_padding) -> Tensor:
         block = twin.decoder.decoder_layer[1]
         return block(x, memory, hidden(padding, future), hidden(memory_padding))
 
@@ -112,9 +110,7 @@ class DeepDive(BatchFirst):
     def encoder_block(self, twin, x: Tensor, padding: Mask) -> Tensor:
         return twin.encoder.EncoderBlocklayers[0](x, visible(padding))
 
-    def decoder_block(
-        self, twin, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
-    ) -> Tensor:
+    def decoder_block(self, twin, x, memory, padding, future, memory_padding) -> Tensor:
         block = twin.decoder.DecoderBlocklayers[1]
         return block(x, memory, visible(padding, future), visible(memory_padding))
 
@@ -158,9 +154,7 @@ class FromScratch(BatchFirst):
     def encoder_block(self, twin, x: Tensor, padding: Mask) -> Tensor:
         return twin.encoder.layers[0](x, x, x, visible(padding))
 
-    def decoder_block(
-        self, twin, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
-    ) -> Tensor:
+    def decoder_block(self, twin, x, memory, padding, future, memory_padding) -> Tensor:
         block = twin.decoder.layers[1]
         return block(x, memory, memory, visible(memory_padding), visible(padding, future))
 
@@ -200,9 +194,7 @@ class TorchNN(BatchFirst):
     def encoder_block(self, twin, x: Tensor, padding: Mask) -> Tensor:
         return twin.encoder.layers[0](x, src_key_padding_mask=padding)
 
-    def decoder_block(
-        self, twin, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
-    ) -> Tensor:
+    def decoder_block(self, twin, x, memory, padding, future, memory_padding) -> Tensor:
         masks = dict(tgt_key_padding_mask=padding, memory_key_padding_mask=memory_padding)
         return twin.decoder.layers[1](x, memory, tgt_mask=future, **masks)
 
@@ -262,9 +254,7 @@ class Lesson10:
     def encoder_block(self, twin, x: Tensor, padding: Mask) -> Tensor:
         return _swap(twin.encoder.layers[0](_swap(x), padding))
 
-    def decoder_block(
-        self, twin, x: Tensor, memory: Tensor, padding: Mask, future: Mask, memory_padding: Mask
-    ) -> Tensor:
+    def decoder_block(self, twin, x, memory, padding, future, memory_padding) -> Tensor:
         block = twin.decoder.layers[1]
         return _swap(block(_swap(x), _swap(memory), padding, future, memory_padding)[0])
 

@@ -1,5 +1,6 @@
 """Table of the compared configurations: every test of this folder runs over every case."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,20 @@ CASES = [
         },
     ),
 ]
+
+
+def shapes_of(*layers: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in PyTorch of linear layers: name, inputs and outputs; 0 inputs: a norm."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, inputs, outputs in layers:
+        shapes[f"{name}.weight"] = (outputs, inputs) if inputs else (outputs,)
+        shapes[f"{name}.bias"] = (outputs,)
+    return shapes
+
+
+def under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values under names with a prefix."""
+    return {f"{prefix}.{name}": value for name, value in values.items()}
 
 
 def config_of(name: str) -> TransformerConfig:

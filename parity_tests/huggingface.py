@@ -25,86 +25,34 @@ from jax_transformer.nn.embeddings import sinusoids
 from parity_tests.marks import quick_if
 from torch_reference.huggingface import KeepFloat64
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 41,
-    "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 20,
-    "decoder_ffn_dim": 28,
-    "max_position_embeddings": 33,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
-_T5_SIZES: dict[str, Any] = {
-    "vocab_size": 41,
-    "d_model": 24,
-    "d_kv": 5,
-    "d_ff": 20,
-    "num_layers": 2,
-    "num_decoder_layers": 2,  # transformers sizes its cache by the encoder's layers
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 12,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-}
+_IDS = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)
+_STACKS = dict(encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=20)
+_STACKS |= dict(decoder_layers=3, decoder_attention_heads=3, decoder_ffn_dim=28)
+_SIZES: dict[str, Any] = _STACKS | _IDS
+_SIZES |= dict(vocab_size=41, d_model=24, max_position_embeddings=33)
+_T5_SIZES: dict[str, Any] = dict(vocab_size=41, d_model=24, d_kv=5, d_ff=20, num_heads=4)
+# transformers sizes its cache by the encoder's layers
+_T5_SIZES |= dict(num_layers=2, num_decoder_layers=2)
+_T5_SIZES |= dict(relative_attention_num_buckets=8, relative_attention_max_distance=12)
+_T5_SIZES |= dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
 # Several local and global blocks in a source of 17 tokens, and one that is not whole
-_LONG_T5 = _T5_SIZES | {
-    "encoder_attention_type": "local",
-    "local_radius": 4,
-    "global_block_size": 4,
-}
+_LONG_T5 = _T5_SIZES | dict(encoder_attention_type="local", local_radius=4, global_block_size=4)
 # Lengths are equal, so that no shape shows a missing transpose
-_SQUARE: dict[str, Any] = {
-    "d_model": 20,
-    "encoder_ffn_dim": 20,
-    "decoder_ffn_dim": 20,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "vocab_size": 20,
-    "max_position_embeddings": 20,
-}
-_MARIAN = {
-    "pad_token_id": 40,
-    "decoder_start_token_id": 40,
-    "eos_token_id": 0,
-    "forced_eos_token_id": 0,
-    "activation_function": "swish",
-}
-_PEGASUS = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
-_BLENDERBOT = {
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "decoder_start_token_id": 1,
-    "forced_eos_token_id": 2,
-}
-
-
-_FSMT = {name: size for name, size in _SIZES.items() if name != "vocab_size"} | {
-    "src_vocab_size": 41,
-    "tgt_vocab_size": 37,
-}
-_LENGTHS = ("max_position_embeddings",)
-_SOUND = {name: value for name, value in _SIZES.items() if name not in _LENGTHS} | {
-    "vocab_size": 67,
-    "decoder_start_token_id": 40,
-    "num_mel_bins": 5,
-    "max_source_positions": 17,
-    "max_target_positions": 33,
-    "pad_token_id": 2,  # the end token, as in the published files
-}
-_SQUARE_SOUND = {name: value for name, value in _SQUARE.items() if name not in _LENGTHS} | {
-    "decoder_start_token_id": 3,
-    "num_mel_bins": 20,
-    "max_source_positions": 10,
-    "max_target_positions": 20,
-}
+_SQUARE: dict[str, Any] = dict(d_model=20, encoder_ffn_dim=20, decoder_ffn_dim=20, vocab_size=20)
+_SQUARE |= dict(encoder_attention_heads=4, decoder_attention_heads=4)
+_TEXT_SQUARE = _SQUARE | dict(max_position_embeddings=20)
+_MARIAN = dict(pad_token_id=40, decoder_start_token_id=40, activation_function="swish")
+_MARIAN |= dict(eos_token_id=0, forced_eos_token_id=0)
+_PEGASUS = dict(pad_token_id=0, decoder_start_token_id=0, eos_token_id=1)
+_BLENDERBOT = dict(pad_token_id=0, bos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=2)
+_FSMT = _STACKS | _IDS | dict(d_model=24, max_position_embeddings=33)
+_FSMT |= dict(src_vocab_size=41, tgt_vocab_size=37)
+# Padding is the end token, as in the published files
+_SOUND = _STACKS | _IDS | dict(d_model=24, vocab_size=67, decoder_start_token_id=40, pad_token_id=2)
+_SOUND |= dict(num_mel_bins=5, max_source_positions=17, max_target_positions=33)
+_SQUARE_SOUND = _SQUARE | dict(decoder_start_token_id=3, num_mel_bins=20)
+_SQUARE_SOUND |= dict(max_source_positions=10, max_target_positions=20)
+_GATED = dict(feed_forward_proj="gated-gelu")
 
 
 @dataclass(frozen=True)
@@ -131,15 +79,11 @@ CASES = {
         "marian",
         _SIZES
         | _MARIAN
-        | {
-            "share_encoder_decoder_embeddings": False,
-            "decoder_vocab_size": 37,
-            "pad_token_id": 36,
-            "decoder_start_token_id": 36,
-        },
+        | dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=37)
+        | dict(pad_token_id=36, decoder_start_token_id=36),
     ),
     "bart": Case("bart", _SIZES),
-    "bart square": Case("bart", _SIZES | _SQUARE),
+    "bart square": Case("bart", _SIZES | _TEXT_SQUARE),
     "mbart": Case("mbart", _SIZES | {"scale_embedding": True}),
     "plbart": Case("plbart", _SIZES),
     "m2m_100": Case("m2m_100", _SIZES),
@@ -148,26 +92,20 @@ CASES = {
     "blenderbot-small": Case("blenderbot-small", _SIZES | _BLENDERBOT | {"scale_embedding": True}),
     "fsmt": Case("fsmt", _FSMT),
     "fsmt tied": Case(
-        "fsmt",
-        _FSMT | {"tgt_vocab_size": 41, "tie_word_embeddings": True, "scale_embedding": False},
+        "fsmt", _FSMT | dict(tgt_vocab_size=41, tie_word_embeddings=True, scale_embedding=False)
     ),
     "mvp": Case("mvp", _SIZES | {"scale_embedding": True}),
     "whisper": Case("whisper", _SOUND),
     "whisper square": Case("whisper", _SOUND | _SQUARE_SOUND),
     "t5": Case("t5", _T5_SIZES),
-    "t5 v1.1": Case(
-        "t5", _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    ),
-    "mt5": Case("mt5", _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
+    "t5 v1.1": Case("t5", _T5_SIZES | _GATED | {"tie_word_embeddings": False}),
+    "mt5": Case("mt5", _T5_SIZES | _GATED),
     "longt5": Case("longt5", _LONG_T5),
     "longt5 global": Case(
         "longt5",
         _LONG_T5
-        | {
-            "encoder_attention_type": "transient-global",
-            "feed_forward_proj": "gated-gelu",
-            "tie_word_embeddings": False,
-        },
+        | _GATED
+        | {"encoder_attention_type": "transient-global", "tie_word_embeddings": False},
     ),
     "longt5 square": Case(
         "longt5",
@@ -175,7 +113,7 @@ CASES = {
         | {"encoder_attention_type": "transient-global", "local_radius": 3}
         | dict.fromkeys(("vocab_size", "d_model", "d_ff"), 20),
     ),
-    "umt5": Case("umt5", _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
+    "umt5": Case("umt5", _T5_SIZES | _GATED),
 }
 
 
@@ -208,14 +146,8 @@ def module(
     """
     case = CASES[name]
     config, model = case.classes
-    rates = (
-        dict.fromkeys(
-            ("dropout", "attention_dropout", "activation_dropout", "dropout_rate"), dropout
-        )
-        if dropout is not None
-        else {}
-    )
-    known = {name: rate for name, rate in rates.items() if name in config().to_dict()}
+    rates = {"dropout", "attention_dropout", "activation_dropout", "dropout_rate"}
+    known = {} if dropout is None else dict.fromkeys(rates & config().to_dict().keys(), dropout)
     theirs = model(config(**case.values, **known, attn_implementation="eager")).eval()
     generator = torch.Generator().manual_seed(seed)
     described = from_config({"model_type": case.model_type} | case.values)
@@ -257,9 +189,8 @@ def compute_in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
 
     def norm(self, x):
-        return self.weight * (
-            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        )
+        rate = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * (x * rate)
 
     for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5"), ("longt5", "LongT5")):
         modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")

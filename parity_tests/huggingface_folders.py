@@ -15,14 +15,8 @@ from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from parity_tests import tokenizer_models
 
 # Only the values that a family's config.json has are used
-SIZES = {
-    "d_model": 16,
-    "max_position_embeddings": 64,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-} | {
+SIZES = dict(d_model=16, max_position_embeddings=64, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+SIZES |= {
     f"{stack}_{name}": size
     for stack in ("encoder", "decoder")
     for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))

@@ -36,11 +36,8 @@ class Inputs:
         padding = pair.target == config.target_pad_id
         source_padding = pair.source == config.source_pad_id
         self.padding = padding if Mask.TARGET_PADDING in config.decoder.self_mask else None
-        self.future = (
-            np.triu(np.ones((length, length), bool), 1)
-            if Mask.CAUSAL in config.decoder.self_mask
-            else None
-        )
+        future = np.triu(np.ones((length, length), bool), 1)
+        self.future = future if Mask.CAUSAL in config.decoder.self_mask else None
         self.source_padding = source_padding if config.encoder.self_mask else None
         self.memory_padding = source_padding if config.decoder.cross_mask else None
         self.positions, self.source_positions = (
@@ -51,12 +48,8 @@ class Inputs:
         return _visible(self.padding, self.future)
 
     def context(self) -> Context:
-        return Context(
-            jnp.asarray(self.memory),
-            self.self_mask(),
-            _visible(self.memory_padding),
-            self.positions,
-        )
+        masks = self.self_mask(), _visible(self.memory_padding)
+        return Context(jnp.asarray(self.memory), *masks, self.positions)
 
     def source_context(self) -> Context:
         return Context(None, _visible(self.source_padding), None, self.source_positions)
@@ -69,14 +62,8 @@ def _drawn(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jnp.ndarray | None:
     """The model's mask (b, 1, q, k) of hidden keys (b, k) and hidden pairs (q, k)."""
-    hidden = [
-        mask
-        for mask in (
-            None if padding is None else padding[:, None, None],
-            None if future is None else future[None, None],
-        )
-        if mask is not None
-    ]
+    hidden = [] if padding is None else [padding[:, None, None]]
+    hidden += [] if future is None else [future[None, None]]
     return jnp.asarray(~functools.reduce(np.logical_or, hidden)) if hidden else None
 
 
@@ -85,19 +72,16 @@ def _torch(*arrays: np.ndarray | None) -> list[torch.Tensor | None]:
 
 
 def norm(pair: Pair) -> Both:
-    inputs = Inputs(pair).x * 3 + 2
-    return pair.flax.decoder.blocks[0].residuals[-1].norm(jnp.asarray(inputs)), pair.calls.norm(
-        pair.torch
-    )(as_torch(inputs))
+    inputs, ours = Inputs(pair).x * 3 + 2, pair.flax.decoder.blocks[0].residuals[-1].norm
+    return ours(jnp.asarray(inputs)), pair.calls.norm(pair.torch)(as_torch(inputs))
 
 
 def _attention(pair: Pair) -> tuple[tuple, tuple]:
     inputs, module = Inputs(pair), pair.flax.decoder.blocks[1].self_attention
     x = jnp.asarray(inputs.x)
     ours = module(x, module.keys_values(x), inputs.self_mask(), Dropout())
-    return ours, pair.calls.self_attention(
-        pair.torch, *_torch(inputs.x, inputs.padding, inputs.future)
-    )
+    arrays = _torch(inputs.x, inputs.padding, inputs.future)
+    return ours, pair.calls.self_attention(pair.torch, *arrays)
 
 
 def attention(pair: Pair) -> Both:
@@ -112,38 +96,32 @@ def attention_weights(pair: Pair) -> Both:
 
 def cross_attention(pair: Pair) -> Both:
     inputs, module = Inputs(pair), pair.flax.decoder.blocks[0].cross_attention
-    ours = module(
-        jnp.asarray(inputs.x),
-        module.keys_values(jnp.asarray(inputs.memory)),
-        _visible(inputs.memory_padding),
-        Dropout(),
-    )[0]
-    return ours, pair.calls.cross_attention(
-        pair.torch, *_torch(inputs.x, inputs.memory, inputs.memory_padding)
-    )[0]
+    keys_values = module.keys_values(jnp.asarray(inputs.memory))
+    mask = _visible(inputs.memory_padding)
+    ours = module(jnp.asarray(inputs.x), keys_values, mask, Dropout())[0]
+    arrays = _torch(inputs.x, inputs.memory, inputs.memory_padding)
+    return ours, pair.calls.cross_attention(pair.torch, *arrays)[0]
+
+
+def _feed_forward(pair: Pair, stack: str, x: np.ndarray, positions: jnp.ndarray) -> Both:
+    module = getattr(pair.flax, stack).blocks[0].feed_forward
+    ours = module(jnp.asarray(x), positions, Dropout())
+    return ours, pair.calls.feed_forward(pair.torch, stack, as_torch(x))
 
 
 def encoder_feed_forward(pair: Pair) -> Both:
     inputs = Inputs(pair)
-    ours = pair.flax.encoder.blocks[0].feed_forward(
-        jnp.asarray(inputs.memory), inputs.source_positions, Dropout()
-    )
-    return ours, pair.calls.feed_forward(pair.torch, "encoder", as_torch(inputs.memory))
+    return _feed_forward(pair, "encoder", inputs.memory, inputs.source_positions)
 
 
 def feed_forward(pair: Pair) -> Both:
     inputs = Inputs(pair)
-    ours = pair.flax.decoder.blocks[0].feed_forward(
-        jnp.asarray(inputs.x), inputs.positions, Dropout()
-    )
-    return ours, pair.calls.feed_forward(pair.torch, "decoder", as_torch(inputs.x))
+    return _feed_forward(pair, "decoder", inputs.x, inputs.positions)
 
 
 def encoder_block(pair: Pair) -> Both:
-    inputs = Inputs(pair)
-    ours = pair.flax.encoder.blocks[0](
-        jnp.asarray(inputs.memory), inputs.source_context(), Dropout()
-    ).x
+    inputs, block = Inputs(pair), pair.flax.encoder.blocks[0]
+    ours = block(jnp.asarray(inputs.memory), inputs.source_context(), Dropout()).x
     return ours, pair.calls.encoder_block(pair.torch, *_torch(inputs.memory, inputs.source_padding))
 
 
@@ -166,30 +144,17 @@ def loss(pair: Pair) -> Both:
     """Return the smoothed loss over the tokens that are not padding."""
     pad, gold = pair.config.target_pad_id, np.roll(pair.target, -1, axis=1)
     ours, theirs = logits(pair)
-    total, tokens = cross_entropy(
-        jnp.asarray(ours), jnp.asarray(gold), pad_id=pad, label_smoothing=0.1
-    )
-    function = torch.nn.functional.cross_entropy
-    return total / tokens.astype(total.dtype), function(
-        as_torch(theirs).transpose(1, 2), as_torch(gold), ignore_index=pad, label_smoothing=0.1
-    )
+    smoothed = {"label_smoothing": 0.1}
+    total, tokens = cross_entropy(jnp.asarray(ours), jnp.asarray(gold), pad_id=pad, **smoothed)
+    arguments = as_torch(theirs).transpose(1, 2), as_torch(gold)
+    reference = torch.nn.functional.cross_entropy(*arguments, ignore_index=pad, **smoothed)
+    return total / tokens.astype(total.dtype), reference
 
 
+_ATTENTIONS = (attention, attention_weights, cross_attention)
+_PARTS = (norm, *_ATTENTIONS, encoder_feed_forward, feed_forward, encoder_block, decoder_block)
 LEVELS: dict[str, Callable[[Pair], Both]] = {
-    level.__name__: level
-    for level in (
-        norm,
-        attention,
-        attention_weights,
-        cross_attention,
-        encoder_feed_forward,
-        feed_forward,
-        encoder_block,
-        decoder_block,
-        encoder,
-        logits,
-        loss,
-    )
+    level.__name__: level for level in (*_PARTS, encoder, logits, loss)
 }
 
 
@@ -200,9 +165,9 @@ def levels(config: TransformerConfig) -> list[str]:
 
 def arrays(both: Both) -> Both:
     ours, theirs = both
-    return np.asarray(ours), torch_bridge.to_numpy(theirs) if isinstance(
-        theirs, torch.Tensor
-    ) else np.asarray(theirs)
+    if isinstance(theirs, torch.Tensor):
+        theirs = torch_bridge.to_numpy(theirs)
+    return np.asarray(ours), np.asarray(theirs)
 
 
 def error(both: Both, *, relative_to: float | None = None) -> float:
@@ -210,9 +175,8 @@ def error(both: Both, *, relative_to: float | None = None) -> float:
     ours, theirs = arrays(both)
     assert ours.shape == theirs.shape, f"shapes {ours.shape} and {theirs.shape}"
     assert np.isfinite(ours).all() and np.isfinite(theirs).all(), "not finite"
-    return float(
-        np.abs(ours - theirs).max() / (np.abs(theirs).max() if relative_to is None else relative_to)
-    )
+    scale = np.abs(theirs).max() if relative_to is None else relative_to
+    return float(np.abs(ours - theirs).max() / scale)
 
 
 def assert_close(

@@ -108,10 +108,9 @@ def adafactor(weights: Arrays) -> Arrays:
         one = np.zeros((1,), np.float32)
         moments = {"m": one, "v": one, "v_col": one, "v_row": one}
         if array.ndim == 2:
-            moments |= {
-                "v_row": np.ones(array.shape[:1], np.float32),
-                "v_col": np.ones(array.shape[1:], np.float32),
-            }
+            rows, columns = array.shape
+            moments["v_row"] = np.ones(rows, np.float32)
+            moments["v_col"] = np.ones(columns, np.float32)
         else:
             moments["v"] = np.ones(array.shape, np.float32)
         state |= {f"{name}.{moment}": value for moment, value in moments.items()}
@@ -145,9 +144,8 @@ def write(
     tree: Tree = {"target": {}, "state": {"step": np.asarray(step, np.int32)}}
     named = {f"target/{name.replace('.', '/')}": array for name, array in weights.items()}
     if state is not None:
-        named |= {
-            f"state/param_states/{name.replace('.', '/')}": array for name, array in state.items()
-        }
+        above = "state/param_states"
+        named |= {f"{above}/{name.replace('.', '/')}": array for name, array in state.items()}
     writes = []
     for name, array in named.items():
         place = tree
@@ -157,16 +155,13 @@ def write(
         if state is not None and array.size < 2:
             place[last] = array
             continue
+        own = {"compressor": {"id": "gzip"}, "shape": list(array.shape)}
+        own |= {"chunks": list(chunks(array.shape) if chunks else array.shape)}
         spec = {
             "driver": "zarr",
             "dtype": array.dtype.name,
             "kvstore": {"driver": "file", "path": name.replace("/", ".")},
-            "metadata": {
-                "compressor": {"id": "gzip"},
-                "shape": list(array.shape),
-                "chunks": list(chunks(array.shape) if chunks else array.shape),
-                **(metadata or {}),
-            },
+            "metadata": own | dict(metadata or {}),
         }
         described = tensorstore.Spec(spec).to_json()
         writes.append(_write_array(folder, described, array))
@@ -295,8 +290,7 @@ def _distances(table: np.ndarray, length: int, *, bidirectional: bool) -> np.nda
     n = np.maximum(n, 0)
     exact = buckets // 2
     eps = np.finfo(np.float32).eps
-    far = exact + (
-        np.log(n.astype(np.float32) / exact + eps) / np.log(128 / exact) * (buckets - exact)
-    ).astype(int)
+    ratio = np.log(n.astype(np.float32) / exact + eps) / np.log(128 / exact)
+    far = exact + (ratio * (buckets - exact)).astype(int)
     result += np.where(n < exact, n, np.minimum(far, buckets - 1))
     return table[:, result][None]

@@ -12,7 +12,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout
-from parity_tests.cases import ODD
+from parity_tests.cases import ODD, shapes_of, under
 from parity_tests.levels import assert_close
 from parity_tests.test_dropout import DrawnDropout
 from parity_tests.twins import Pair, as_torch, pair
@@ -33,10 +33,9 @@ def attend(
     module = both.flax.decoder.blocks[1].self_attention
     mask = None if hidden is None else jnp.asarray(~hidden[None, None])
     ours = module(jnp.asarray(x), module.keys_values(jnp.asarray(x)), mask, Dropout())
+    future = None if hidden is None else as_torch(hidden)
     with torch.no_grad():
-        theirs = both.calls.self_attention(
-            both.torch, as_torch(x), None, None if hidden is None else as_torch(hidden)
-        )
+        theirs = both.calls.self_attention(both.torch, as_torch(x), None, future)
     return tuple(map(np.asarray, ours)), tuple(tensor.numpy() for tensor in theirs)
 
 
@@ -58,11 +57,8 @@ def test_every_query_gets_the_sum_of_all_values_whatever_the_mask(mask: str):
     (ours, our_weights), (theirs, their_weights) = attend(both, x, MASKS[mask])
     attention = both.torch.decoder.decoder_layer[1].attention
     with torch.no_grad():
-        expected = (
-            attention.fc(attention.values(as_torch(x)).sum(dim=1, keepdim=True))
-            .expand(-1, 6, -1)
-            .numpy()
-        )
+        total = attention.values(as_torch(x)).sum(dim=1, keepdim=True)
+        expected = attention.fc(total).expand(-1, 6, -1).numpy()
     assert_close((ours, expected), 1e-12, "flax")
     assert_close((theirs, expected), 1e-12, "torch")
     assert_close((our_weights, their_weights), 1e-12, "weights")
@@ -79,10 +75,8 @@ def test_the_twins_attention_is_the_written_einsum():
         out, weights = attention(memory, query, memory, None)
         values = attention.values(memory).reshape(3, 6, SIZES["num_heads"], -1)
         expected = attention.fc(torch.einsum("bhqk,bvhd->bqhd", weights, values).reshape(3, 6, -1))
-        keys, queries = (
-            part.reshape(values.shape)
-            for part in (attention.keys(memory), attention.queries(query))
-        )
+        keys = attention.keys(memory).reshape(values.shape)
+        queries = attention.queries(query).reshape(values.shape)
         scores = torch.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(SIZES["d_model"])
         assert_close((weights, scores.softmax(dim=-1)), 1e-12, "weights")
         assert_close((out, expected), 1e-12, "output")
@@ -97,10 +91,8 @@ def test_a_query_without_visible_keys_equals_the_twin_s():
     for preset, expected in (("blog2023", np.nan), ("blog2023_repaired", 0.0)):
         both = equal_lengths(preset)
         for out, weights in attend(both, hidden_states(both), blind):
-            np.testing.assert_array_equal(out[:, 2], np.full_like(out[:, 2], expected))
-            np.testing.assert_array_equal(
-                weights[:, :, 2], np.full_like(weights[:, :, 2], expected)
-            )
+            for row in (out[:, 2], weights[:, :, 2]):
+                np.testing.assert_array_equal(row, np.full_like(row, expected))
             assert np.isfinite(np.delete(out, 2, axis=1)).all()
 
 
@@ -119,30 +111,15 @@ def test_only_the_last_decoder_block_reaches_the_logits():
     both = equal_lengths()
     arrays = transformer.flatten(both.flax)
     last = f"decoder.blocks.{both.config.decoder.layers - 1}."
-    used = tuple(
-        last + part
-        for part in (
-            "cross_attention.value cross_attention.out feed_forward residuals.1 residuals.2"
-        ).split()
-    )
-    seen = {
-        name
-        for name in arrays
-        if name.startswith(("encoder.", "source_embedding", "output", *used))
-    }
+    parts = "cross_attention.value cross_attention.out feed_forward residuals.1 residuals.2"
+    used = ("encoder.", "source_embedding", "output", *(last + part for part in parts.split()))
+    seen = {name for name in arrays if name.startswith(used)}
     unused = arrays.keys() - seen
-    assert {
-        "target_embedding.embedding",
-        "decoder.positions.table",
-        f"{last}cross_attention.query.kernel",
-    } < unused
-    for names, moves in (
-        (unused, False),
-        *(((name,), True) for name in seen if name.startswith(last)),
-    ):
-        changed = {
-            name: array * 1.5 + 0.1 if name in names else array for name, array in arrays.items()
-        }
+    some = {"target_embedding.embedding", "decoder.positions.table"}
+    assert some | {f"{last}cross_attention.query.kernel"} < unused
+    each = [((name,), True) for name in seen if name.startswith(last)]
+    for names, moves in ((unused, False), *each):
+        changed = {name: a * 1.5 + 0.1 if name in names else a for name, a in arrays.items()}
         logits = transformer.unflatten(both.config, changed)(both.source, both.target)
         moved = np.abs(np.asarray(logits) - np.asarray(both.flax(both.source, both.target))).max()
         assert moved > 1e-4 if moves else moved < 1e-12, names
@@ -163,24 +140,17 @@ def test_unequal_lengths_are_refused_with_the_same_message():
 def test_names_and_shapes_at_the_default_size(repaired: bool):
     with torch.device("meta"):
         state = Transformer(1000, 1200, 0, 0, repaired=repaired).state_dict()
-    attention = {f"{name}.weight": (256, 256) for name in ("keys", "queries", "values", "fc")}
-    shared = {f"attention.{name}": shape for name, shape in attention.items()}
-    shared |= {f"layer_norm{k}.{leaf}": (256,) for k in (1, 2) for leaf in ("weight", "bias")}
-    shared |= {"feed_forward.0.weight": (1024, 256), "feed_forward.0.bias": (1024,)}
-    shared |= {"feed_forward.2.weight": (256, 1024), "feed_forward.2.bias": (256,)}
-    own = {f"attention.{name}": shape for name, shape in attention.items()} | {
-        f"layer_norm.{leaf}": (256,) for leaf in ("weight", "bias")
-    }
+    names = ("keys", "queries", "values", "fc")
+    attention = {f"attention.{name}.weight": (256, 256) for name in names}
+    shared = attention | shapes_of(("layer_norm1", 0, 256), ("layer_norm2", 0, 256))
+    shared |= shapes_of(("feed_forward.0", 256, 1024), ("feed_forward.2", 1024, 256))
+    own = attention | shapes_of(("layer_norm", 0, 256)) | under("encoder_block", shared)
     expected = {"encoder.embed.weight": (1000, 256), "decoder.embed.weight": (1200, 256)}
     expected |= {f"{stack}.position_embed.pe": (100, 256) for stack in ("encoder", "decoder")}
-    expected |= {"decoder.fc.weight": (1200, 256), "decoder.fc.bias": (1200,)}
+    expected |= shapes_of(("decoder.fc", 256, 1200))
     for i in range(4):
-        expected |= {f"encoder.encoder_layers.{i}.{name}": shape for name, shape in shared.items()}
-        expected |= {
-            f"decoder.decoder_layer.{i}.encoder_block.{name}": shape
-            for name, shape in shared.items()
-        }
-        expected |= {f"decoder.decoder_layer.{i}.{name}": shape for name, shape in own.items()}
+        expected |= under(f"encoder.encoder_layers.{i}", shared)
+        expected |= under(f"decoder.decoder_layer.{i}", own)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == expected
 
 
@@ -191,11 +161,8 @@ def test_dropout_rates(preset: str):
     rates: dict[str, float] = {}
     both.flax(both.source, both.target, rngs=DrawnDropout({}, rates))
     sites = both.calls.dropout_sites(both.config)
-    theirs = {
-        name: module.p
-        for name, module in both.torch.named_modules()
-        if isinstance(module, torch.nn.Dropout)
-    }
+    modules = both.torch.named_modules()
+    theirs = {name: each.p for name, each in modules if isinstance(each, torch.nn.Dropout)}
     block = 0.5 if preset == "blog2023" else 0.3
     assert theirs == {name: block if "decoder_layer" in name else 0.3 for name in sites}
     assert rates == {site: theirs[name] for name, group in sites.items() for site in group}
@@ -207,22 +174,18 @@ def test_greedy_decoding_reads_one_pass_position_by_position():
     state = both.torch.state_dict()
     # Scale down what all positions share, or all give the same token
     for name, tensor in state.items():
-        tensor *= (
-            0.02
-            if "attention.fc" in name
-            else 0.1
-            if name.endswith("bias") and "feed_forward" not in name
-            else 1.0
-        )
+        if "attention.fc" in name:
+            tensor *= 0.02
+        elif name.endswith("bias") and "feed_forward" not in name:
+            tensor *= 0.1
     model = jt.convert.from_torch(state, both.config)
     blank = np.full(both.source.shape, both.config.target_pad_id)
     with torch.no_grad():
         expected = both.torch(as_torch(both.source), as_torch(blank)).argmax(dim=-1).numpy()
     assert all(len(set(row)) > 1 for row in expected)
     end = int(expected[0, 3])  # one row at least ends before its last position
-    ids = np.asarray(
-        jt.generate.greedy(model, both.source, max_length=both.config.max_length, eos_id=end)
-    )
+    options = {"max_length": both.config.max_length, "eos_id": end}
+    ids = np.asarray(jt.generate.greedy(model, both.source, **options))
     np.testing.assert_array_equal(np.asarray(model(both.source, blank)).argmax(axis=-1), expected)
     behind = np.cumsum(expected == end, axis=1) - (expected == end) > 0
     np.testing.assert_array_equal(ids, np.where(behind, both.config.target_pad_id, expected))

@@ -39,9 +39,9 @@ PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rg
 TINY = dict(d_model=16, num_heads=8, d_ff=24, num_layers=1)
 QUOTES = "parity_tests/test_own_architecture.py::test_the_page_quotes_the_example"
 PLUGIN = "parity_tests/test_parity_plugin.py::test_"
+EXAMPLES = f"{PLUGIN}the_examples_pass_and_their_faults_are_named"
 NOT_RUN = {
-    ("README.md", "def test_port(parity):"): PLUGIN
-    + "the_examples_pass_and_their_faults_are_named",
+    ("README.md", "def test_port(parity):"): EXAMPLES,
     ("docs/adding-an-architecture.md", "CONFIG = TransformerConfig("): QUOTES,
     ("docs/adding-an-architecture.md", "def weight_table("): QUOTES,
     ("docs/adding-an-architecture.md", "MY_TRANSLATOR = jt.Architecture("): QUOTES,
@@ -54,8 +54,7 @@ NOT_RUN = {
         "parity_tests/test_switching_frameworks.py::test_there_and_back_changes_no_bit"
     ),
     **{
-        ("docs/parity-report.md", f"# {name}.py"): PLUGIN
-        + "the_examples_pass_and_their_faults_are_named"
+        ("docs/parity-report.md", f"# {name}.py"): EXAMPLES
         for name in ("their_block", "our_block", "test_port")
     },
     ("docs/speech.md", "import jax_transformer as jt"): (
@@ -77,14 +76,10 @@ class Block(NamedTuple):
     @property
     def reason(self) -> str | None:
         """The tests that run the block instead, if it does not run here."""
-        return next(
-            (
-                test
-                for (page, start), test in NOT_RUN.items()
-                if page == self.page and self.text.startswith(start)
-            ),
-            None,
-        )
+        for (page, start), test in NOT_RUN.items():
+            if page == self.page and self.text.startswith(start):
+                return test
+        return None
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -100,11 +95,8 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 def of(*languages: str) -> list:
     """The blocks of these languages, as parameters."""
-    return [
-        pytest.param(block, id=f"{block.page}:{block.line}")
-        for block in BLOCKS
-        if block.language in languages
-    ]
+    blocks = [block for block in BLOCKS if block.language in languages]
+    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in blocks]
 
 
 # Python
@@ -124,15 +116,9 @@ def folder(tmp_path_factory) -> Path:
         (root / "runs" / name / "data.json").write_text(json.dumps(data))
     shutil.copytree(ROOT / "parity_tests/v0_1/marian", root / "opus-mt-en-de")
     tokenizer_models.write(root / "nllb-200-distilled-600M", test_huggingface_tokenizers._nllb())
-    module = TranslationTransformer(
-        src_vocab_size=13,
-        tgt_vocab_size=13,
-        d_model=16,
-        nhead=8,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        dim_feedforward=24,
-    )
+    sizes = dict(d_model=16, nhead=8, num_encoder_layers=1, num_decoder_layers=1)
+    sizes |= dict(src_vocab_size=13, tgt_vocab_size=13, dim_feedforward=24)
+    module = TranslationTransformer(**sizes)
     torch.save(module.state_dict(), root / "model.pt")
     return root
 
@@ -209,14 +195,11 @@ CALLING = re.compile(r"(\bjt\.|^from jax_transformer\.\w+ import )[^\n]*", re.MU
 """The beginning of a block's calls of this package."""
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        each
-        for each in of("python")
-        if each.values[0].reason and CALLING.search(each.values[0].text)
-    ],
-)
+def calling(block: Block) -> bool:
+    return block.reason is not None and CALLING.search(block.text) is not None
+
+
+@pytest.mark.parametrize("block", [each for each in of("python") if calling(*each.values)])
 def test_blocks_that_do_not_run_call_functions_as_they_are(block: Block):
     assert wrong_calls(block) == []
 
@@ -333,9 +316,8 @@ def check(command: CommandLine) -> None:
     path = ROOT / command.program
     if path.exists():  # not a module of another package
         code = path.read_text(encoding="utf-8")
-        missing = [
-            word for word in command.arguments if word.startswith("--") and f'"{word}"' not in code
-        ]
+        flags = [word for word in command.arguments if word.startswith("--")]
+        missing = [flag for flag in flags if f'"{flag}"' not in code]
         assert not missing, f"{command.program} has no {', '.join(missing)}"
 
 
@@ -379,12 +361,8 @@ def known_flags() -> str:
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     paths += [ROOT / "jax_transformer/parity/plugin.py", ROOT / "pyproject.toml"]
     own = [flag for command in cli.COMMANDS.values() for flag in cli.flags(command.kind)]
-    return (
-        " ".join(
-            [*own, "--help", "--help-all", "--debug", "--version", *map(Path.read_text, paths)]
-        )
-        + " "
-    )
+    usual = ["--help", "--help-all", "--debug", "--version"]
+    return " ".join([*own, *usual, *map(Path.read_text, paths), ""])
 
 
 OTHERS = set(
@@ -400,11 +378,8 @@ SLURM."""
 def test_flags_in_text_exist(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     flags = {match.rstrip(".") for match in FLAG.findall(text)} - OTHERS
-    unknown = [
-        flag
-        for flag in flags
-        if not re.search(rf'({re.escape(flag)}(?![\w-])|"{flag[2:]}")', known_flags())
-    ]
+    patterns = {flag: rf'({re.escape(flag)}(?![\w-])|"{flag[2:]}")' for flag in flags}
+    unknown = [flag for flag in flags if not re.search(patterns[flag], known_flags())]
     assert not unknown, unknown
 
 
@@ -436,9 +411,6 @@ def test_files_that_pages_name_exist(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = sorted({name for name in NAMED.findall(text) if not (ROOT / name).exists()})
     short = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", text)
-    missing += [
-        name
-        for name in short
-        if not any((ROOT / base / name).exists() for base in (".", "jax_transformer", "docs"))
-    ]
+    bases = (ROOT, ROOT / "jax_transformer", ROOT / "docs")
+    missing += [name for name in short if not any((base / name).exists() for base in bases)]
     assert not [name for name in missing if "NAME" not in name], missing

@@ -42,10 +42,8 @@ def test_weights_round_trip_bit_for_bit(case, dtype):
     for name, tensor in state.items():
         assert again[name].shape == tuple(tensor.shape)
         assert again[name].tobytes() == torch_bridge.to_numpy(tensor).tobytes(), name
-        assert torch.equal(
-            torch_bridge.to_tensor(again[name]).view(torch.uint8),
-            tensor.contiguous().view(torch.uint8),
-        ), name
+        bits = torch_bridge.to_tensor(again[name]).view(torch.uint8)
+        assert torch.equal(bits, tensor.contiguous().view(torch.uint8)), name
 
 
 @pytest.mark.parametrize("wrong", [0.5, 1.5, np.nan, np.inf])
@@ -65,9 +63,8 @@ def test_into_torch_fills_a_module():
     both = pair(jt.preset("lesson10", **ODD))
     module = jt.convert.into_torch(both.flax, twins.twin(both.config).double().eval())
     with torch.no_grad():
-        assert torch.equal(
-            module(as_torch(both.source), as_torch(both.target)), as_torch(both.logits()[1])
-        )
+        logits = module(as_torch(both.source), as_torch(both.target))
+    assert torch.equal(logits, as_torch(both.logits()[1]))
 
 
 def test_into_torch_keeps_parameters_tied():
@@ -115,11 +112,8 @@ def test_the_position_buffer_of_a_checkpoint_is_used():
     both = pair(jt.preset("lesson10", **ODD))
     state = both.torch.state_dict() | {"pos_enc.pe": torch.zeros_like(both.torch.pos_enc.pe)}
     model = jt.convert.from_torch(state, both.config)
-    actual = np.abs(
-        np.asarray(model(both.source, both.target))
-        - np.asarray(both.flax(both.source, both.target))
-    ).max()
-    assert actual > 1e-2
+    one, other = (each(both.source, both.target) for each in (model, both.flax))
+    assert np.abs(np.asarray(one) - np.asarray(other)).max() > 1e-2
     assert not jt.convert.to_torch(model)["pos_enc.pe"].any()
 
 
@@ -155,9 +149,8 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert sorted(again) == sorted(state)
     for name, tensor in state.items():
-        assert torch.equal(again[name].view(torch.uint8), tensor.contiguous().view(torch.uint8)), (
-            name
-        )
+        bits = tensor.contiguous().view(torch.uint8)
+        assert torch.equal(again[name].view(torch.uint8), bits), name
     for names in outcome.plan.ties:
         assert len({again[name].data_ptr() for name in names}) == 1
     both.torch.load_state_dict(again, strict=True)
@@ -177,37 +170,32 @@ def test_the_check_detects_two_exchanged_weights():
     """Swapped square kernels fit every shape and round-trip through the same wrong table."""
     both = pair(TIED.config)
     model = registry.model_weights(TIED.config)
-    state = {
-        name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
-    }
-    wrong = [
-        dataclasses.replace(rule, flax=(rule.flax[1], rule.flax[0], rule.flax[2]))
-        if rule.torch.endswith("0.self_attn.in_proj_weight")
-        else rule
-        for rule in model.table
-    ]
-    flax = rules.to_flax(wrong, state, model.shapes["flax"])
+    state = {name: x.numpy() for name, x in both.torch.state_dict().items()}
+
+    def exchanged(rule):
+        query, key, value = rule.flax
+        return dataclasses.replace(rule, flax=(key, query, value))
+
+    def check(table):
+        flax = rules.to_flax(table, state, model.shapes["flax"])
+        sides = tensors.in_memory(state), tensors.in_memory(flax)
+        return conversion.check(TIED.config, table, *sides)
+
+    packed = [rule.torch.endswith("0.self_attn.in_proj_weight") for rule in model.table]
+    rows = zip(model.table, packed, strict=True)
     first = r"^self-check: encoder\.blocks\.0 differs from the PyTorch twin's by "
     with pytest.raises(DifferentError, match=first):
-        conversion.check(TIED.config, wrong, tensors.in_memory(state), tensors.in_memory(flax))
-    flax = rules.to_flax(model.table, state, model.shapes["flax"])
-    checked = conversion.check(
-        TIED.config, model.table, tensors.in_memory(state), tensors.in_memory(flax)
-    )
-    assert max(checked.errors.values()) < 1e-12
+        check([exchanged(rule) if wrong else rule for rule, wrong in rows])
+    assert max(check(model.table).errors.values()) < 1e-12
 
 
 def test_a_conversion_without_a_twin_reports_it(tmp_path):
     config = TIED.config.with_sizes(head_dim=8)
     model = registry.model_weights(config)
-    flax = {
-        name: np.random.default_rng(0).normal(size=shape)
-        for name, shape in model.shapes["flax"].items()
-    }
-    state = rules.to_torch(model.table, flax)
-    checked = conversion.check(
-        config, model.table, tensors.in_memory(state), tensors.in_memory(flax)
-    )
+    random, shapes = np.random.default_rng(0), model.shapes["flax"]
+    flax = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    sides = map(tensors.in_memory, (rules.to_torch(model.table, flax), flax))
+    checked = conversion.check(config, model.table, *sides)
     assert not checked.errors
     assert "there and back" in checked.method and "head_dim=8" in checked.method
 
@@ -229,9 +217,8 @@ def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_p
     assert saved["scheduler"]["base_lrs"] == [group["initial_lr"]] == [peak]
     for earlier in checkpoint.steps(run / "checkpoints"):
         flags = ["--training", "--json", "--force", "--weights", str(earlier)]
-        assert (
-            json.loads(console.say("convert", run, tmp_path / "a.pt", *flags)[1])["step"] == earlier
-        )
+        _, out, _ = console.say("convert", run, tmp_path / "a.pt", *flags)
+        assert json.loads(out)["step"] == earlier
     config = TransformerConfig.from_json(saved["config"])
     moved = pt.read(tmp_path / "out.pt") | {"step": step + 2}  # in the data, not in the schedule
     state = torch_checkpoint.from_checkpoint(moved, options, config)
@@ -249,53 +236,41 @@ def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_p
     shutil.rmtree(newer.parent)
     assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
     assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
-    actual = console.say(
-        "convert", tmp_path / "out.pt", folder / "checkpoints" / str(step), "--training", "--force"
-    )[0]
-    assert actual == 0
-    code, out, _ = console.say(
-        "convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json"
-    )
+    place = folder / "checkpoints" / str(step)
+    assert console.say("convert", tmp_path / "out.pt", place, *flags)[0] == 0
+    command = ("convert", place, tmp_path / "again.pt", "--training", "--json")
+    code, out, _ = console.say(*command)
     assert code == 0 and json.loads(out)["step"] == step
     assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "out.pt").read_bytes()
 
 
 def test_invalid_training_checkpoints_are_refused(trained, console, tmp_path):
-    torch.save({"model": {}}, tmp_path / "bare.pt")
-    folder, carry = tmp_path / "run", "--training"
+    bare, file, folder = tmp_path / "bare.pt", tmp_path / "a.pt", tmp_path / "run"
+    torch.save({"model": {}}, bare)
     shutil.copytree(trained.path, folder)
-    console.refused(3, ["bare.pt", "optimizer"], "convert", tmp_path / "bare.pt", folder, carry)
-    console.refused(
-        2, ["--dtype"], "convert", folder, tmp_path / "a.pt", carry, "--dtype", "float16"
-    )
-    console.refused(2, ["--dry-run"], "convert", folder, tmp_path / "a.pt", carry, "--dry-run")
-    console.refused(
-        2,
-        ["between a run and a PyTorch file"],
-        "convert",
-        folder,
-        tmp_path / "a.safetensors",
-        carry,
-    )
-    assert console.say("convert", folder, tmp_path / "a.pt", carry, "--weights", "100")[0] == 0
-    console.refused(
-        2, ["give --training"], "convert", tmp_path / "a.pt", folder / "checkpoints/300"
-    )
-    console.refused(3, ["holds step 200"], "convert", tmp_path / "a.pt", folder, carry)
-    console.refused(
-        2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry
-    )
+    place, carry = folder / "checkpoints/300", "--training"
+
+    def refused(code: int, words: list[str], *arguments: object) -> None:
+        console.refused(code, words, "convert", *arguments)
+
+    refused(3, ["bare.pt", "optimizer"], bare, folder, carry)
+    refused(2, ["--dtype"], folder, file, carry, "--dtype", "float16")
+    refused(2, ["--dry-run"], folder, file, carry, "--dry-run")
+    refused(2, ["between a run and a PyTorch file"], folder, tmp_path / "a.safetensors", carry)
+    assert console.say("convert", folder, file, carry, "--weights", "100")[0] == 0
+    refused(2, ["give --training"], file, place)
+    refused(3, ["holds step 200"], file, folder, carry)
+    refused(2, ["is of step 100"], file, place, carry)
     (folder / "train_config.json").unlink()
-    console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)
+    refused(3, ["train_config.json"], file, folder, carry)
 
 
 def test_the_newest_step_is_chosen_under_the_lock(trained, console, tmp_path, monkeypatch):
     """A run that trains until the lock is taken may leave a newer step."""
     folder, lock = tmp_path / "run", run_folder.lock
     shutil.copytree(trained.path, folder)
-    assert (
-        console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
-    )
+    earlier = ("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")
+    assert console.say(*earlier)[0] == 0
     shutil.move(folder / "checkpoints" / str(runs.STEPS), tmp_path / "newer")
 
     def trained_until_then(path: Path):
@@ -309,9 +284,7 @@ def test_the_newest_step_is_chosen_under_the_lock(trained, console, tmp_path, mo
     assert (folder / "checkpoints/100/manifest.json").read_bytes() == before
     with lock(folder):
         monkeypatch.setattr(run_folder, "lock", lock)
-        console.refused(
-            7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force"
-        )
+        console.refused(7, [folder, "in use"], *command)
 
 
 def test_the_check_leaves_out_padding_that_is_no_query(monkeypatch):

@@ -15,22 +15,15 @@ from jax_transformer.architectures import twins
 from jax_transformer.errors import InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
-from jax_transformer.weights import rules, torch_bridge
+from jax_transformer.weights import rules
+from parity_tests.cases import shapes_of, under
 from parity_tests.levels import assert_close
 from parity_tests.test_gradients import OPTIMIZER, batch_of, flax_gradients, torch_loss
 from parity_tests.twins import Pair, as_torch, pair, ragged_target
 from torch_reference.deep_dive import TransformerArchitecture
 
-SIZES = dict(
-    source_vocab_size=11,
-    target_vocab_size=13,
-    d_model=12,
-    head_dim=12,
-    num_heads=3,
-    d_ff=48,
-    num_layers=1,
-    max_length=60,
-)
+SIZES = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, head_dim=12, num_heads=3)
+SIZES |= dict(d_ff=48, num_layers=1, max_length=60)
 FORMS = ["deep_dive", "deep_dive_repaired"]
 
 
@@ -44,37 +37,24 @@ def documented_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return the document's state_dict, written from its text."""
 
-    def linear(name: str, inputs: int, outputs: int) -> dict:
-        return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+    def attention(name: str, *parts: str) -> dict:
+        inputs = shapes_of(*((f"{name}.{part}", d, heads * d) for part in parts))
+        return inputs | shapes_of((f"{name}.fc", heads * d, d))
 
-    def attention(name: str, value: str, key: str, query: str) -> dict:
-        shapes = linear(f"{name}.fc", heads * d, d)
-        for part in (value, key, query):
-            shapes |= linear(f"{name}.{part}", d, heads * d)
-        return shapes
-
-    def norms(name: str) -> dict:
-        names = [f"{name}.normalization{k}" for k in (1, 2)]
-        return {f"{norm}.{leaf}": (d,) for norm in names for leaf in ("weight", "bias")}
-
-    def encoder_block(name: str) -> dict:
-        shapes = attention(f"{name}.attention_mechanism", "W_v", "W_k", "W_q") | norms(name)
-        shapes |= linear(f"{name}.feed_forward_layers.0", d, 4 * d)
-        return shapes | linear(f"{name}.feed_forward_layers.2", 4 * d, d)
-
-    expected = linear("decoder.fc_out", d, vocab)
+    usual, cross = ("W_v", "W_k", "W_q"), ("Encoder_Decoder_values", "Encoder_Decoder_keys")
+    norms = shapes_of(("normalization1", 0, d), ("normalization2", 0, d))
+    block = attention("attention_mechanism", *usual) | norms
+    block |= shapes_of(("feed_forward_layers.0", d, 4 * d), ("feed_forward_layers.2", 4 * d, d))
+    decoder_block = under("transformer_block", block) | norms | attention("attention_layer", *usual)
+    names = (*(f"W_{name}" for name in cross), "W_self_queries")
+    decoder_block |= attention("EncoderDecoderAttention", *names)
+    expected = shapes_of(("decoder.fc_out", d, vocab))
     for stack in ("encoder", "decoder"):
-        expected |= {
-            f"{stack}.words_embedding.weight": (vocab, d),
-            f"{stack}.positional_embedding.weight": (length, d),
-        }
+        expected |= {f"{stack}.words_embedding.weight": (vocab, d)}
+        expected |= {f"{stack}.positional_embedding.weight": (length, d)}
     for i in range(layers):
-        block = f"decoder.DecoderBlocklayers.{i}"
-        expected |= encoder_block(f"encoder.EncoderBlocklayers.{i}")
-        expected |= encoder_block(f"{block}.transformer_block") | norms(block)
-        expected |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
-        names = "W_Encoder_Decoder_values", "W_Encoder_Decoder_keys", "W_self_queries"
-        expected |= attention(f"{block}.EncoderDecoderAttention", *names)
+        expected |= under(f"encoder.EncoderBlocklayers.{i}", block)
+        expected |= under(f"decoder.DecoderBlocklayers.{i}", decoder_block)
     return expected
 
 
@@ -88,13 +68,10 @@ def test_the_documents_example_at_its_size(form: str):
         source, target = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
     expected = documented_shapes(10)
     assert sum(math.prod(shape) for shape in expected.values()) == 226_984_970
-    assert {name: tuple(value.shape) for name, value in twin.state_dict().items()} == expected
-    assert {name: tuple(value.shape) for name, value in logits.state_dict().items()} == expected, (
-        "the twin's defaults"
-    )
+    for each in (twin, logits):  # which has the twin's defaults
+        assert {name: tuple(x.shape) for name, x in each.state_dict().items()} == expected
     assert twin(source, target).shape == (2, 8, 10)
-    model = transformer.abstract(config)
-    shapes = {name: leaf.shape for name, leaf in transformer.flatten(model).items()}
+    model, shapes = transformer.abstract(config), transformer.shapes(config)
     assert rules.torch_shapes(jt.convert.weight_table(config), shapes) == expected
     ids = jax.ShapeDtypeStruct((2, 9), np.int32), jax.ShapeDtypeStruct((2, 8), np.int32)
     assert nnx.eval_shape(lambda m, s, t: m(s, t), model, *ids).shape == (2, 8, 10)
@@ -108,44 +85,32 @@ def test_repaired_with_one_head_is_the_stock_transformer():
     state = both.torch.state_dict()
 
     def packed(name: str, *parts: str) -> dict[str, torch.Tensor]:
-        ours = {
-            f"in_proj_{leaf}": torch.cat([state[f"{name}.{part}.{leaf}"] for part in parts])
-            for leaf in ("weight", "bias")
-        }
-        return ours | {
-            f"out_proj.{leaf}": state[f"{name}.fc.{leaf}"] for leaf in ("weight", "bias")
-        }
+        values = {}
+        for leaf in ("weight", "bias"):
+            own = [state[f"{name}.{part}.{leaf}"] for part in parts]
+            values |= {f"in_proj_{leaf}": torch.cat(own)}
+            values |= {f"out_proj.{leaf}": state[f"{name}.fc.{leaf}"]}
+        return values
 
     for stack, blocks in (("encoder", "EncoderBlocklayers"), ("decoder", "DecoderBlocklayers")):
         for i, layer in enumerate(getattr(stock, stack).layers):
             block = f"{stack}.{blocks}.{i}"
             inner = block if stack == "encoder" else f"{block}.transformer_block"
-            renamed = {
-                "linear1": f"{inner}.feed_forward_layers.0",
-                "linear2": f"{inner}.feed_forward_layers.2",
-                "norm1": f"{block}.normalization1",
-            }
-            renamed |= {"norm2": f"{block}.normalization2"} | (
-                {} if stack == "encoder" else {"norm3": f"{inner}.normalization2"}
-            )
+            renamed = {f"linear{k}": f"{inner}.feed_forward_layers.{2 * k - 2}" for k in (1, 2)}
+            renamed |= {f"norm{k}": f"{block}.normalization{k}" for k in (1, 2)}
+            if stack == "decoder":
+                renamed["norm3"] = f"{inner}.normalization2"
             own = {
                 f"{name}.{leaf}": state[f"{path}.{leaf}"]
                 for name, path in renamed.items()
                 for leaf in ("weight", "bias")
             }
             attention = "attention_mechanism" if stack == "encoder" else "attention_layer"
-            own |= {
-                f"self_attn.{name}": value
-                for name, value in packed(f"{block}.{attention}", "W_q", "W_k", "W_v").items()
-            }
+            own |= under("self_attn", packed(f"{block}.{attention}", "W_q", "W_k", "W_v"))
             if stack == "decoder":
-                cross = packed(
-                    f"{block}.EncoderDecoderAttention",
-                    "W_self_queries",
-                    "W_Encoder_Decoder_keys",
-                    "W_Encoder_Decoder_values",
-                )
-                own |= {f"multihead_attn.{name}": value for name, value in cross.items()}
+                names = "W_self_queries", "W_Encoder_Decoder_keys", "W_Encoder_Decoder_values"
+                cross = packed(f"{block}.EncoderDecoderAttention", *names)
+                own |= under("multihead_attn", cross)
             layer.load_state_dict(own, strict=True)
     source, target, twin = as_torch(both.source), as_torch(both.target), both.torch
     padding, future = source == 0, torch.ones(8, 8, dtype=torch.bool).triu(1)
@@ -153,10 +118,9 @@ def test_repaired_with_one_head_is_the_stock_transformer():
         stack.words_embedding(ids) + stack.positional_embedding.weight[: ids.shape[1]]
         for stack, ids in ((twin.encoder, source), (twin.decoder, target))
     ]
+    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
     with torch.no_grad():
-        hidden = stock(
-            *words, tgt_mask=future, src_key_padding_mask=padding, memory_key_padding_mask=padding
-        )
+        hidden = stock(*words, tgt_mask=future, **masks)
         expected = twin.decoder.fc_out(hidden)
         assert_close((twin(source, target), expected), 1e-12, "twin")
     assert_close((both.flax(both.source, both.target), expected), 1e-12, "flax")
@@ -188,17 +152,11 @@ def test_a_table_of_one_row_is_refused_by_both():
         TransformerArchitecture(11, 13, 0, 0, 12, 2, 3, max_length=1)
 
 
-@pytest.mark.parametrize(
-    ("form", "read"),
-    [
-        ("deep_dive", {"encoder": 2, "decoder": 2}),
-        ("deep_dive_repaired", {"encoder": 9, "decoder": 8}),
-    ],
-)
-def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
+@pytest.mark.parametrize(("form", "rows_read"), [(FORMS[0], (2, 2)), (FORMS[1], (9, 8))])
+def test_only_these_rows_of_the_position_tables_are_read(form: str, rows_read: tuple[int, int]):
     """Rows 1 and 0 in the faithful form, one per position in the repaired: any others change no
     logit, and only these have a gradient."""
-    both = both_of(form)
+    both, read = both_of(form), dict(zip(("encoder", "decoder"), rows_read, strict=True))
     before = both.logits()
     state = both.torch.state_dict()
     with torch.no_grad():
@@ -217,29 +175,21 @@ def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[s
             assert not gradient[rows:].any()
 
 
-UNUSED = {
-    "deep_dive": ("transformer_block.",),
-    "deep_dive_repaired": (
-        "transformer_block.attention_mechanism.",
-        "transformer_block.normalization1.",
-    ),
-}
+UNUSED = {"deep_dive": ("transformer_block.",)}
+_PARTS = ("attention_mechanism", "normalization1")
+UNUSED["deep_dive_repaired"] = tuple(f"transformer_block.{part}." for part in _PARTS)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_unused_block_is_frozen(form: str):
     """It round-trips, changes no logit and gets neither gradient, update nor weight decay."""
     both = both_of(form)
-    state = {
-        name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
-    }
+    state = {name: x.numpy() for name, x in both.torch.state_dict().items()}
     unused = {name for name in state if any(part in name for part in UNUSED[form])}
     assert len(unused) == (16 if form == "deep_dive" else 10)
     frozen = transformer.flatten(both.flax, Frozen)
     table = jt.convert.weight_table(both.config)
-    assert {tx.torch for tx in table if frozen.keys() & set(tx.flax)} == unused, (
-        "frozen arrays are the unused ones"
-    )
+    assert {rule.torch for rule in table if frozen.keys() & set(rule.flax)} == unused
     again = jt.convert.to_torch(both.flax)
     assert all(again[name].tobytes() == state[name].tobytes() for name in state)
 
@@ -248,14 +198,12 @@ def test_an_unused_block_is_frozen(form: str):
 
     batch = batch_of(both)
     torch_loss(both, batch).backward()
-    assert {
-        name for name, parameter in both.torch.named_parameters() if parameter.grad is None
-    } == unused
+    assert {name for name, p in both.torch.named_parameters() if p.grad is None} == unused
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
         tx = optimizer.make(OPTIMIZER, 10)
-        after, _ = step.make_step(both.config, tx, 0.1)(
-            step.initial_state(both.flax, tx), [batch], jax.random.key(0)
-        )
+        state_of_step_0 = step.initial_state(both.flax, tx)
+        train_step = step.make_step(both.config, tx, 0.1)
+        after, _ = train_step(state_of_step_0, [batch], jax.random.key(0))
     moved = jt.convert.to_torch(transformer.unflatten(both.config, after.params | after.frozen))
     assert {name for name in state if moved[name].tobytes() == state[name].tobytes()} == unused
 
@@ -268,8 +216,5 @@ def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
         other[:, :3] = both.target[:, :3]
         before, after = both.logits(), both.logits(target=other)
         for one, two in zip(before, after, strict=True):
-            assert (
-                np.abs(one[:, :3] - two[:, :3]).max()
-                < 1e-12
-                < np.abs(one[:, 3:] - two[:, 3:]).max()
-            )
+            moved = np.abs(one - two)
+            assert moved[:, :3].max() < 1e-12 < moved[:, 3:].max()

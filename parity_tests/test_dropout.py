@@ -51,36 +51,23 @@ class GivenDropout(nn.Module):
 
 def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) -> None:
     """Replace every dropout module of the twin; none may be left over on either side."""
-    modules = {
-        name: module.p
-        for name, module in both.torch.named_modules()
-        if isinstance(module, nn.Dropout)
-    }
+    modules = {name: m.p for name, m in both.torch.named_modules() if isinstance(m, nn.Dropout)}
     sites = both.calls.dropout_sites(both.config)
     assert modules.keys() == sites.keys()
     assert sorted(masks) == sorted(site for group in sites.values() for site in group)
     for name, group in sites.items():
         assert {modules[name]} >= {rates[site] for site in group}, name
         swap = both.calls.sequence_first(name)
-        tensors = [
-            torch.from_numpy(masks[site].swapaxes(0, 1) if swap else masks[site]) for site in group
-        ]
+        arrays = [masks[site].swapaxes(0, 1) if swap else masks[site] for site in group]
+        masked = GivenDropout([*map(torch.from_numpy, arrays)], rates[group[0]] if group else 0.0)
         owner, _, leaf = name.rpartition(".")
-        setattr(
-            both.torch.get_submodule(owner),
-            leaf,
-            GivenDropout(tensors, rates[group[0]] if group else 0.0),
-        )
+        setattr(both.torch.get_submodule(owner), leaf, masked)
 
 
 def dropping(config: TransformerConfig) -> TransformerConfig:
     """Return the configuration with a rate of 0.3 wherever the document's rate is an argument."""
-    rates = (
-        "dropout",
-        "embedding_dropout",
-        *(n for n in ("attention_dropout", "activation_dropout") if getattr(config, n) > 0),
-    )
-    return config.with_sizes(**dict.fromkeys(rates, 0.3))
+    inner = [n for n in ("attention_dropout", "activation_dropout") if getattr(config, n) > 0]
+    return config.with_sizes(**dict.fromkeys(["dropout", "embedding_dropout", *inner], 0.3))
 
 
 @pytest.mark.parametrize(

@@ -28,21 +28,14 @@ LADDER = [
 
 # float64 tests the algorithm of every case, float32 the arithmetic of every architecture: that of
 # its variants and sizes is the same operations
-IN_FLOAT32 = (
-    "lesson10",
-    "deep_dive",
-    "from_scratch",
-    "part2_encoder",
-    "blog2023",
-    "torch.nn post-norm",
-)
+IN_FLOAT32 = "lesson10", "deep_dive", "from_scratch", "part2_encoder", "blog2023"
+IN_FLOAT32 += ("torch.nn post-norm",)
 
 
 def extra(case: Case, dtype: torch.dtype) -> bool:
     """True if a rung is only under ``-m slow``, as a repaired document's square sizes are."""
-    return "repaired square" in case.name or (
-        dtype is torch.float32 and case.name not in IN_FLOAT32
-    )
+    narrow = dtype is torch.float32 and case.name not in IN_FLOAT32
+    return "repaired square" in case.name or narrow
 
 
 @pytest.mark.parametrize(
@@ -51,12 +44,9 @@ def extra(case: Case, dtype: torch.dtype) -> bool:
     ids=[f"{case}-{str(dtype)[-7:]}-{level}" for case, dtype, level in LADDER],
 )
 def test_level(case: Case, dtype: torch.dtype, level: str):
+    bound = BOUNDS[str(dtype).removeprefix("torch.")][level]
     with torch.no_grad():
-        assert_close(
-            LEVELS[level](pair_of(case, dtype)),
-            BOUNDS[str(dtype).removeprefix("torch.")][level],
-            level,
-        )
+        assert_close(LEVELS[level](pair_of(case, dtype)), bound, level)
 
 
 # A repaired document differs from the faithful one in no property of lengths: under `-m slow`
@@ -70,12 +60,8 @@ def test_every_length(name: str):
     both = pair(config)
     for length in range(1, config.max_length + 1):
         source = ragged(config.source_vocab_size, config.source_pad_id, 2, length, seed=length)
-        target = ragged_target(
-            config,
-            2,
-            length if config.equal_lengths else config.max_length + 1 - length,
-            seed=length,
-        )
+        other = length if config.equal_lengths else config.max_length + 1 - length
+        target = ragged_target(config, 2, other, seed=length)
         assert_close(both.logits(source, target), 1e-12, f"length {length}")
 
 
@@ -85,13 +71,11 @@ def test_float32_logits_at_full_size():
     assert error(both.logits()) <= 5e-6
 
 
+PRODUCTS = [("lesson10", "medium"), ("lesson10", "highest"), ("small", "medium")]
+
+
 @pytest.mark.parametrize(
-    ("name", "products"),
-    [
-        ("lesson10", "medium"),
-        pytest.param("lesson10", "highest", marks=pytest.mark.slow),
-        pytest.param("small", "medium", marks=pytest.mark.slow),
-    ],
+    ("name", "products"), [quick_if(each == PRODUCTS[0], *each) for each in PRODUCTS]
 )
 def test_bfloat16_errors_are_close_to_pytorch_s(name: str, products: str):
     """Errors against float64, the median of several models: a rounding's sign is chance."""
@@ -111,9 +95,8 @@ def test_cross_attention_weights_of_every_layer():
     both = pair(jt.preset("lesson10", **ODD))
     _, attention = both.flax(both.source, both.target, return_attention=True)
     both.logits()
-    for i, (ours, theirs) in enumerate(
-        zip(attention.cross, both.torch.decoder.attention_weights, strict=True)
-    ):
+    layers = zip(attention.cross, both.torch.decoder.attention_weights, strict=True)
+    for i, (ours, theirs) in enumerate(layers):
         assert_close((ours.mean(axis=1), theirs), 1e-12, f"layer {i}")
 
 
@@ -151,7 +134,6 @@ def test_the_ladder_detects_known_faults():
         dict(score_scale="d_model"),
         dict(embedding_scale="none"),
     ):
-        other = jt.convert.from_torch(
-            both.torch.state_dict(), jt.preset("lesson10", **ODD, **changes)
-        )
+        config = jt.preset("lesson10", **ODD, **changes)
+        other = jt.convert.from_torch(both.torch.state_dict(), config)
         assert error((other(both.source, both.target), theirs)) > 1e-7, changes

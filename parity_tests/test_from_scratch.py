@@ -11,7 +11,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.weights import rules
-from parity_tests.cases import ODD
+from parity_tests.cases import ODD, shapes_of, under
 from parity_tests.levels import assert_close, error
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import from_scratch as reference
@@ -23,46 +23,23 @@ SMALL: dict[str, Any] = ODD | dict(d_ff=24)  # the twin takes a factor
 
 def test_documented_size_in_both_frameworks():
     """Keys and shapes written out from the document: 44 million parameters each."""
-    linears = {f"{part}_transform": (512, 512) for part in ("queries", "keys", "values")} | {
-        "linear_out": (512, 512)
-    }
-    attention = {f"self_attention.{linear}": shape for linear, shape in linears.items()}
-    block = attention | {
-        "feed_forward.0": (2048, 512),
-        "feed_forward.2": (512, 2048),
-        "norm1": (512,),
-        "norm2": (512,),
-    }
-    decoder_block = (
-        attention
-        | {"norm": (512,)}
-        | {f"transformer_block.{layer}": shape for layer, shape in block.items()}
-    )
-    layers = {
-        f"encoder.layers.{i}.{layer}": shape for i in range(6) for layer, shape in block.items()
-    }
-    layers |= {
-        f"decoder.layers.{i}.{layer}": shape
-        for i in range(6)
-        for layer, shape in decoder_block.items()
-    }
-    layers |= {"decoder.fc_out": (10, 512)}
-    expected = {f"{layer}.weight": shape for layer, shape in layers.items()} | {
-        f"{layer}.bias": shape[:1] for layer, shape in layers.items()
-    }
-    for stack in ("encoder", "decoder"):
-        expected |= {
-            f"{stack}.word_embedding.weight": (10, 512),
-            f"{stack}.position_embedding.weight": (100, 512),
-        }
+    linears = ("queries_transform", "keys_transform", "values_transform", "linear_out")
+    attention = shapes_of(*((f"self_attention.{linear}", 512, 512) for linear in linears))
+    block = attention | shapes_of(("feed_forward.0", 512, 2048), ("feed_forward.2", 2048, 512))
+    block |= shapes_of(("norm1", 0, 512), ("norm2", 0, 512))
+    decoder_block = attention | shapes_of(("norm", 0, 512)) | under("transformer_block", block)
+    expected = shapes_of(("decoder.fc_out", 512, 10))
+    for stack, layer in (("encoder", block), ("decoder", decoder_block)):
+        expected |= {f"{stack}.word_embedding.weight": (10, 512)}
+        expected |= {f"{stack}.position_embedding.weight": (100, 512)}
+        for i in range(6):
+            expected |= under(f"{stack}.layers.{i}", layer)
 
     with torch.device("meta"):
         twin = reference.Transformer(10, 10, 0, 0)
     assert {key: tuple(value.shape) for key, value in twin.state_dict().items()} == expected
     config = jt.preset("from_scratch", source_vocab_size=10, target_vocab_size=10)
-    shapes = {
-        key: leaf.shape for key, leaf in transformer.flatten(transformer.abstract(config)).items()
-    }
+    shapes = transformer.shapes(config)
     assert rules.torch_shapes(jt.convert.weight_table(config), shapes) == expected
     assert sum(math.prod(shape) for shape in shapes.values()) == 44_256_266
     assert config.head_width == 64
@@ -87,38 +64,24 @@ def packed(
     }
     for value in state.values():
         value.data[: len(value) // 3] *= factor
-    state |= {f"out_proj.{key}": value for key, value in attention.linear_out.state_dict().items()}
-    return {f"{name}.{key}": value for key, value in state.items()}
+    return under(name, state | under("out_proj", attention.linear_out.state_dict()))
 
 
 def stock_layer(block: nn.Module, config: TransformerConfig, factor: float) -> nn.Module:
     """torch's encoder or decoder layer with a block's weights."""
-    sizes = dict(
-        d_model=config.d_model,
-        nhead=config.num_heads,
-        dim_feedforward=config.d_ff,
-        dropout=0.0,
-        batch_first=True,
-    )
+    sizes = dict(d_model=config.d_model, nhead=config.num_heads, dim_feedforward=config.d_ff)
+    sizes |= dict(dropout=0.0, batch_first=True)
     inner, state = block, packed(block.self_attention, "self_attn", factor)
-    names = {
-        "norm1": "norm1",
-        "norm2": "norm2",
-        "feed_forward.0": "linear1",
-        "feed_forward.2": "linear2",
-    }
+    names = {"norm1": "norm1", "norm2": "norm2"}
+    names |= {"feed_forward.0": "linear1", "feed_forward.2": "linear2"}
     layer: nn.Module = nn.TransformerEncoderLayer(**sizes)
     if isinstance(block, reference.DecoderBlock):
         inner, layer = block.transformer_block, nn.TransformerDecoderLayer(**sizes)
-        state |= packed(inner.self_attention, "multihead_attn", factor) | {
-            f"norm1.{k}": v for k, v in block.norm.state_dict().items()
-        }
+        state |= packed(inner.self_attention, "multihead_attn", factor)
+        state |= under("norm1", block.norm.state_dict())
         names |= {"norm1": "norm2", "norm2": "norm3"}
     for ours, theirs in names.items():
-        state |= {
-            f"{theirs}.{key}": value
-            for key, value in inner.get_submodule(ours).state_dict().items()
-        }
+        state |= under(theirs, inner.get_submodule(ours).state_dict())
     layer.double().load_state_dict(state, strict=True)
     return layer
 
@@ -148,9 +111,8 @@ def test_it_is_the_stock_transformer_except_for_the_scale(name: str):
     ours, twin = both.logits()
     assert_close((twin, expected), 1e-12, "twin")
     assert_close((ours, expected), 1e-12, "flax")
-    assert error((twin, stock(both, 1.0 / factor if factor != 1.0 else 0.5))) > 1e-4, (
-        "the scale matters"
-    )
+    other = stock(both, 1.0 / factor if factor != 1.0 else 0.5)
+    assert error((twin, other)) > 1e-4, "the scale matters"
 
 
 def test_the_sinusoids_of_a_later_version_are_one_field_per_side():
@@ -158,17 +120,11 @@ def test_the_sinusoids_of_a_later_version_are_one_field_per_side():
     both = pair(jt.preset("from_scratch", **SMALL))
     with torch.no_grad():
         for stack in (both.torch.encoder, both.torch.decoder):
-            stack.position_embedding.weight.copy_(
-                sinusoids(both.config.max_length, both.config.d_model)
-            )
-    config = both.config.with_sizes(
-        **{"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"}
-    )
-    state = {
-        name: value
-        for name, value in both.torch.state_dict().items()
-        if "position_embedding" not in name
-    }
+            table = sinusoids(both.config.max_length, both.config.d_model)
+            stack.position_embedding.weight.copy_(table)
+    fields = dict.fromkeys(("encoder.positions", "decoder.positions"), "sinusoidal")
+    config, state = both.config.with_sizes(**fields), both.torch.state_dict()
+    state = {name: value for name, value in state.items() if "position_embedding" not in name}
     later = jt.convert.from_torch(state, config)
     assert_close((later(both.source, both.target), both.logits()[1]), 1e-12)
     assert jt.convert.to_torch(later).keys() == state.keys()

@@ -45,9 +45,8 @@ def torch_loss(both: Pair, batch: Batch) -> torch.Tensor:
 
 def trained_table(both: Pair) -> tuple[rules.Table, dict[str, tuple[int, ...]]]:
     """The rules of the trained arrays, without aliases, and the arrays' shapes."""
-    shapes = {
-        name: array.shape for name, array in transformer.flatten(both.flax, nnx.Param).items()
-    }
+    arrays = transformer.flatten(both.flax, nnx.Param)
+    shapes = {name: array.shape for name, array in arrays.items()}
     return rules.restrict(jt.convert.weight_table(both.config), shapes), shapes
 
 
@@ -119,26 +118,16 @@ def test_every_gradient(case):
 
 # torch's default epsilon: a key bias has only rounding for a gradient, which Adam divides by
 # epsilon
-OPTIMIZER = OptimizerOptions(
-    learning_rate=1e-2,
-    warmup_steps=3,
-    epsilon=1e-8,
-    weight_decay=0.1,
-    clip_norm=0.5,
-    label_smoothing=SMOOTHING,
-)
+RATES = dict(learning_rate=1e-2, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5)
+OPTIMIZER = OptimizerOptions(**RATES, warmup_steps=3, label_smoothing=SMOOTHING)
 
 
 def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:
     """torch.optim.AdamW, clip_grad_norm_ and LambdaLR, as anyone would write it."""
     rate = optimizer.schedule(options, 10)
-    adam = torch.optim.AdamW(
-        both.torch.parameters(),
-        lr=1.0,
-        betas=(options.beta1, options.beta2),
-        eps=options.epsilon,
-        weight_decay=options.weight_decay,
-    )
+    settings = dict(betas=(options.beta1, options.beta2), eps=options.epsilon)
+    settings |= dict(weight_decay=options.weight_decay)
+    adam = torch.optim.AdamW(both.torch.parameters(), lr=1.0, **settings)
     scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda count: float(rate(count)))
     losses = []
     for i in range(10):
@@ -152,15 +141,9 @@ def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:
     return losses
 
 
-STEPPED = [
-    *(name for name in DOCUMENTS if name != "lesson10"),
-    "part2_encoder square",
-    "lesson10 square",
-    "vaswani2017_base",
-    "small",
-    "torch.nn norm_first",
-    "torch.nn tied output",
-]
+STEPPED = [name for name in DOCUMENTS if name != "lesson10"]
+STEPPED += ["part2_encoder square", "lesson10 square", "vaswani2017_base", "small"]
+STEPPED += ["torch.nn norm_first", "torch.nn tied output"]
 # The step sees arrays, not an architecture. test_optimizer_state has AdamW of every architecture,
 # test_switching_frameworks such steps with tied parameters and with some that are never trained,
 # test_optimizer_loss the values of every schedule. The rest is under `-m slow`
@@ -198,15 +181,9 @@ def test_ten_steps(name: str, schedule: Schedule):
 
 def frozen(both: Pair) -> set[str]:
     """PyTorch's names of arrays that are never trained: buffers and unused parameters."""
-    return (
-        set(both.torch.state_dict())
-        - {rule.torch for rule in trained_table(both)[0]}
-        - {
-            rule.torch
-            for rule in jt.convert.weight_table(both.config)
-            if isinstance(rule, rules.Alias)
-        }
-    )
+    table = jt.convert.weight_table(both.config)
+    tied = {rule.torch for rule in table if isinstance(rule, rules.Alias)}
+    return set(both.torch.state_dict()) - {rule.torch for rule in trained_table(both)[0]} - tied
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -227,7 +204,4 @@ def test_the_steps_detect_other_clipping():
     with jax.numpy_dtype_promotion("standard"):
         ours, _ = optimizer.clip_by_global_norm(0.5).update(gradients, optax.EmptyState())
         theirs, _ = optax.clip_by_global_norm(0.5).update(gradients, optax.EmptyState())
-    difference = max(
-        float(abs(a - b).max()) for a, b in zip(ours.values(), theirs.values(), strict=True)
-    )
-    assert difference > 1e-9
+    assert max(float(abs(ours[name] - theirs[name]).max()) for name in gradients) > 1e-9

@@ -27,6 +27,8 @@ from jax_transformer.training.options import TrainOptions
 from parity_tests import huggingface
 from parity_tests import huggingface_folders as folders
 from parity_tests.levels import assert_close
+from parity_tests.marks import quick_if
+from parity_tests.test_gradients import RATES
 from parity_tests.twins import without_dropout
 from parity_tests.unit import runs
 
@@ -44,47 +46,27 @@ def assert_begins_as_transformers(
     prepared_corpus: corpus.Corpus, folder: Path, words: Any, language: int | None
 ) -> None:
     """Validations and exports begin with the target's language if the family says so."""
-    generation_config = json.loads(
-        folder.joinpath("huggingface", "generation_config.json").read_text()
-    )
+    exported = json.loads((folder / "huggingface/generation_config.json").read_text())
+    own = prepared_corpus.init_source.generation_config
     starts = isinstance(words, transformers.MBartTokenizer | transformers.PLBartTokenizer)
-    assert (
-        prepared_corpus.init_source.generation_config.constraints.bad_words_ids
-        == ((words.pad_token_id,),)
-        == tuple(map(tuple, generation_config["bad_words_ids"]))
-    )
-    assert (
-        prepared_corpus.init_source.generation_config.forced_bos_token_id
-        == generation_config.get("forced_bos_token_id")
-        == (None if starts else language)
-    )
+    assert exported["bad_words_ids"] == [[words.pad_token_id]]
+    assert own.constraints.bad_words_ids == ((words.pad_token_id,),)
+    forced = exported.get("forced_bos_token_id")
+    assert own.forced_bos_token_id == forced == (None if starts else language)
     if starts:
-        assert (
-            prepared_corpus.config.bos_id
-            == prepared_corpus.init_source.generation_config.decoder_start_token_id
-            == generation_config["decoder_start_token_id"]
-            == language
-        )
+        start = exported["decoder_start_token_id"]
+        assert prepared_corpus.config.bos_id == own.decoder_start_token_id == start == language
 
 
 @pytest.mark.proves("fine-tuning")
-@pytest.mark.parametrize(
-    "name",
-    # LongT5 has T5's tokenizer and shift
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "longt5" else ())
-        for name in folders.FOLDERS
-    ],
-)
+# LongT5 has T5's tokenizer and shift
+@pytest.mark.parametrize("name", [quick_if(name != "longt5", name) for name in folders.FOLDERS])
 def test_batches_are_those_of_transformers(tmp_path, name):
     """Sources, labels, and the decoder input, which each family derives from labels."""
     module = folders.save_model(name, tmp_path / "model")
     languages = folders.FOLDERS[name].languages
     language_options = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
-    data = DataOptions(**runs.fields_of(runs.write_text(tmp_path)), **language_options)
-    prepared_corpus = corpus.prepare(
-        TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run")
-    )
+    prepared_corpus = prepared(tmp_path, runs.write_text(tmp_path), **language_options)
     words = folders.tokenizer(name, tmp_path / "model")
     rows, plan = 0, prepared_corpus.plan
     for indices, batch in batches.eval_batches(prepared_corpus.valid, plan.widths, plan.rows):
@@ -101,17 +83,15 @@ def test_batches_are_those_of_transformers(tmp_path, name):
             assert batch.source[row, : len(encoded["input_ids"])].tolist() == encoded["input_ids"]
     (tmp_path / "run").mkdir()
     corpus.record(prepared_corpus, RunFolder(tmp_path / "run"))
-    assert_begins_as_transformers(
-        prepared_corpus, tmp_path / "run", words, folders.language_id(name, words)
-    )
+    language = folders.language_id(name, words)
+    assert_begins_as_transformers(prepared_corpus, tmp_path / "run", words, language)
     assert rows == 8
 
 
 def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
     data = DataOptions(**runs.fields_of(flags), **more)
-    return corpus.prepare(
-        TrainOptions(init=str(folder / "model"), data=data), RunFolder(folder / "run")
-    )
+    options = TrainOptions(init=str(folder / "model"), data=data)
+    return corpus.prepare(options, RunFolder(folder / "run"))
 
 
 def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
@@ -136,12 +116,8 @@ def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
         assert settings == json.loads(path.read_text()) | {"max_length": length}
     path.unlink()  # as in old folders, without this file
     settings = json.loads(prepared(tmp_path, flags).init_source.files[file])
-    assert {
-        "max_length": 513,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }.items() <= settings.items()
+    expected = {"max_length": 513, "pad_token_id": 0, "eos_token_id": 1}
+    assert (expected | {"decoder_start_token_id": 0}).items() <= settings.items()
     module.generation_config.max_new_tokens = 30
     module.save_pretrained(tmp_path / "model")
     assert prepared(tmp_path, flags).init_source.files[file] == path.read_bytes()
@@ -154,35 +130,19 @@ def test_a_step_equals_adamw_of_torch_on_the_loss(in_float64, monkeypatch, name)
     case = huggingface.CASES[name]
     # this halves the compile time
     shallow = dict.fromkeys((key for key in case.values if key.endswith("_layers")), 1)
-    monkeypatch.setitem(
-        huggingface.CASES, name, dataclasses.replace(case, values=case.values | shallow)
-    )
+    small = dataclasses.replace(case, values=case.values | shallow)
+    monkeypatch.setitem(huggingface.CASES, name, small)
     both = huggingface.pair(name)
     source, target = (ids.astype(np.int32) for ids in huggingface.batch(both.config))
     labels = np.roll(target, -1, axis=1)
     labels[:, -1] = both.config.target_pad_id
-    options = OptimizerOptions(
-        learning_rate=1e-2,
-        schedule=Schedule.CONSTANT,
-        warmup_steps=0,
-        epsilon=1e-8,
-        weight_decay=0.1,
-        clip_norm=0.5,
-    )
-    adam = torch.optim.AdamW(
-        both.theirs.parameters(),
-        lr=1e-2,
-        betas=(options.beta1, options.beta2),
-        eps=options.epsilon,
-        weight_decay=0.1,
-    )
-    ignored = torch.from_numpy(
-        np.where(labels == both.config.target_pad_id, -100, labels).astype(np.int64)
-    )
+    options = OptimizerOptions(**RATES, schedule=Schedule.CONSTANT, warmup_steps=0)
+    settings = dict(lr=1e-2, betas=(options.beta1, options.beta2), eps=1e-8, weight_decay=0.1)
+    adam = torch.optim.AdamW(both.theirs.parameters(), **settings)
     inputs = huggingface.inputs(both.config, source.astype(np.int64))
-    loss = both.theirs(
-        **inputs, decoder_input_ids=torch.from_numpy(target.astype(np.int64)), labels=ignored
-    ).loss
+    inputs["decoder_input_ids"] = torch.from_numpy(target.astype(np.int64))
+    ignored = np.where(labels == both.config.target_pad_id, -100, labels).astype(np.int64)
+    loss = both.theirs(**inputs, labels=torch.from_numpy(ignored)).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(both.theirs.parameters(), options.clip_norm)
     adam.step()
@@ -190,9 +150,9 @@ def test_a_step_equals_adamw_of_torch_on_the_loss(in_float64, monkeypatch, name)
     before = jt.convert.to_torch(both.ours)
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
         train_step = step.make_step(without_dropout(both.config), rule, 0.0)
-        state, measured = train_step(
-            step.initial_state(both.ours, rule), [Batch(source, target, labels)], jax.random.key(0)
-        )
+        batch = [Batch(source, target, labels)]
+        state = step.initial_state(both.ours, rule)
+        state, measured = train_step(state, batch, jax.random.key(0))
     assert_close((np.asarray(measured["loss"]), loss.detach().numpy()), 1e-12, "loss")
     ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.frozen))
     trained = {
@@ -249,10 +209,8 @@ def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, exported):
     folder, result, _ = tuned
     actual = f"{folder / 'model'}: its weights are bfloat16, and train as float32"
     assert actual in result.err.splitlines()
-    before, after = (
-        folders.mean_loss("marian", place, folder / "valid")
-        for place in (folder / "model", exported)
-    )
+    paths, lines = (folder / "model", exported), folder / "valid"
+    before, after = (folders.mean_loss("marian", place, lines) for place in paths)
     assert after < 0.6 * before
     recorded = [line["valid_loss"] for line in runs.metrics(folder / "run") if "valid_loss" in line]
     assert after == pytest.approx(min(recorded), rel=1e-4)
@@ -262,9 +220,7 @@ def test_an_export_has_the_run_s_weights_and_the_folder_s_files(tuned, exported)
     folder, _, _ = tuned
     loaded = transformers.MarianMTModel.from_pretrained(exported).state_dict()
     ours = jt.convert.to_torch(jt.load(folder / "run")[0])
-    assert [
-        name for name, value in loaded.items() if not np.array_equal(value.numpy(), ours[name])
-    ] == []
+    assert [name for name in loaded if not np.array_equal(loaded[name].numpy(), ours[name])] == []
     for name in ("vocab.json", "source.spm", "target.spm", "LICENSE"):
         assert (exported / name).read_bytes() == (folder / "model" / name).read_bytes(), name
     before, after = (
@@ -310,31 +266,21 @@ def test_positions_and_the_logits_bias_are_frozen(tuned):
     folder, _, _ = tuned
     arrays = runs.arrays(folder / "run", 80)
     frozen = {name for name in arrays if name.startswith("frozen/")}
-    assert frozen == {
-        "frozen/logits_bias",
-        "frozen/encoder.positions.table",
-        "frozen/decoder.positions.table",
-    }
-    assert {
-        array.dtype.name
-        for name, array in arrays.items()
-        if name.startswith(("params/", "frozen/"))
-    } == {"float32"}
+    names = ("logits_bias", "encoder.positions.table", "decoder.positions.table")
+    assert frozen == {f"frozen/{name}" for name in names}
+    weights = [name for name in arrays if name.startswith(("params/", "frozen/"))]
+    assert {arrays[name].dtype.name for name in weights} == {"float32"}
 
 
 def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypatch):
     folder, _, arguments = tuned
-    options = TrainOptions(
-        init=str(folder / "model"), data=DataOptions(**runs.fields_of(arguments[2:10]))
-    )
+    data = DataOptions(**runs.fields_of(arguments[2:10]))
+    options = TrainOptions(init=str(folder / "model"), data=data)
     prepared_corpus = corpus.prepare(options, RunFolder(tmp_path))
     check, used = evaluation.Validation(options, prepared_corpus, devices.Devices.take(1)), []
     monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))
-    monkeypatch.setattr(
-        translation.Translator,
-        "__call__",
-        lambda self, lines: used.append(self.generation_config) or list(lines),
-    )
+    record = lambda self, lines: used.append(self.generation_config) or list(lines)  # noqa: E731
+    monkeypatch.setattr(translation.Translator, "__call__", record)
     check(jax.tree.map(jnp.asarray, prepared_corpus.init_source.arrays()))
     assert used == [prepared_corpus.init_source.generation_config]
     assert used[0].constraints.bad_words_ids
@@ -344,7 +290,7 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "name", ["marian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mbart50", "t5"))]
+    "name", [quick_if(name == "marian", name) for name in ("marian", "mbart50", "t5")]
 )
 def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     folder, lines = tmp_path / "model", tmp_path / "valid"
@@ -352,9 +298,8 @@ def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     words = folders.tokenizer(name, folder)
     # these ids are no text
     silent = [words.unk_token_id, *range(len(words), module.config.vocab_size)]
-    module.generation_config.update(
-        num_beams=3, max_length=14, min_length=5, suppress_tokens=silent
-    )
+    settings = dict(num_beams=3, max_length=14, min_length=5, suppress_tokens=silent)
+    module.generation_config.update(**settings)
     with torch.no_grad():  # with small new weights all lines would get the same translation
         for parameter in module.parameters():
             parameter += 0.3 * torch.randn_like(parameter) * parameter.requires_grad
@@ -362,25 +307,18 @@ def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     runs.write_text(tmp_path)
     files = ["--source", f"{lines}.source", "--target", f"{lines}.target"]
     files += ["--hypotheses", tmp_path / "hypotheses"]
-    languages = dict(
-        zip(("--source-lang", "--target-lang"), folders.FOLDERS[name].languages or (), strict=False)
-    )
-    flags = [word for pair in languages.items() for word in pair]
+    languages = folders.FOLDERS[name].languages or ()
+    pairs = zip(("--source-lang", "--target-lang"), languages, strict=False)
+    flags = [word for pair in pairs for word in pair]
     command = ["evaluate", "--run", folder, *files, *flags, "--bootstrap", "0", "--json"]
     with runs.as_a_user():
         assert runs.main(*command) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["pairs"] == 8
-    assert report["left_out_of_loss"] == 0
-    assert report["step"] == 0
-    assert report["weights"] == "model.safetensors"
+    known = {"pairs": 8, "left_out_of_loss": 0, "step": 0, "weights": "model.safetensors"}
+    assert {key: report[key] for key in known} == known
     assert report["loss"] == pytest.approx(folders.mean_loss(name, folder, lines), rel=1e-5)
     forced = folders.language_id(name, words)
-    expected = folders.generated(
-        name,
-        folder,
-        folders.read(lines, "source"),
-        **({} if forced is None else {"forced_bos_token_id": forced}),
-    )
+    more = {} if forced is None else {"forced_bos_token_id": forced}
+    expected = folders.generated(name, folder, folders.read(lines, "source"), **more)
     assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected
     assert len(set(expected)) > 1

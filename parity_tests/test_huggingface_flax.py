@@ -26,55 +26,47 @@ NAMES += ["blenderbot", "blenderbot-small", "longt5 global"]
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a module's Flax class by path, from each part's type."""
-    tensors = (
-        {"final_logits_bias": module.final_logits_bias}
-        if hasattr(module, "final_logits_bias")
-        else {}
-    )
+    tensors = {}
+    if hasattr(module, "final_logits_bias"):
+        tensors["final_logits_bias"] = module.final_logits_bias
     for name, part in module.named_modules():
-        path = name.replace(".", "/")
+        path, kind = name.replace(".", "/"), type(part).__name__
         match part:
             case torch.nn.Linear():
-                tensors |= {f"{path}/kernel": part.weight.T} | (
-                    {} if part.bias is None else {f"{path}/bias": part.bias}
-                )
+                tensors[f"{path}/kernel"] = part.weight.T
+                if part.bias is not None:
+                    tensors[f"{path}/bias"] = part.bias
             case torch.nn.LayerNorm():
                 tensors |= {f"{path}/scale": part.weight, f"{path}/bias": part.bias}
-            case torch.nn.Embedding() if "Sinusoidal" not in type(
-                part
-            ).__name__ and not name.endswith("embed_tokens"):
-                tensors[f"{path}/embedding"] = part.weight
-            case _ if "LayerNorm" in type(part).__name__:
+            case torch.nn.Embedding():
+                if "Sinusoidal" not in kind and not name.endswith("embed_tokens"):
+                    tensors[f"{path}/embedding"] = part.weight
+            case _ if "LayerNorm" in kind:
                 tensors[f"{path}/weight"] = part.weight
     if module.config.tie_word_embeddings:
         del tensors["lm_head/kernel"]
     return tensors
 
 
+def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    tree = traverse_util.unflatten_dict(arrays, sep="/")
+    path.write_bytes(serialization.msgpack_serialize(tree))
+
+
 def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False) -> Path:
     """Write the folder as transformers 4 did."""
+    dtype = ml_dtypes.bfloat16 if bfloat16 else None
     arrays = {
-        name: np.ascontiguousarray(value.detach().numpy())
+        name: np.ascontiguousarray(value.detach().numpy(), dtype)
         for name, value in parameters(module).items()
     }
-    if bfloat16:
-        arrays = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
-    (folder / "config.json").write_text(
-        json.dumps(
-            json.loads(module.config.to_json_string(use_diff=False))
-            | {"transformers_version": "4.38.0"}
-        )
-    )
-    names = (
-        [flax_msgpack.FILE]
-        if shards == 1
-        else [f"flax_model-{i:05}-of-{shards:05}.msgpack" for i in range(1, shards + 1)]
-    )
+    config = json.loads(module.config.to_json_string(use_diff=False))
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "4.38.0"}))
+    names = [f"flax_model-{i:05}-of-{shards:05}.msgpack" for i in range(1, shards + 1)]
+    names = names if shards > 1 else [flax_msgpack.FILE]
     parts = {name: dict(list(arrays.items())[i::shards]) for i, name in enumerate(names)}
     for name, part in parts.items():
-        (folder / name).write_bytes(
-            serialization.msgpack_serialize(traverse_util.unflatten_dict(part, sep="/"))
-        )
+        write(folder / name, part)
     if shards > 1:
         where = {key: name for name, part in parts.items() for key in part}
         (folder / flax_msgpack.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
@@ -103,13 +95,7 @@ def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):
     module, opened = saved_and_opened(name, tmp_path)
     ours = jt.convert.from_torch(opened.read(), opened.config)
     source, target = huggingface.batch(opened.config)
-    theirs = (
-        module(
-            **huggingface.inputs(opened.config, source), decoder_input_ids=torch.from_numpy(target)
-        )
-        .logits.detach()
-        .numpy()
-    )
+    theirs = huggingface.Pair(module, opened.config, ours).logits(source, target)
     assert abs(np.asarray(ours(source, target)) - theirs).max() <= 1e-12 * abs(theirs).max()
 
 
@@ -117,12 +103,9 @@ def test_a_kernel_that_is_not_transposed_is_detected_in_a_square_model(tmp_path,
     monkeypatch.setattr(flax_msgpack, "_transposed", msgpack.read)
     module, opened = saved_and_opened("bart square", tmp_path)
     state, theirs = opened.read(), module.state_dict()
-    differ = {
-        name for name, array in state.items() if not np.array_equal(array, theirs[name].numpy())
-    }
-    assert differ == {
-        name for name in theirs if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))
-    }
+    differ = {name for name in state if not np.array_equal(state[name], theirs[name].numpy())}
+    kernels = ("_proj.weight", "fc1.weight", "fc2.weight")
+    assert differ == {name for name in theirs if name.endswith(kernels)}
 
 
 def test_half_precision_becomes_a_folder_that_transformers_loads_bit_for_bit(tmp_path):
@@ -142,13 +125,10 @@ def test_half_precision_becomes_a_folder_that_transformers_loads_bit_for_bit(tmp
 def test_a_mismatch_of_file_and_configuration_is_one_error(tmp_path):
     module = huggingface.module("bart", dtype=torch.float32)
     folder = saved(tmp_path, module)
-    arrays = traverse_util.flatten_dict(
-        serialization.msgpack_restore((folder / flax_msgpack.FILE).read_bytes()), sep="/"
-    )
+    tree = serialization.msgpack_restore((folder / flax_msgpack.FILE).read_bytes())
+    arrays = traverse_util.flatten_dict(tree, sep="/")
     del arrays["model/encoder/layers/1/fc1/kernel"]
-    (folder / flax_msgpack.FILE).write_bytes(
-        serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/"))
-    )
+    write(folder / flax_msgpack.FILE, arrays)
     opened = registry.open(folder)
     with pytest.raises(InputError, match=r"model\.encoder\.layers\.1\.fc1\.weight"):
         jt.convert.from_torch(opened.read(), opened.config)

@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-import json
+import types
 
 import jax
 import numpy as np
@@ -12,7 +12,6 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface, t5, twins
-from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
 from jax_transformer.convert import conversion
 from jax_transformer.errors import InputError
@@ -26,7 +25,6 @@ from parity_tests.huggingface import (
     batch,
     exact_positions,
     inputs,
-    module,
     pair,
 )
 from parity_tests.levels import assert_close, error
@@ -47,37 +45,28 @@ def model_pair(name: str, dtype: str) -> Pair:
 
 def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
     """Return transformers' outputs: stacks' inputs, blocks' outputs, attention weights."""
+    arguments = inputs(both.config, source) | {"decoder_input_ids": torch.from_numpy(target)}
     with torch.no_grad():
-        out = both.theirs(
-            **inputs(both.config, source),
-            decoder_input_ids=torch.from_numpy(target),
-            output_hidden_states=True,
-            output_attentions=True,
-        )
-    named = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
-    outputs = {
-        f"{stack} hidden {i}": x for stack, states in named.items() for i, x in enumerate(states)
+        out = both.theirs(**arguments, output_hidden_states=True, output_attentions=True)
+    named = {
+        "encoder hidden": out.encoder_hidden_states,
+        "decoder hidden": out.decoder_hidden_states,
+        "encoder attention": out.encoder_attentions,
+        "decoder attention": out.decoder_attentions,
+        "cross attention": out.cross_attentions,
     }
-    weights = {
-        "encoder": out.encoder_attentions,
-        "decoder": out.decoder_attentions,
-        "cross": out.cross_attentions,
-    }
-    outputs |= {
-        f"{kind} attention {i}": w for kind, ws in weights.items() for i, w in enumerate(ws)
-    }
+    outputs = {f"{kind} {i}": x for kind, each in named.items() for i, x in enumerate(each)}
     arrays = {name: value.numpy() for name, value in (outputs | {"logits": out.logits}).items()}
-    if both.config.encoder.attention_span is AttentionSpan.FULL:
-        return arrays
     return {name: without_padding(both, source, name, value) for name, value in arrays.items()}
 
 
 def without_padding(both: Pair, source: np.ndarray, name: str, value: np.ndarray) -> np.ndarray:
     """Return an output of an encoder with local attention with zeros at padding, which nothing
     reads: transformers attends to all of the window there, and we to nothing. Weights by blocks
-    (b, n, h, q, k) become weights by queries.
+    (b, n, h, q, k) become weights by queries. Other outputs are unchanged.
     """
-    if not name.startswith("encoder"):
+    full = both.config.encoder.attention_span is AttentionSpan.FULL
+    if full or not name.startswith("encoder"):
         return value
     valid = source != both.config.source_pad_id
     if value.ndim == 5:
@@ -91,9 +80,8 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     """Return the outputs of the Flax model, under the same names."""
     capture = nnx.capture(both.ours, nnx.Intermediate, method_outputs=nnx.Intermediate)
     (logits, attention), captured = capture(source, target, return_attention=True)
-    inner = {
-        ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
-    }
+    leaves = nnx.to_flat_state(captured)
+    inner = {".".join(map(str, path)): leaf.get_value() for path, leaf in leaves}
     outputs = {"logits": logits}
     for number, stack in enumerate(("encoder", "decoder")):
         layers, relative = getattr(both.config, stack).layers, both.config.architecture in DISTANCES
@@ -109,22 +97,13 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     for kind, weights in zip(("encoder", "decoder", "cross"), attention, strict=True):
         outputs |= {f"{kind} attention {i}": w for i, w in enumerate(weights)}
     arrays = {name: np.asarray(value) for name, value in outputs.items()}
-    if both.config.encoder.attention_span is AttentionSpan.FULL:
-        return arrays
     return {name: without_padding(both, source, name, value) for name, value in arrays.items()}
 
 
 # float64 tests the algorithm of every family, float32 two in the suite (only M2M100 has its own
 # position table), and all under `-m slow`
-RUN = [
-    quick_if(
-        not (name in REPEATED or (dtype == "float32" and name not in ("m2m_100", "t5"))),
-        name,
-        dtype,
-    )
-    for dtype in BOUNDS
-    for name in CASES
-]
+QUICK = {"float64": set(CASES) - set(REPEATED), "float32": {"m2m_100", "t5"}}
+RUN = [quick_if(name in QUICK[dtype], name, dtype) for dtype in BOUNDS for name in CASES]
 
 
 @pytest.mark.proves("logits")
@@ -171,29 +150,23 @@ def test_distances_far_beyond_the_last_bucket_agree(name: str, in_float64):
     "count, longest", [(32, 128), (8, 12), (4, 5), (14, 33), (64, 1000), (32, 100_000)]
 )
 def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: int, longest: int):
-    modeling = importlib.import_module(
-        f"transformers.models.{prefix.lower()}.modeling_{prefix.lower()}"
-    )
+    name = prefix.lower()
+    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     attention, distances = getattr(modeling, f"{prefix}Attention"), torch.arange(100_001)
     for directions in (1, 2):
         settings = {"bidirectional": directions == 2, "num_buckets": count, "max_distance": longest}
         if prefix == "UMT5":  # UMT5's is a method that reads these from its module
-            model_pair = type(
-                "Settings",
-                (),
-                {
-                    "relative_attention_num_buckets": count,
-                    "relative_attention_max_distance": longest,
-                },
-            )()
-            model_pair.is_decoder = directions == 1
-            expected = attention._relative_position_bucket(model_pair, -distances)
+            own = types.SimpleNamespace(
+                relative_attention_num_buckets=count,
+                relative_attention_max_distance=longest,
+                is_decoder=directions == 1,
+            )
+            expected = attention._relative_position_bucket(own, -distances)
         else:
             expected = attention._relative_position_bucket(-distances, **settings)
         known = relative_buckets(longest + 1, count // directions, longest)  # the model's table
-        np.testing.assert_array_equal(
-            known[np.minimum(distances.numpy(), longest)], expected.numpy()
-        )
+        actual = known[np.minimum(distances.numpy(), longest)]
+        np.testing.assert_array_equal(actual, expected.numpy())
 
 
 def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
@@ -219,17 +192,11 @@ def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
         source, target = batch(both.config)
         logits = both.logits(source, target)
         for change in changes:
-            stored = (
-                {"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"}
-                if "encoder.sinusoids" in change
-                else {}
-            )
-            other = nnx.clone(both.ours)
-            assert error((_with(both, change | stored)(source, target), logits)) > 1e-7, (
-                name,
-                change,
-            )
-            assert error((other(source, target), logits)) < 1e-12
+            if "encoder.sinusoids" in change:
+                change |= {"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"}
+            wrong = _with(both, change)
+            assert error((wrong(source, target), logits)) > 1e-7, (name, change)
+            assert error((both.ours(source, target), logits)) < 1e-12
 
 
 def _with(both: Pair, changes: dict) -> jt.Transformer:
@@ -241,19 +208,12 @@ def _with(both: Pair, changes: dict) -> jt.Transformer:
 
 def test_sixteen_bit_models_compute_in_sixteen_bits():
     """NumPy has no bfloat16 of its own: the bits are passed, and come back unchanged."""
-    module_ = module("t5 v1.1", dtype=torch.bfloat16)
-    config = from_config(
-        json.loads(module_.config.to_json_string()),
-        names=module_.state_dict(),
-        same=lambda one, other: True,
-    )
-    model = jt.convert.from_torch(module_.state_dict(), config)
+    theirs, config, model = pair("t5 v1.1", dtype=torch.bfloat16)
     assert {value.dtype.name for value in jax.tree.leaves(nnx.state(model))} == {"bfloat16"}
     back = jt.convert.to_torch(model)
-    for name, tensor in module_.state_dict().items():
-        assert torch.equal(
-            torch_bridge.to_tensor(back[name]).view(torch.int16), tensor.view(torch.int16)
-        ), name
+    for name, tensor in theirs.state_dict().items():
+        bits = torch_bridge.to_tensor(back[name]).view(torch.int16)
+        assert torch.equal(bits, tensor.view(torch.int16)), name
     source, target = batch(config)
     assert model(source, target).dtype.name == "bfloat16"
 
@@ -265,9 +225,7 @@ def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
     twin = twins.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())
     assert type(twin).__name__ == type(both.theirs).__name__
-    trained = [
-        name for name, parameter in both.theirs.named_parameters() if parameter.requires_grad
-    ]
+    trained = [name for name, p in both.theirs.named_parameters() if p.requires_grad]
     assert twins.parameter_names(both.config) == trained
     source, target = batch(both.config)
     state = {key: value.numpy() for key, value in both.theirs.state_dict().items()}

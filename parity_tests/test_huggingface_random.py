@@ -22,16 +22,8 @@ FAMILIES = huggingface.families()
 SYNONYMS = ("activation_function", "dense_act_fn", "feed_forward_proj")
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish")
 # Sizes that are odd where they may be, and no two alike, so that exchanged ones show
-SIZES = {
-    "d_model": (12, 24, 36),
-    "d_kv": (5, 7),
-    "d_ff": (17, 23),
-    "max_position_embeddings": (21,),
-    "layers": (1, 2),
-    "heads": (1, 2, 3, 6),
-    "ffn_dim": (11, 13, 19),
-    "vocab_size": (31, 37),
-}
+SIZES = dict(d_model=(12, 24, 36), d_kv=(5, 7), d_ff=(17, 23), max_position_embeddings=(21,))
+SIZES |= dict(layers=(1, 2), heads=(1, 2, 3, 6), ffn_dim=(11, 13, 19), vocab_size=(31, 37))
 
 
 def drawn(name: str, seed: int) -> dict[str, Any]:
@@ -73,8 +65,7 @@ def drawn(name: str, seed: int) -> dict[str, Any]:
 
 @pytest.mark.proves("logits")
 @pytest.mark.parametrize(
-    ("name", "seed"),
-    [quick_if(seed == 1, name, seed) for seed in (1, 2, 3) for name in FAMILIES],
+    ("name", "seed"), [quick_if(seed == 1, name, seed) for seed in (1, 2, 3) for name in FAMILIES]
 )
 def test_a_random_model_goes_there_and_back(name, seed, monkeypatch, in_float64):
     case = models.Case(name, drawn(name, seed))
@@ -155,12 +146,8 @@ def test_defaults_and_aliases_are_those_of_the_class(name):
     if isinstance(family, t5.T5Family) and "decoder_start_token_id" not in theirs:
         derived.add("decoder_start_token_id")  # see the family's defaults
     absent = object()
-    differ = {
-        key
-        for key, value in ours.items()
-        if theirs.get(key, None if value is None else absent) != value
-    }
-    assert differ <= derived
+    present = {key: theirs.get(key, None if ours[key] is None else absent) for key in ours}
+    assert {key for key, value in ours.items() if present[key] != value} <= derived
 
 
 def test_generation_defaults_are_known_by_name():

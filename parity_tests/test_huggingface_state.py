@@ -23,17 +23,20 @@ def saved(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
     theirs = module(name, dtype=torch.float32)
     theirs.save_pretrained(folder)
     state = {key: torch_bridge.to_numpy(value) for key, value in theirs.state_dict().items()}
-    return (
-        state,
-        load_file(folder / "model.safetensors"),
-        json.loads((folder / "config.json").read_text()),
-    )
+    data = json.loads((folder / "config.json").read_text())
+    return state, load_file(folder / "model.safetensors"), data
 
 
 def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(
         one[key].tobytes() == other[key].tobytes() for key in one
     )
+
+
+def described(data: dict, file: dict[str, np.ndarray]) -> jt.TransformerConfig:
+    """Return the configuration of a file's tensors, copies among them."""
+    same = lambda one, other: file[one].tobytes() == file[other].tobytes()  # noqa: E731
+    return from_config(data, names=file, same=same)
 
 
 @pytest.mark.proves("round trip")
@@ -52,52 +55,40 @@ def test_a_saved_file_is_completed_and_round_trips(name: str, tmp_path: Path):
 def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
     """Published weights of T5 v1.1, mT5 and UMT5 have one; from_pretrained keeps and saves it."""
     _, file, data = saved(name, tmp_path)
-    file["lm_head.weight"] = (
-        np.random.default_rng(0).normal(size=file["shared.weight"].shape).astype(np.float32)
-    )
+    head = np.random.default_rng(0).normal(size=file["shared.weight"].shape)
+    file["lm_head.weight"] = head.astype(np.float32)
     save_file(file, tmp_path / "model.safetensors", metadata={"format": "pt"})
     theirs = CASES[name].classes[1].from_pretrained(tmp_path)
     theirs.save_pretrained(tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
-    config = from_config(
-        data, names=file, same=lambda one, other: equal({"": file[one]}, {"": file[other]})
-    )
+    config = described(data, file)
     assert config.tying is Tying.EMBEDDINGS
     assert equal(states.saved(states.complete(file, config), config), again)
     assert "lm_head.weight" in again
     ours = jt.convert.from_torch(states.complete(file, config), config)
     source, target = np.asarray([[5, 6, 7, 1]]), np.asarray([[0, 9, 8]])
     with torch.no_grad():
-        logits = theirs(
-            input_ids=torch.from_numpy(source), decoder_input_ids=torch.from_numpy(target)
-        ).logits.numpy()
+        ids = torch.from_numpy(source), torch.from_numpy(target)
+        logits = theirs(input_ids=ids[0], decoder_input_ids=ids[1]).logits.numpy()
     assert np.abs(logits - np.asarray(ours(source, target))).max() < 1e-5 * np.abs(logits).max()
     # otherwise transformers' class ties it
-    through = jt.convert.into_torch(ours, twins.twin(config))
-    assert equal(
-        {key: value.numpy() for key, value in through.state_dict().items()},
-        states.complete(file, config),
-    )
+    through = jt.convert.into_torch(ours, twins.twin(config)).state_dict()
+    back = {key: value.numpy() for key, value in through.items()}
+    assert equal(back, states.complete(file, config))
 
 
 def test_files_of_older_versions(tmp_path: Path):
     """They have every copy and computed table, and tensors that fairseq and T5 once wrote."""
+    stacks = ("encoder", "decoder")
     for name, junk in (
-        ("bart", ["model.encoder.version", "model.decoder.version"]),
+        ("bart", [f"model.{stack}.version" for stack in stacks]),
         ("marian", []),
-        (
-            "m2m_100",
-            ["model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"],
-        ),
+        ("m2m_100", [f"model.{stack}.embed_positions.weights" for stack in stacks]),
         ("t5", ["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"]),
     ):
         state, file, data = saved(name, tmp_path)
         old = state | {key: np.ones(3, np.float32) for key in junk}
-        config = from_config(
-            data,
-            names=old,
-            same=lambda one, other, old=old: old[one].tobytes() == old[other].tobytes(),
-        )
+        config = described(data, old)
         assert config == from_config(data, names=file)
         assert equal(states.complete(old, config), state)
         assert all(states.why_dropped(key, config) for key in junk)
@@ -127,9 +118,8 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
     config = from_config(json.loads(theirs.config.to_json_string()))
     without = {key: value for key, value in state.items() if "embed_positions" not in key}
     assert equal(states.complete(without, config), state)
-    other = state | {
-        "model.encoder.embed_positions.weight": state["model.encoder.embed_positions.weight"][::-1]
-    }
+    table = "model.encoder.embed_positions.weight"
+    other = state | {table: state[table][::-1]}
     if name == "marian":
         message = r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines"
         with pytest.raises(InputError, match=message):
@@ -142,10 +132,8 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
 def test_copies_that_differ_are_refused_by_name(tmp_path: Path):
     state, _, data = saved("bart", tmp_path)
     state["model.encoder.embed_tokens.weight"] = state["model.encoder.embed_tokens.weight"] + 1
-    config = from_config(data, names=state)
-    with pytest.raises(
-        InputError,
-        match=r"model\.encoder\.embed_tokens\.weight differs from model\.shared\.weight, but the"
-        " model ties them",
-    ):
+    config, names = from_config(data, names=state), (r"encoder\.embed_tokens", "shared")
+    copy, original = (rf"model\.{name}\.weight" for name in names)
+    message = f"{copy} differs from {original}, but the model ties them"
+    with pytest.raises(InputError, match=message):
         jt.convert.from_torch(states.complete(state, config), config)

@@ -1,10 +1,12 @@
 """Tokenizers of Hugging Face folders against transformers' classes: ids and text."""
 
+import functools
 import json
 import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import regex
@@ -103,30 +105,17 @@ def _marian_with_control() -> dict:
 
 
 def _published_mbart50() -> dict:
-    settings = {
-        "src_lang": None,
-        "tgt_lang": None,
-        "language_codes": "mbart50",
-        "sp_model_kwargs": {},
-        "mask_token": MASK | {"__type": "AddedToken"},
-    }
-    files = models.fairseq(
-        "MBart50", "mbart", additional_special_tokens=mbart.LANGUAGES_50, **settings
-    )
-    return files | {
-        "special_tokens_map.json": {
-            "mask_token": MASK,
-            "additional_special_tokens": mbart.LANGUAGES_50,
-        }
-    }
+    more = {"additional_special_tokens": mbart.LANGUAGES_50}
+    settings = {"src_lang": None, "tgt_lang": None, "language_codes": "mbart50"}
+    settings |= {"sp_model_kwargs": {}, "mask_token": MASK | {"__type": "AddedToken"}}
+    files = models.fairseq("MBart50", "mbart", **more, **settings)
+    return files | {"special_tokens_map.json": {"mask_token": MASK} | more}
 
 
 def _published_m2m_100() -> dict:
     files = models.m2m_100()
-    count = len(files["vocab.json"])
-    return files | {
-        "added_tokens.json": {f"__{code}__": count + i for i, code in enumerate(m2m_100.LANGUAGES)}
-    }
+    codes = enumerate(m2m_100.LANGUAGES, len(files["vocab.json"]))
+    return files | {"added_tokens.json": {f"__{code}__": i for i, code in codes}}
 
 
 def _published_bart() -> dict:
@@ -136,102 +125,89 @@ def _published_bart() -> dict:
     }
 
 
-# name: files, the beginning of transformers' class, languages of source and target
+class Case(NamedTuple):
+    """A folder's files, the beginning of transformers' class, and the two languages."""
+
+    files: Callable[[], dict]
+    of: str
+    languages: dict[str, str]
+
+
+def case(files: Callable[..., dict], of: str, *codes: str | None, **settings: Any) -> Case:
+    sides = zip(("source_lang", "target_lang"), codes, strict=False)
+    languages = {side: code for side, code in sides if code is not None}
+    return Case(functools.partial(files, **settings), of, languages)
+
+
+def fairseq(name: str, *codes: str | None, **settings: Any) -> Case:
+    return case(functools.partial(models.fairseq, name, "mbart"), name, *codes, **settings)
+
+
 CASES = {
-    "marian": (models.marian, "Marian", ()),
-    "marian, cleaned up": (lambda: models.marian(clean_up_tokenization_spaces=True), "Marian", ()),
-    "marian, special tokens split": (
-        lambda: models.marian(split_special_tokens=True),
-        "Marian",
-        (),
+    "marian": case(models.marian, "Marian"),
+    "marian, cleaned up": case(models.marian, "Marian", clean_up_tokenization_spaces=True),
+    "marian, special tokens split": case(models.marian, "Marian", split_special_tokens=True),
+    "marian, two vocabularies": case(models.marian_separate, "Marian"),
+    "marian, an end that strips": case(
+        models.marian, "Marian", added_tokens_decoder={"0": STRIPPED}
     ),
-    "marian, two vocabularies": (models.marian_separate, "Marian", ()),
-    "marian, an end that strips": (
-        lambda: models.marian(added_tokens_decoder={"0": STRIPPED}),
-        "Marian",
-        (),
+    "marian, tokens that begin alike": case(models.marian, "Marian", added_tokens_decoder=ALIKE),
+    "marian, ids after a gap": case(
+        *(models.marian, "Marian"),
+        added_tokens_decoder={"550": NEW},
+        additional_special_tokens=["<ctl>", "</s>"],
     ),
-    "marian, tokens that begin alike": (
-        lambda: models.marian(added_tokens_decoder=ALIKE),
-        "Marian",
-        (),
+    "marian, a control piece of the target's": case(_marian_with_control, "Marian"),
+    "m2m_100": case(models.m2m_100, "M2M100", "de", "fr"),
+    "m2m_100, languages not special": case(models.m2m_100, "M2M100", "de", "fr", listed=False),
+    "m2m_100, languages told with ids": case(_published_m2m_100, "M2M100", "de", "fr"),
+    "mbart": fairseq("MBart", "de_DE", "fr_XX"),
+    "mbart50": fairseq("MBart50", "de_DE", "xh_ZA"),
+    "mbart, two languages listed": fairseq(
+        "MBart", "de_DE", "ro_RO", additional_special_tokens=["de_DE", "fr_XX"]
     ),
-    "marian, ids after a gap": (
-        lambda: models.marian(
-            added_tokens_decoder={"550": NEW}, additional_special_tokens=["<ctl>", "</s>"]
-        ),
-        "Marian",
-        (),
+    "mbart50, as published": case(_published_mbart50, "MBart50", "de_DE", "xh_ZA"),
+    "plbart": case(models.plbart, "PLBart", "java", "en_XX"),
+    "plbart, seven languages": case(
+        *(models.plbart, "PLBart", "go", "php"),
+        language_codes="multi",
+        clean_up_tokenization_spaces=False,
     ),
-    "marian, a control piece of the target's": (_marian_with_control, "Marian", ()),
-    "m2m_100": (models.m2m_100, "M2M100", ("de", "fr")),
-    "m2m_100, languages not special": (
-        lambda: models.m2m_100(listed=False),
-        "M2M100",
-        ("de", "fr"),
+    "plbart, seven languages and no source": case(
+        models.plbart, "PLBart", None, "php", language_codes="multi"
     ),
-    "m2m_100, languages told with ids": (_published_m2m_100, "M2M100", ("de", "fr")),
-    "mbart": (lambda: models.fairseq("MBart", "mbart"), "MBart", ("de_DE", "fr_XX")),
-    "mbart50": (lambda: models.fairseq("MBart50", "mbart"), "MBart50", ("de_DE", "xh_ZA")),
-    "mbart, two languages listed": (
-        lambda: models.fairseq("MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]),
-        "MBart",
-        ("de_DE", "ro_RO"),
-    ),
-    "mbart50, as published": (_published_mbart50, "MBart50", ("de_DE", "xh_ZA")),
-    "plbart": (models.plbart, "PLBart", ("java", "en_XX")),
-    "plbart, seven languages": (
-        lambda: models.plbart(language_codes="multi", clean_up_tokenization_spaces=False),
-        "PLBart",
-        ("go", "php"),
-    ),
-    "plbart, seven languages and no source": (
-        lambda: models.plbart(language_codes="multi"),
-        "PLBart",
-        (None, "php"),
-    ),
-    "fsmt": (models.fsmt, "FSMT", ()),
-    "fsmt, Russian to French": (lambda: models.fsmt(langs=["ru", "fr"]), "FSMT", ()),
-    "fsmt, lower case": (lambda: models.fsmt(do_lower_case=True), "FSMT", ()),
-    "fsmt, two vocabularies": (models.fsmt_separate, "FSMT", ()),
-    "nllb": (_nllb, "Nllb", ("deu_Latn", "fra_Latn")),
-    "nllb, legacy": (lambda: _nllb(legacy_behaviour=True), "Nllb", ("deu_Latn", "fra_Latn")),
-    "whisper": (models.whisper, "Whisper", ()),
-    "t5": (models.t5, "T5", ()),
-    "t5, cleaned up": (lambda: models.t5(clean_up_tokenization_spaces=True), "T5", ()),
-    "t5, seven sentinels": (lambda: models.t5(extra_ids=7), "T5", ()),
-    "mt5, as published": (lambda: models.t5(extra_ids=0, additional_special_tokens=None), "T5", ()),
-    "umt5, as published": (lambda: models.t5(extra_ids=300), "T5", ()),
-    "longt5, by its model's type": (lambda: models.t5_of("longt5"), "T5", ()),
-    "t5, a token more": (lambda: models.t5(added_tokens_decoder={"233": NEW}), "T5", ()),
-    "pegasus": (models.pegasus, "Pegasus", ()),
-    "bart": (models.bart, "Bart", ()),
-    "bart, a space before": (_published_bart, "Bart", ()),
-    "mvp": (models.bart, "Mvp", ()),
-    "blenderbot": (models.blenderbot, "Blenderbot", ()),
-    "blenderbot, two files": (models.blenderbot_files, "Blenderbot", ()),
-    "blenderbot-small": (models.blenderbot_small, "BlenderbotSmall", ()),
-    "blenderbot-small, special tokens split": (
-        lambda: models.blenderbot_small(split_special_tokens=True),
-        "BlenderbotSmall",
-        (),
+    "fsmt": case(models.fsmt, "FSMT"),
+    "fsmt, Russian to French": case(models.fsmt, "FSMT", langs=["ru", "fr"]),
+    "fsmt, lower case": case(models.fsmt, "FSMT", do_lower_case=True),
+    "fsmt, two vocabularies": case(models.fsmt_separate, "FSMT"),
+    "nllb": case(_nllb, "Nllb", "deu_Latn", "fra_Latn"),
+    "nllb, legacy": case(_nllb, "Nllb", "deu_Latn", "fra_Latn", legacy_behaviour=True),
+    "whisper": case(models.whisper, "Whisper"),
+    "t5": case(models.t5, "T5"),
+    "t5, cleaned up": case(models.t5, "T5", clean_up_tokenization_spaces=True),
+    "t5, seven sentinels": case(models.t5, "T5", extra_ids=7),
+    "mt5, as published": case(models.t5, "T5", extra_ids=0, additional_special_tokens=None),
+    "umt5, as published": case(models.t5, "T5", extra_ids=300),
+    "longt5, by its model's type": case(models.t5_of, "T5", model_type="longt5"),
+    "t5, a token more": case(models.t5, "T5", added_tokens_decoder={"233": NEW}),
+    "pegasus": case(models.pegasus, "Pegasus"),
+    "bart": case(models.bart, "Bart"),
+    "bart, a space before": case(_published_bart, "Bart"),
+    "mvp": case(models.bart, "Mvp"),
+    "blenderbot": case(models.blenderbot, "Blenderbot"),
+    "blenderbot, two files": case(models.blenderbot_files, "Blenderbot"),
+    "blenderbot-small": case(models.blenderbot_small, "BlenderbotSmall"),
+    "blenderbot-small, special tokens split": case(
+        models.blenderbot_small, "BlenderbotSmall", split_special_tokens=True
     ),
 }
 
 
-def _case(name: str) -> tuple[Callable[[], dict], str, dict[str, str]]:
-    files, of, codes = CASES[name]
-    sides = zip(("source_lang", "target_lang"), codes, strict=False)
-    return files, of, {side: code for side, code in sides if code is not None}
-
-
 def _theirs(name: str, folder: Path, languages: dict[str, str]):
+    sides = {"source_lang": "src_lang", "target_lang": "tgt_lang"}
+    options = {sides[side]: code for side, code in languages.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-        options = {
-            f"{side[:-5].replace('source', 'src').replace('target', 'tgt')}_lang": code
-            for side, code in languages.items()
-        }
         return getattr(transformers, f"{name}Tokenizer").from_pretrained(folder, **options)
 
 
@@ -239,13 +215,10 @@ def _of_targets(theirs):
     """Return a tokenizer that reads targets: FSMT's class reads them as sources, with their ids."""
     if not isinstance(theirs, transformers.FSMTTokenizer):
         return lambda line: theirs(text_target=line)
-    files = {"src_vocab_file": theirs.tgt_vocab_file, "tgt_vocab_file": theirs.tgt_vocab_file}
-    return transformers.FSMTTokenizer(
-        langs=[theirs.tgt_lang] * 2,
-        merges_file=theirs.merges_file,
-        do_lower_case=theirs.do_lower_case,
-        **files,
-    )
+    files = dict.fromkeys(("src_vocab_file", "tgt_vocab_file"), theirs.tgt_vocab_file)
+    files |= {"merges_file": theirs.merges_file}
+    lower = theirs.do_lower_case
+    return transformers.FSMTTokenizer([theirs.tgt_lang] * 2, do_lower_case=lower, **files)
 
 
 def _differing(theirs, ours: HuggingFaceTokenizer, some: str = "") -> list[str]:
@@ -281,8 +254,8 @@ def _differing(theirs, ours: HuggingFaceTokenizer, some: str = "") -> list[str]:
 
 @pytest.fixture(scope="module", params=CASES)
 def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
-    files, name, languages = _case(request.param)
-    return (models.write(tmp_path_factory.mktemp("case") / "folder", files()), name, languages)
+    files, name, languages = CASES[request.param]
+    return models.write(tmp_path_factory.mktemp("case") / "folder", files()), name, languages
 
 
 @pytest.mark.proves("tokenizer")
@@ -321,7 +294,7 @@ def test_the_comparison_detects_other_ids(tmp_path):
 
 def test_languages_are_forced_as_in_transformers(tmp_path):
     for name in ("m2m_100", "mbart50", "nllb"):
-        files, of, languages = _case(name)
+        files, of, languages = CASES[name]
         path = models.write(tmp_path / name, files())
         theirs = _theirs(of, path, languages)
         ours = huggingface_tokenizer.load_huggingface(path, **languages)
@@ -336,7 +309,7 @@ def test_languages_are_forced_as_in_transformers(tmp_path):
 
 def test_the_sizes_and_the_spelling_are_those_of_transformers(tmp_path):
     for name in ("marian", "m2m_100", "mbart", "mbart50", "nllb", "t5", "pegasus", "bart"):
-        files, of, languages = _case(name)
+        files, of, languages = CASES[name]
         path = models.write(tmp_path / name, files())
         ours, theirs = huggingface_tokenizer.load_huggingface(path), _theirs(of, path, languages)
         assert ours.source.vocab_size == len(theirs), name
@@ -363,25 +336,22 @@ def test_the_languages_are_those_of_transformers():
     } == tokenization_plbart.FAIRSEQ_LANGUAGE_CODES
 
 
-# The beginning of transformers' class, files, and languages, of which a source may have a default
+# A source's language may have a default
 SETTINGS = {
-    "mbart": ("MBart", lambda: models.fairseq("MBart", "mbart"), {"target": "fr_XX"}),
-    "mbart50": ("MBart50", lambda: models.fairseq("MBart50", "mbart"), {"target": "fr_XX"}),
-    "m2m_100": ("M2M100", models.m2m_100, {"target": "ceb"}),
-    "m2m_100, WMT 2021": (
-        "M2M100",
-        lambda: models.m2m_100(listed=False, language_codes="wmt21"),
-        {"target": "ha"},
+    "mbart": fairseq("MBart", None, "fr_XX"),
+    "mbart50": fairseq("MBart50", None, "fr_XX"),
+    "m2m_100": case(models.m2m_100, "M2M100", None, "ceb"),
+    "m2m_100, WMT 2021": case(
+        models.m2m_100, "M2M100", None, "ha", listed=False, language_codes="wmt21"
     ),
-    "nllb": ("Nllb", _nllb, {"source": "fra_Latn", "target": "deu_Latn"}),
-    "pegasus, few ids before": ("Pegasus", lambda: models.pegasus(offset=7), {}),
+    "nllb": case(_nllb, "Nllb", "fra_Latn", "deu_Latn"),
+    "pegasus, few ids before": case(models.pegasus, "Pegasus", offset=7),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_defaults_and_settings_are_those_of_transformers(name, tmp_path):
-    of, files, sides = SETTINGS[name]
-    languages = {f"{side}_lang": code for side, code in sides.items()}
+    files, of, languages = SETTINGS[name]
     theirs = _theirs(of, models.write(tmp_path, files()), languages)
     ours = huggingface_tokenizer.load_huggingface(tmp_path, **languages)
     for line in ("plain", "a mask after nothing", "languages of M2M100", "special tokens"):
@@ -424,9 +394,8 @@ def test_a_folder_that_names_no_start_has_the_start_of_its_class(name, tmp_path)
 
 def test_every_recipe_has_a_case():
     recipes = huggingface.tokenizer_recipes().values()
-    assert {recipe.class_name for recipe in recipes} == {
-        f"{name}Tokenizer" for _, name, _ in CASES.values()
-    }
+    tried = {f"{each.of}Tokenizer" for each in CASES.values()}
+    assert {recipe.class_name for recipe in recipes} == tried
 
 
 def test_a_tokenizer_json_of_a_generic_class_is_followed(tmp_path):
@@ -435,12 +404,8 @@ def test_a_tokenizer_json_of_a_generic_class_is_followed(tmp_path):
     _theirs("T5", source, {}).save_pretrained(tmp_path / "umt5")
     config = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())
     files = {"tokenizer_config.json": config | {"tokenizer_class": "TokenizersBackend"}}
-    files["config.json"] = {
-        "model_type": "umt5",
-        "vocab_size": 1000,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-    }
+    ids = {"pad_token_id": 0, "eos_token_id": 1}
+    files["config.json"] = {"model_type": "umt5", "vocab_size": 1000} | ids
     models.write(tmp_path / "umt5", files)
     theirs = TokenizersBackend.from_pretrained(tmp_path / "umt5")  # AutoTokenizer's choice
     assert _differing(theirs, huggingface_tokenizer.load_huggingface(tmp_path / "umt5")) == []

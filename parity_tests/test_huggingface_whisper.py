@@ -51,9 +51,8 @@ def speech(seconds: float, seed: int = 0) -> np.ndarray:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Return a folder of a random model that ends its texts at different lengths."""
-    path = tokenizer_models.write(
-        tmp_path_factory.mktemp("whisper") / "theirs", tokenizer_models.whisper()
-    )
+    path = tmp_path_factory.mktemp("whisper") / "theirs"
+    tokenizer_models.write(path, tokenizer_models.whisper())
     words = transformers.WhisperTokenizer.from_pretrained(path)
     sizes = json.loads((path / "config.json").read_text())
     sizes |= dict(num_mel_bins=20, d_model=16, encoder_layers=1, decoder_layers=1)
@@ -102,34 +101,29 @@ def theirs(folder: Path, samples: np.ndarray, **options: Any) -> dict[str, Any]:
     return module.generate(features, return_segments=True, **options)
 
 
+GERMAN = {"language": "de"}
 # name: seconds, arguments of ours, arguments of transformers
 CALLS: dict[str, tuple[float, dict[str, Any], dict[str, Any]]] = {
     "a window": (0.5, {}, {}),
     "a window with times": (0.7, {"timestamps": True}, {"return_timestamps": True}),
-    "a full window, translated": (
-        WINDOW / 100,
-        {"language": "de", "task": "translate"},
-        {"language": "de"},
-    ),
+    "a full window, translated": (WINDOW / 100, GERMAN | {"task": "translate"}, GERMAN),
     "five windows": (3.7, {"language": "yue"}, {"language": "yue", "return_timestamps": True}),
 }
 
 
-# One search with times and one without; the others under `-m slow`
-QUICK = {("a window", 1), ("five windows", 1)}
-
-
 KINDS = {1: "greedy", 3: "beam"}
-PROVES = {beams: pytest.mark.proves(kind, "whisper") for beams, kind in KINDS.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "beams"),
-    [
-        pytest.param(*case, marks=[PROVES[case[1]], *([] if case in QUICK else [pytest.mark.slow])])
-        for case in itertools.product(CALLS, PROVES)
-    ],
-)
+def _marks(name: str, beams: int) -> list[pytest.MarkDecorator]:
+    """One search with times and one without; the others under `-m slow`."""
+    quick = name in ("a window", "five windows") and beams == 1
+    return [pytest.mark.proves(KINDS[beams], "whisper"), *([] if quick else [pytest.mark.slow])]
+
+
+CASES = [pytest.param(*case, marks=_marks(*case)) for case in itertools.product(CALLS, KINDS)]
+
+
+@pytest.mark.parametrize(("name", "beams"), CASES)
 def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
     seconds, ours, options = CALLS[name]
     samples = speech(seconds)
@@ -227,9 +221,8 @@ def test_spectrograms_are_those_of_the_feature_extractor(bins: int, monkeypatch)
     padded = np.pad(samples, (0, 200 * sound.HOP - len(samples)))
 
     def expected() -> np.ndarray:
-        return np.asarray(
-            extractor(samples, sampling_rate=16_000, return_tensors="np").input_features[0]
-        )
+        features = extractor(samples, sampling_rate=16_000, return_tensors="np")
+        return np.asarray(features.input_features[0])
 
     assert np.abs(sound.log_mel(padded, bins) - expected()).max() < 5e-5
     wide = types.ModuleType("torch")
@@ -265,9 +258,8 @@ def test_rules_of_times_are_those_of_the_logits_processor(latest: int | None):
             torch.from_numpy(ids.reshape(-1, step + 2)),
             torch.from_numpy(scores.reshape(-1, vocabulary)),
         ).numpy()
-        ours = np.asarray(apply(jnp.asarray(scores), jnp.asarray(step, jnp.int32))).reshape(
-            -1, vocabulary
-        )
+        ours = np.asarray(apply(jnp.asarray(scores), jnp.asarray(step, jnp.int32)))
+        ours = ours.reshape(-1, vocabulary)
         np.testing.assert_array_equal(ours, expected)
         kinds |= {tuple(row) for row in np.isinf(expected)}
     assert len(kinds) > 20, "the rules forbid the same tokens everywhere"
@@ -311,11 +303,8 @@ def save_wav(path: Path, samples: np.ndarray) -> Path:
 def test_the_command_prints_what_the_transcriber_returns(folder: Path, tmp_path: Path, console):
     path = save_wav(tmp_path / "talk.wav", speech(0.5))
     transcriber = jt.Transcriber.load(folder)
-    assert console.say("transcribe", path, "--run", folder) == (
-        0,
-        transcriber(path).text.strip() + "\n",
-        "",
-    )
+    text = transcriber(path).text.strip() + "\n"
+    assert console.say("transcribe", path, "--run", folder) == (0, text, "")
     options = ("--language", "de", "--task", "translate", "--json", "--output", tmp_path / "out")
     assert console.say("transcribe", path, "--run", folder, *options) == (0, "", "")
     timed = transcriber(path, language="de", task="translate", timestamps=True)

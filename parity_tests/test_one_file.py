@@ -51,10 +51,8 @@ def pair():
         config = dataclasses.replace(one_file.Config(**SIZES), vocab_size=11)
         random = np.random.default_rng(1)
         theirs = jt.Transformer(package_config(config), rngs=nnx.Rngs(0))
-        arrays = {
-            name: jnp.asarray(random.normal(size=array.shape) / 3)
-            for name, array in transformer.flatten(theirs).items()
-        }
+        shapes = transformer.shapes(theirs.config).items()
+        arrays = {name: jnp.asarray(random.normal(size=shape) / 3) for name, shape in shapes}
         theirs = transformer.unflatten(theirs.config, arrays)
         batch = Batch(
             np.array([[3, 4, 5, 6, 7, 8, 2], [9, 10, 2, 0, 0, 0, 0], [4, 2, 0, 0, 0, 0, 0]]),
@@ -85,22 +83,21 @@ def test_gradients_equal_the_package(pair):
     config, model, theirs, batch = pair
     key = jax.random.key(3)
     graphdef, params = nnx.split(model, nnx.Param)
-    ours = jax.grad(
-        lambda params: one_file.loss_per_token(nnx.merge(graphdef, params), config, batch, key)
-    )(params)
-    expected = jax.grad(
-        lambda arrays: step.loss_sum(arrays, {}, batch, theirs.config, config.label_smoothing, key)[
-            0
-        ]
-    )(transformer.flatten(theirs))
+
+    def our_loss(params):
+        return one_file.loss_per_token(nnx.merge(graphdef, params), config, batch, key)
+
+    def their_loss(arrays):
+        return step.loss_sum(arrays, {}, batch, theirs.config, config.label_smoothing, key)[0]
+
+    expected = jax.grad(their_loss)(transformer.flatten(theirs))
+    gradients = nnx.to_flat_state(jax.grad(our_loss)(params))
+    ours = {theirs_name(path): gradient[...] for path, gradient in gradients}
+    assert ours.keys() == expected.keys() and len(ours) == len(gradients)
     tokens = np.count_nonzero(batch.target_out)
-    names = []
-    for path, gradient in nnx.to_flat_state(ours):
-        names.append(theirs_name(path))
-        np.testing.assert_allclose(
-            gradient[...], expected[names[-1]] / tokens, rtol=0, atol=1e-12, err_msg=names[-1]
-        )
-    assert sorted(names) == sorted(expected)
+    for name, gradient in ours.items():
+        close = {"rtol": 0, "atol": 1e-12, "err_msg": name}
+        np.testing.assert_allclose(gradient, expected[name] / tokens, **close)
 
 
 def test_greedy_decoding_equals_the_package(pair):
@@ -124,18 +121,11 @@ def test_twenty_losses_equal_train_py(tmp_path):
     sizes = {"encoder_layers": config.num_layers, "decoder_layers": config.num_layers}
     for name in ("d_model", "num_heads", "d_ff"):
         sizes[name] = getattr(config, name)
-    options = {f"model.{name}": size for name, size in sizes.items()} | {
-        "data.train": tmp_path / "train.tsv",
-        "data.valid": tmp_path / "valid.tsv",
-        "data.vocab_size": config.vocab_size,
-        "data.tokens_per_batch": config.tokens_per_batch,
-        "optimizer.warmup_steps": config.warmup_steps,
-        "steps": config.steps,
-        "log_every": 1,
-        "data.buckets": 2,
-        "eval_every": config.steps,
-        "run": folder,
-    }
+    options = {f"model.{name}": size for name, size in sizes.items()}
+    options |= {f"data.{split}": tmp_path / f"{split}.tsv" for split in ("train", "valid")}
+    options |= {f"data.{n}": getattr(config, n) for n in ("vocab_size", "tokens_per_batch")}
+    options |= {"optimizer.warmup_steps": config.warmup_steps, "data.buckets": 2, "run": folder}
+    options |= {"steps": config.steps, "eval_every": config.steps, "log_every": 1}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     assert runs.main("train", *words) == 0
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -158,27 +148,22 @@ def test_the_default_batches_are_those_of_train_py():
 def test_it_is_300_lines_and_imports_no_package_of_this_project():
     text = PATH.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 300 and max(map(len, text.splitlines())) <= 100
-    modules = {
-        name.split(".")[0]
-        for node in ast.walk(ast.parse(text))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    names = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module)
+    modules = {name.split(".")[0] for name in names}
     assert modules - sys.stdlib_module_names == {"jax", "flax", "optax", "numpy"}
 
 
 def test_weights_of_another_model_are_refused(pair):
     config, model, theirs, _ = pair
     state = jt.convert.to_torch(theirs)
+    fewer = {name: array for name, array in state.items() if name != "decoder.norm.bias"}
     with pytest.raises(ValueError, match=r"decoder\.norm\.bias"):
-        one_file.load_torch(
-            model, config, {n: w for n, w in state.items() if n != "decoder.norm.bias"}
-        )
+        one_file.load_torch(model, config, fewer)
     with pytest.raises(ValueError, match=r"decoder.norm.bias: \(3,\) is not \(16,\)"):
         one_file.load_torch(model, config, state | {"decoder.norm.bias": np.zeros(3)})
 

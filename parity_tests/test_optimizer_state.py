@@ -17,20 +17,14 @@ from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.training_state import opt_state, torch_checkpoint, torch_optimizer
 from jax_transformer.errors import InputError
-from jax_transformer.weights import rules, torch_bridge
+from jax_transformer.weights import rules
 from parity_tests.cases import DOCUMENTS, config_of
 from parity_tests.marks import quick_if
 from parity_tests.test_switching_frameworks import as_arrays, as_tensors
 from parity_tests.unit.convert.test_optimizer_state import assert_same
 
-NAMES = [
-    *DOCUMENTS,
-    "small",
-    "part2_encoder square",
-    "lesson10 square",
-    "torch.nn norm_first",
-    "torch.nn tied output",
-]
+NAMES = [*DOCUMENTS, "small", "part2_encoder square", "lesson10 square"]
+NAMES += ["torch.nn norm_first", "torch.nn tied output"]
 RATE, DECAY = 1e-2, 0.1
 
 
@@ -39,36 +33,26 @@ class Setting:
 
     def __init__(self, config: TransformerConfig, make: Callable[[Any], torch.optim.Optimizer]):
         torch.manual_seed(0)
-        self.config, self.module, self.random = (
-            config,
-            twins.twin(config).double(),
-            np.random.default_rng(0),
-        )
+        self.config, self.module = config, twins.twin(config).double()
+        self.random = np.random.default_rng(0)
         self.names = [name for name, _ in self.module.named_parameters()]
-        kinds = nnx.split_state(nnx.state(transformer.abstract(config)), nnx.Param, ...)[0]
-        self.shapes = {
-            ".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(kinds)
-        }
+        params = transformer.flatten(transformer.abstract(config), nnx.Param)
+        self.shapes = {name: leaf.shape for name, leaf in params.items()}
         self.table = jt.convert.weight_table(config)
         self.trained = rules.restrict(self.table, self.shapes)
         self.torch = make(self.module)
 
     def params(self) -> dict[str, jax.Array]:
         """Return a copy of the twin's weights under Flax's names."""
-        state = {
-            name: torch_bridge.to_numpy(tensor) for name, tensor in self.module.state_dict().items()
-        }
-        arrays = rules.to_flax(
-            self.trained, {rule.torch: state[rule.torch] for rule in self.trained}, self.shapes
-        )
+        state = as_arrays(dict(self.module.state_dict()))
+        state = {rule.torch: state[rule.torch] for rule in self.trained}
+        arrays = rules.to_flax(self.trained, state, self.shapes)
         return {name: jnp.array(array, copy=True) for name, array in arrays.items()}
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Return random gradients by PyTorch's names, for trained parameters only."""
-        return {
-            name: self.random.normal(size=shape)
-            for name, shape in rules.torch_shapes(self.trained, self.shapes).items()
-        }
+        shapes = rules.torch_shapes(self.trained, self.shapes)
+        return {name: self.random.normal(size=shape) for name, shape in shapes.items()}
 
     def step_torch(self, gradients: dict[str, np.ndarray]) -> None:
         state = self.module.state_dict(keep_vars=True)
@@ -77,9 +61,8 @@ class Setting:
         self.torch.step()
 
     def moments(self) -> torch_optimizer.Moments:
-        return torch_optimizer.from_torch(
-            as_arrays(self.torch.state_dict()), self.table, self.shapes, self.names
-        )
+        state = as_arrays(self.torch.state_dict())
+        return torch_optimizer.from_torch(state, self.table, self.shapes, self.names)
 
 
 def decayed_alone(module: Any) -> list[dict[str, Any]]:
@@ -91,19 +74,16 @@ def decayed_alone(module: Any) -> list[dict[str, Any]]:
     ]
 
 
-TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw": lambda module: torch.optim.AdamW(
-        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY
-    ),
-    "adam": lambda module: torch.optim.Adam(
-        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY
-    ),
-    "sgd": lambda module: torch.optim.SGD(
-        module.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY
-    ),
-    "nesterov": lambda module: torch.optim.SGD(
-        module.parameters(), lr=RATE, momentum=0.9, nesterov=True
-    ),
+def by(kind: Callable, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda module: kind(module.parameters(), **settings)
+
+
+ADAM: dict[str, Any] = dict(lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY)
+TORCH = {
+    "adamw": by(torch.optim.AdamW, **ADAM),
+    "adam": by(torch.optim.Adam, **ADAM),
+    "sgd": by(torch.optim.SGD, lr=RATE, momentum=0.9, weight_decay=DECAY),
+    "nesterov": by(torch.optim.SGD, lr=RATE, momentum=0.9, nesterov=True),
 }
 OPTAX: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY),
@@ -172,26 +152,21 @@ def test_the_other_optimizers(kind: str):
 
 def test_weight_decay_groups():
     """Optax selects decayed arrays by a mask, and the converted state by its groups."""
-    setting = Setting(
-        config_of("small"),
-        lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
-    )
+
+    def grouped(module: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98))
+
+    setting = Setting(config_of("small"), grouped)
     matrices, others = (
         [n for n, p in setting.module.named_parameters() if (p.dim() > 1) is decays]
         for decays in (True, False)
     )
     setting.names = [*matrices, *others]
     setting.step_torch(setting.gradients())
-    mask = {
-        name: decay > 0
-        for name, decay in setting.moments().weight_decay.items()
-        if name in setting.shapes
-    }
+    decays = setting.moments().weight_decay
+    mask = {name: decay > 0 for name, decay in decays.items() if name in setting.shapes}
     assert 0 < sum(mask.values()) < len(mask) and mask["encoder.blocks.0.feed_forward.up.kernel"]
-    again = Setting(
-        config_of("small"),
-        lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
-    )
+    again = Setting(config_of("small"), grouped)
     again.names = setting.names
     decayed = optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY, mask=mask)
     assert differing(again, decayed) == []
@@ -208,11 +183,8 @@ def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
     back = torch_optimizer.to_torch(setting.moments(), setting.table, setting.shapes, setting.names)
     assert_same({"state": back["state"]}, {"state": before["state"]})
     for ours, theirs in zip(back["param_groups"], before["param_groups"], strict=True):
-        assert ours == theirs | {
-            name: ours[name]
-            for name in ("foreach", "fused", "capturable", "differentiable")
-            if name in ours
-        }
+        fast = ours.keys() & {"foreach", "fused", "capturable", "differentiable"}
+        assert ours == theirs | {name: ours[name] for name in fast}
     other = Setting(config_of(name), TORCH[kind])
     other.module.load_state_dict(setting.module.state_dict())
     other.torch.load_state_dict(as_tensors(back))
@@ -230,28 +202,18 @@ def test_the_order_of_parameters_is_that_of_the_module():
         assert names == [name for name, _ in module.named_parameters()], config
 
 
-OTHERS = {
-    "NAdam": torch.optim.NAdam,
-    "RAdam": torch.optim.RAdam,
-    "Adamax": torch.optim.Adamax,
-    "Adagrad": torch.optim.Adagrad,
-    "RMSprop": torch.optim.RMSprop,
-    "Rprop": torch.optim.Rprop,
-    "Adadelta": torch.optim.Adadelta,
-    "ASGD": torch.optim.ASGD,
-    "Adafactor": torch.optim.Adafactor,
-    "LBFGS": torch.optim.LBFGS,
-    "amsgrad": lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
-    "maximize": lambda parameters: torch.optim.AdamW(parameters, maximize=True),
-    "dampening": lambda parameters: torch.optim.SGD(
-        parameters, lr=RATE, momentum=0.9, dampening=0.1
-    ),
+OTHERS = "NAdam RAdam Adamax Adagrad RMSprop Rprop Adadelta ASGD Adafactor LBFGS".split()
+OPTIONS = {
+    "amsgrad": by(torch.optim.AdamW, amsgrad=True),
+    "maximize": by(torch.optim.AdamW, maximize=True),
+    "dampening": by(torch.optim.SGD, lr=RATE, momentum=0.9, dampening=0.1),
 }
 
 
-@pytest.mark.parametrize("name", list(OTHERS))
+@pytest.mark.parametrize("name", [*OTHERS, *OPTIONS])
 def test_other_optimizers_are_refused_by_name(name: str):
-    setting = Setting(config_of("small"), lambda module: OTHERS[name](module.parameters()))
+    make = OPTIONS[name] if name in OPTIONS else by(getattr(torch.optim, name))
+    setting = Setting(config_of("small"), make)
     with pytest.raises(InputError, match=name):
         setting.moments()
 

@@ -337,10 +337,8 @@ class StateSpace(nnx.Module):
 
 
 def swap_projections(model: StateSpace) -> None:
-    model.b_proj.kernel[...], model.c_proj.kernel[...] = (
-        model.c_proj.kernel[...],
-        model.b_proj.kernel[...],
-    )
+    kernels = model.b_proj.kernel[...], model.c_proj.kernel[...]
+    model.c_proj.kernel[...], model.b_proj.kernel[...] = kernels
 
 
 STATE_SPACE = Example(
@@ -356,12 +354,7 @@ STATE_SPACE = Example(
 )
 
 
-EXAMPLES = {
-    "convolutions": CONV,
-    "gru": RECURRENT,
-    "vit": VIT,
-    "state space": STATE_SPACE,
-}
+EXAMPLES = {"convolutions": CONV, "gru": RECURRENT, "vit": VIT, "state space": STATE_SPACE}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -453,22 +446,18 @@ def layers(parameters: list[Any], x: jax.Array, reverse: bool = False) -> jax.Ar
 
 
 def test_a_tap_in_a_scan_names_the_iteration_and_does_nothing_elsewhere():
-    theirs = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh()),) * 1)
-    theirs.append(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh()))
+    pairs = [nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh()) for _ in range(2)]
+    theirs, rules = nn.Sequential(*pairs), {"0": "0", "1": "1"}
     parameters = [{"kernel": theirs[i][0].weight.detach().numpy().T} for i in range(2)]
     x = np.random.default_rng(0).standard_normal((2, 3))
-    report = compare((layers, parameters), theirs, x, {"0": "0", "1": "1"})
-    report.check()
-    compare(
-        (layers, parameters),
-        theirs,
-        x,
-        {"0": "0", "1": "1"},
-        call_flax=lambda function, parameters, x: function(parameters, x, reverse=True),
-        call_torch=lambda theirs, x: theirs[0](theirs[1](x)),
-    ).check()
+    compare((layers, parameters), theirs, x, rules).check()
+    reversed_ = {
+        "call_flax": lambda function, parameters, x: function(parameters, x, reverse=True),
+        "call_torch": lambda theirs, x: theirs[0](theirs[1](x)),
+    }
+    compare((layers, parameters), theirs, x, rules, **reversed_).check()
     parameters[1] = {"kernel": parameters[1]["kernel"].T}
-    report = compare((layers, parameters), theirs, x, {"0": "0", "1": "1"}, gradients=False)
+    report = compare((layers, parameters), theirs, x, rules, gradients=False)
     assert report.first_fault.ours == "1"
     x = x.astype(np.float32)
     assert np.array_equal(jax.jit(layers)(parameters, x), layers(parameters, x))
@@ -516,15 +505,10 @@ def test_layers_under_scan_and_remat_of_linen_have_numbers():
     def stacked(name: str) -> np.ndarray:
         return np.stack([state[f"layers.{i}.{name}"] for i in range(3)])
 
-    variables = {
-        "layers": {
-            "norm": {"scale": stacked("norm.weight"), "bias": stacked("norm.bias")},
-            "dense": {
-                "kernel": stacked("dense.weight").swapaxes(1, 2),
-                "bias": stacked("dense.bias"),
-            },
-        }
-    }
+    norm = {"scale": stacked("norm.weight"), "bias": stacked("norm.bias")}
+    kernel = stacked("dense.weight").swapaxes(1, 2)
+    dense = {"kernel": kernel, "bias": stacked("dense.bias")}
+    variables = {"layers": {"norm": norm, "dense": dense}}
     x = np.random.default_rng(0).standard_normal((2, 5, 4))
     report = compare((LinenStack(), {"params": variables}), theirs, x)
     report.check()

@@ -30,10 +30,8 @@ class Custom(nnx.Module):
 
     def __init__(self, *, stop_gradient: bool = False):
         rngs = nnx.Rngs(0)
-        self.first, self.second = (
-            nnx.Linear(4, 6, rngs=rngs),
-            (StopGradient if stop_gradient else nnx.Linear)(6, 4, rngs=rngs),
-        )
+        self.first = nnx.Linear(4, 6, rngs=rngs)
+        self.second = (StopGradient if stop_gradient else nnx.Linear)(6, 4, rngs=rngs)
         self.norm = nnx.LayerNorm(6, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
     def __call__(self, x):
@@ -58,10 +56,8 @@ def weights(module: nn.Sequential) -> dict[str, dict[str, np.ndarray]]:
     for i, name in RULES.items():
         part = module.get_submodule(i)
         weight, bias = part.weight.detach().numpy(), part.bias.detach().numpy()
-        variables[name] = {
-            "scale" if name == "norm" else "kernel": weight if name == "norm" else weight.T,
-            "bias": bias,
-        }
+        own = {"scale": weight} if name == "norm" else {"kernel": weight.T}
+        variables[name] = own | {"bias": bias}
     return variables
 
 
@@ -82,12 +78,9 @@ def batch(*rows: float) -> list[np.ndarray]:
 def test_an_nnx_module_is_paired_by_patterns(sequential):
     report = compare(ported(sequential), sequential, batch(), RULES)
     report.check()
-    assert [entry.ours for entry in report.entries] == ["first", "norm", "second"]
-    assert [sorted(entry.parameters) for entry in report.entries] == [
-        ["bias", "kernel"],
-        ["bias", "scale"],
-        ["bias", "kernel"],
-    ]
+    linear, norm = {"bias", "kernel"}, {"bias", "scale"}
+    entries = [(entry.ours, {*entry.parameters}) for entry in report.entries]
+    assert entries == [("first", linear), ("norm", norm), ("second", linear)]
 
 
 def test_a_fault_in_gradients_only_is_named_backward(sequential):
@@ -117,10 +110,8 @@ def test_a_nan_on_one_side_differs(sequential):
 class Dense(linen.Module):
     @linen.compact
     def __call__(self, x):
-        x = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(
-            linen.Dense(6, name="first")(x)
-        )
-        return linen.Dense(4, name="second")(x)
+        norm = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")
+        return linen.Dense(4, name="second")(norm(linen.Dense(6, name="first")(x)))
 
 
 def test_a_linen_module_is_paired_by_patterns(sequential):
@@ -135,47 +126,37 @@ def test_only_parameters_of_linen_and_numbers_of_a_function_are_trained():
     variables = {kind: {"x": np.ones(2)} for kind in ("params", "batch_stats", "cache")}
     variables["cache"]["index"] = np.zeros((), np.int32)
     model = functions.from_linen(linen.Dense(2), variables)
-    assert (model.parameters.keys(), model.others.keys()) == (
-        {"x"},
-        {"batch_stats.x", "cache.x", "cache.index"},
-    )
+    others = {"batch_stats.x", "cache.x", "cache.index"}
+    assert (model.parameters.keys(), model.others.keys()) == ({"x"}, others)
     model = functions.from_function(len, {"a": np.ones(2), "b": [np.arange(2)], "c": "text"})
     assert (model.parameters.keys(), model.others.keys()) == ({"a"}, {"b.0"})
 
 
 def test_models_that_cannot_be_compared_are_refused(sequential):
     model = ported(sequential)
-    for flax_model, options, message in (
+    unknown = "the Flax model has no module 'frist' (did you mean 'first'?)"
+    kinds = "neither an nnx.Module, nor (linen.Module, variables), nor (function, parameters)"
+    half = {"call_torch": lambda module, x: module(x)[:2]}
+    for flax_model, rules, options, message in (
+        (model, {"0": "frist"}, {}, unknown),
         (
             model,
-            {"rules_or_pairs": {"0": "frist"}},
-            "the Flax model has no module 'frist' (did you mean 'first'?)",
-        ),
-        (
-            model,
-            {"rules_or_pairs": {"3": "first", "{i}": "norm", "0": "frist"}},
+            {"3": "first", "{i}": "norm", "0": "frist"},
+            {},
             "the PyTorch model has no module '3'; the rule '{i}': 'norm' has different placeholders"
-            " on its two sides; the Flax model has no module 'frist' (did you mean 'first'?)",
+            f" on its two sides; {unknown}",
         ),
         (
             model,
-            {"rules_or_pairs": RULES, "dtype": "float8"},
+            RULES,
+            {"dtype": "float8"},
             "dtype 'float8': must be one of float64, float32, float16, bfloat16",
         ),
-        (
-            object(),
-            {"rules_or_pairs": RULES},
-            "a object is neither an nnx.Module, nor (linen.Module, variables), nor (function,"
-            " parameters)",
-        ),
-        (
-            model,
-            {"rules_or_pairs": RULES, "call_torch": lambda module, x: module(x)[:2]},
-            "returns shape (3, 5, 4) and the PyTorch model (2, 5, 4)",
-        ),
+        (object(), RULES, {}, f"a object is {kinds}"),
+        (model, RULES, half, "returns shape (3, 5, 4) and the PyTorch model (2, 5, 4)"),
     ):
         with pytest.raises(ConfigError) as error:
-            compare(flax_model, sequential, batch(), gradients=False, **options)
+            compare(flax_model, sequential, batch(), rules, gradients=False, **options)
         assert message in str(error.value)
 
 
@@ -203,14 +184,9 @@ def test_train_mode_is_named_if_the_models_differ_and_stays(sequential):
 
 
 def test_a_pytorch_module_without_a_floating_point_output_is_refused(sequential):
+    indices = {"call_torch": lambda module, x: module(x).argmax(-1)}
     with pytest.raises(TypeError, match="returns no floating-point tensor"):
-        compare(
-            ported(sequential),
-            sequential,
-            batch(),
-            RULES,
-            call_torch=lambda module, x: module(x).argmax(-1),
-        )
+        compare(ported(sequential), sequential, batch(), RULES, **indices)
 
 
 def test_the_flax_model_runs_under_jit(sequential):

@@ -74,35 +74,27 @@ batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 def run(folder: Path, *arguments: str, installed: bool = False) -> str:
     """Return pytest's output without this project's settings, with the plugin by name or not."""
-    environment = os.environ | {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONPATH": f"{ROOT}",
-        "PYTEST_ADDOPTS": "",
-        "GITHUB_ACTIONS": "true",
-    }
-    if installed:
-        del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}", "PYTEST_ADDOPTS": ""}
+    environment |= {"GITHUB_ACTIONS": "true"}
+    if not installed:
+        environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     named = () if installed else ("-p", "jax_transformer.parity.plugin")
     command = [sys.executable, "-m", "pytest", *named, "-p", "no:cacheprovider", "-rA", *arguments]
-    process = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    captured = {"capture_output": True, "text": True}
+    process = subprocess.run(command, cwd=folder, env=environment, timeout=300, **captured)
     return process.stdout + process.stderr
 
 
 def verdicts(output: str) -> dict[str, str]:
-    return {
-        name: verdict
-        for verdict, name in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", output, re.MULTILINE)
-    }
+    lines = re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", output, re.MULTILINE)
+    return {name: verdict for verdict, name in lines}
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
     """Return the page's Python files."""
-    blocks = re.findall(
-        r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
-    )
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
     assert [name for name, _ in blocks] == ["their_block.py", "our_block.py", "test_port.py"]
     return dict(blocks)
 
@@ -116,11 +108,8 @@ def test_the_examples_pass_and_their_faults_are_named(tmp_path, files):
     for name, (right, changed) in wrong.items():
         assert right in files["our_block.py"]
         (tmp_path / f"our_{name}.py").write_text(files["our_block.py"].replace(right, changed))
-        text = (
-            files["test_port.py"]
-            .replace("our_block", f"our_{name}")
-            .replace("def test_port", f"def test_{name}")
-        )
+        text = files["test_port.py"].replace("our_block", f"our_{name}")
+        text = text.replace("def test_port", f"def test_{name}")
         (tmp_path / f"test_{name}.py").write_text(text)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = readme.partition("\n## Parity in ten lines\n")[2].partition("\n## ")[0]
@@ -133,18 +122,16 @@ def test_the_examples_pass_and_their_faults_are_named(tmp_path, files):
     output = run(tmp_path, "--parity-pages", "pages", installed=bool(installed))
     faults = ("epsilon", "gelu", "wrong")
     passed, failed = ("test_port", "test_right"), [f"test_{name}" for name in faults]
-    assert verdicts(output) == dict.fromkeys(passed, "PASSED") | dict.fromkeys(failed, "FAILED"), (
-        output
-    )
+    expected = dict.fromkeys(passed, "PASSED") | dict.fromkeys(failed, "FAILED")
+    assert verdicts(output) == expected, output
     assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in output
     assert "blocks.0 | layers.0: its input agrees" in output
     assert "the input of down is the first that differs after up" in output
     line = "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float6"
     assert line in output
     assert re.search(r"^blocks\.0\.up +agrees  agrees", output, re.MULTILINE)
-    annotations = re.findall(
-        r"^::error title=test_(\w+)\.py%3A%3Atest_\1::blocks\.\d", output, re.M
-    )
+    pattern = r"^::error title=test_(\w+)\.py%3A%3Atest_\1::blocks\.\d"
+    annotations = re.findall(pattern, output, re.MULTILINE)
     assert sorted(annotations) == sorted(faults)
     assert "plugin.py" not in output, "the message is the report, without a traceback"
     pages = {path.name for path in (tmp_path / "pages").iterdir()}
@@ -154,48 +141,38 @@ def test_the_examples_pass_and_their_faults_are_named(tmp_path, files):
 def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):
     for name in ("their_block.py", "our_block.py"):
         (tmp_path / name).write_text(files[name])
-    other_process, recorded = re.findall(
-        r"```python\n(parity\(\n.*?\n\))\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL
-    )
+    page = PAGE.read_text(encoding="utf-8")
+    calls = re.findall(r"```python\n(parity\(\n.*?\n\))\n```", page, re.DOTALL)
+    other_process, recorded = calls
     assert "torch_python=" in other_process and "golden=" in recorded
     python = tmp_path / ".venv-torch/bin/python"  # as on the page
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    (tmp_path / "test_more.py").write_text(
-        MORE.replace("OTHER_PROCESS", other_process).replace("GOLDEN", recorded)
-    )
+    more = MORE.replace("OTHER_PROCESS", other_process).replace("GOLDEN", recorded)
+    (tmp_path / "test_more.py").write_text(more)
     theirs: dict[str, object] = {}
     exec(files["their_block.py"], theirs)
     model = theirs["make_model"]()  # type: ignore[operator]
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     output = run(tmp_path, "--parity-make-goldens")
     failed = ("test_missing", "test_nothing_to_compare_with")
-    assert verdicts(output) == {
-        "test_other_process": "PASSED",
-        "test_golden": "PASSED",
-    } | dict.fromkeys(failed, "FAILED"), output
-    assert (
-        "nowhere.safetensors: no such golden: pass torch_factory and batch, and run pytest"
-        " --parity-make-goldens" in output
-    )
+    expected = dict.fromkeys(("test_other_process", "test_golden"), "PASSED")
+    assert verdicts(output) == expected | dict.fromkeys(failed, "FAILED"), output
+    missing = "no such golden: pass torch_factory and batch, and run pytest --parity-make-goldens"
+    assert f"nowhere.safetensors: {missing}" in output
     assert "pass torch_module and batch, or torch_factory and batch, or golden" in output
     # The command records the same bits again
     monkeypatch.chdir(tmp_path)
     assert cli.main(["golden", "check", "golden.safetensors", "--python", sys.executable]) == 0
-    assert re.fullmatch(
-        r"\d{2,} arrays are the same bit for bit, 0 within rounding, 0 differ\n",
-        capsys.readouterr().out,
-    )
+    same = r"\d{2,} arrays are the same bit for bit, 0 within rounding, 0 differ\n"
+    assert re.fullmatch(same, capsys.readouterr().out)
 
 
 def test_the_plugin_is_declared_and_loads_neither_framework():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
-        "pytest11"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["entry-points"]["pytest11"]
     assert declared == {"jax_transformer": "jax_transformer.parity.plugin"}
-    code = (
-        "import sys, jax_transformer.parity.plugin;"
-        " assert not {'jax', 'torch', 'numpy'} & sys.modules.keys()"
-    )
+    loaded = "{'jax', 'torch', 'numpy'} & sys.modules.keys()"
+    code = f"import sys, jax_transformer.parity.plugin; assert not {loaded}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

@@ -18,14 +18,14 @@ from jax_transformer.parity import Report, golden
 from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
 from parity_tests.cases import SQUARE, config_of
+from parity_tests.marks import quick_if
 from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
 from parity_tests.unit import runs
 
 # Square, so that a transposed kernel has the right shape; one layer, which compiles fastest
-CONFIG = jt.preset(
-    "lesson10_repaired", **(SQUARE | dict(num_layers=1, d_model=8, d_ff=8, num_heads=2))
-)
+SIZES = SQUARE | dict(num_layers=1, d_model=8, d_ff=8, num_heads=2)
+CONFIG = jt.preset("lesson10_repaired", **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONF
 
 
 def changed(both: Pair, name: str, change) -> dict[str, np.ndarray]:
-    state = {key: tensor.numpy().copy() for key, tensor in both.torch.state_dict().items()}
+    state = state_of(both.torch)
     state[name] = change(state[name])
     return state
 
@@ -75,13 +75,10 @@ def test_a_correct_model_agrees_in_outputs_and_gradients(both):
     named = {entry.ours: entry.theirs for entry in report.entries}
     assert named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
     assert named["output"] == "linear"
-    assert set(report.entries[1].parameters) == {
-        "encoder.layers.0.self_attn.out_proj.weight",
-        "encoder.layers.0.self_attn.out_proj.bias",
-    }
+    leaves = [f"encoder.layers.0.self_attn.out_proj.{leaf}" for leaf in ("weight", "bias")]
+    assert set(report.entries[1].parameters) == set(leaves)
     data = json.loads(report.to_json())
-    assert data["agrees"]
-    assert data["first_fault"] is None
+    assert data["agrees"] and data["first_fault"] is None
     assert len(data["modules"]) == len(report.entries)
 
 
@@ -114,9 +111,8 @@ def test_two_wrong_weights_are_both_named_though_axes_are_in_another_order_and_e
 
 def test_another_epsilon_is_named_at_the_first_norm(both):
     report = compared(both, config=dataclasses.replace(CONFIG, norm_epsilon=1e-6))
-    assert report.summary().startswith(
-        "encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: "
-    )
+    named = "encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: "
+    assert report.summary().startswith(named)
     assert 1e6 < report.first_fault.output.times < 1e13
     assert report.first_fault.output.wide.max_abs < 1e-3
 
@@ -143,15 +139,10 @@ def test_an_unregistered_architecture_names_the_modules(both):
         tables = known.weight_table(config)
         return [dataclasses.replace(rule, torch=f"model.{rule.torch}") for rule in tables]
 
-    report = jt.parity.compare(
-        both.flax,
-        Wrapped(both.torch),
-        [both.source],
-        gradients=False,
-        call_flax=encoded,
-        call_torch=lambda wrapped, source: encoded(wrapped.model, source),
-        architecture=dataclasses.replace(known, name="wrapped", weight_table=prefixed),
-    )
+    calls = {"call_flax": encoded, "call_torch": lambda outer, x: encoded(outer.model, x)}
+    calls |= {"architecture": dataclasses.replace(known, name="wrapped", weight_table=prefixed)}
+    models = both.flax, Wrapped(both.torch)
+    report = jt.parity.compare(*models, [both.source], gradients=False, **calls)
     report.check()
     assert all(entry.theirs.startswith("model.") for entry in report.entries)
 
@@ -185,6 +176,10 @@ def test_inputs_of_another_kind_and_calls_in_another_order_are_not_differences()
     assert report.own_result[0].agrees
 
 
+def state_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+
+
 def compare_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
     """Return the report on one of transformers' models."""
     source, target = huggingface.batch(both.config, source=7, target=5)
@@ -199,18 +194,17 @@ def compare_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
 def test_a_position_table_is_not_named_for_a_later_fault():
     """BART's embed_positions returns rows, ours returns x plus rows: neither is wrong."""
     both = huggingface.pair("bart")
-    state = {name: tensor.numpy().copy() for name, tensor in both.theirs.state_dict().items()}
+    state = state_of(both.theirs)
     state["model.encoder.layers.0.fc2.bias"][3] += 0.5
     report = compare_family(both, jt.convert.from_torch(state, both.config))
-    assert report.summary().startswith(
-        "encoder.blocks.0.feed_forward.down | model.encoder.layers.0.fc2: "
-    )
+    named = "encoder.blocks.0.feed_forward.down | model.encoder.layers.0.fc2: "
+    assert report.summary().startswith(named)
 
 
 def test_faults_after_norms_in_float32_are_named():
     """T5's norm is in float32 whatever its input is: float64 is used there too."""
     both = huggingface.pair("t5")
-    state = {name: tensor.numpy().copy() for name, tensor in both.theirs.state_dict().items()}
+    state = state_of(both.theirs)
     wrong = {
         "encoder.block.1.layer.0.SelfAttention.k": "encoder.blocks.1.self_attention.key",
         "decoder.block.0.layer.2.layer_norm": "decoder.blocks.0.residuals.2.norm",
@@ -223,15 +217,14 @@ def test_faults_after_norms_in_float32_are_named():
     assert report.own_result[0].agrees and report.first_fault.theirs == next(iter(wrong))
 
 
-@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
+@pytest.mark.parametrize("name", [quick_if(name == "marian", name) for name in ("t5", "marian")])
 def test_families_of_transformers_agree(name):
     both = huggingface.pair(name)
     report = compare_family(both, both.ours)
     report.check()
     assert len(report.entries) > 40
-    assert {entry.ours.partition(".")[2] for entry in report.entries if entry.note} <= {
-        "positions"
-    }, "theirs are of a batch of one"
+    noted = {entry.ours.partition(".")[2] for entry in report.entries if entry.note}
+    assert noted <= {"positions"}, "theirs are of a batch of one"
 
 
 def test_dropout_with_the_same_masks():
@@ -245,18 +238,15 @@ def test_dropout_with_the_same_masks():
     jax.eval_shape(lambda: call(both.flax, both.source, both.target))  # draws the masks
     inject(both, masks, rates)
     both.torch.train()
-    jt.parity.compare(
-        both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False
-    ).check()
+    models, ids = (both.flax, both.torch), (both.source, both.target)
+    jt.parity.compare(*models, ids, call_flax=call, gradients=False).check()
     site = next(site for site in reversed(masks) if "feed_forward" in site)
     masks[site] = masks[site].copy()
     masks[site][0, 0] ^= True
     for module in both.torch.modules():
         if isinstance(module, GivenDropout):
             module.calls = 0
-    report = jt.parity.compare(
-        both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False
-    )
+    report = jt.parity.compare(*models, ids, call_flax=call, gradients=False)
     assert report.first_fault.ours == "decoder.blocks.0", report.summary()
 
 
@@ -266,9 +256,8 @@ def test_dropout_with_the_same_masks():
 @pytest.fixture(scope="module")
 def run(both, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
-    jt.convert.save(
-        jt.convert.from_torch(both.torch.state_dict(), CONFIG, dtype="float32"), folder / "run"
-    )
+    model = jt.convert.from_torch(both.torch.state_dict(), CONFIG, dtype="float32")
+    jt.convert.save(model, folder / "run")
     torch.save(both.torch.float().state_dict(), folder / "good.pt")
     state = changed(both, "decoder.layers.0.linear1.weight", one_weight)
     torch.save({name: torch.from_numpy(array) for name, array in state.items()}, folder / "bad.pt")
@@ -289,16 +278,14 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys, monkeyp
     *table, annotation = output.out.splitlines()
     assert annotation.startswith(f"::error title={run}/run and {run}/bad.pt::decoder.blocks.0.")
     # On this batch ReLU stops the difference, so the results are equal; the weight is wrong anyway
-    line = (
-        "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1:"
-        " its input agrees and its output differs"
-    )
+    named = "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1"
+    line = f"{named}: its input agrees and its output differs"
     assert output.err.startswith(f"jax-transformer: {line}") and output.err.count("\n") == 1
     assert output.err.endswith("; the results agree on this batch\n")
     assert max(map(len, table[:-1])) <= 100
     (suite,) = ElementTree.parse(junit).getroot()
     failed = [case.get("name") for case in suite if case.find("failure") is not None]
-    assert failed == [line.partition(":")[0], "result"] and suite.get("failures") == "2"
+    assert failed == [named, "result"] and suite.get("failures") == "2"
     assert len(suite) == int(suite.get("tests")) > 15
     assert "feed_forward.up" in page.read_text(encoding="utf-8")
 
@@ -316,15 +303,12 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     """Biases of queries change nothing if there is one key."""
     name = "decoder.layers.0.self_attn.in_proj_bias"
     wrong = changed(both, name, lambda bias: bias + np.repeat([1e-3, 0, 0], len(bias) // 3))
-    torch.save(
-        {name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt"
-    )
+    tensors = {name: torch.from_numpy(array).float() for name, array in wrong.items()}
+    torch.save(tensors, run / "queries.pt")
     assert parity(run, run / "queries.pt", "--no-gradients", "--lengths", "1,2,7") == 1
     output = capsys.readouterr()
-    fault = (
-        "decoder.blocks.0.self_attention | decoder.layers.0.self_attn:"
-        " its input agrees and its output differs"
-    )
+    named = "decoder.blocks.0.self_attention | decoder.layers.0.self_attn"
+    fault = f"{named}: its input agrees and its output differs"
     assert "queries.pt, length 1: the models agree" in output.out
     assert f"queries.pt, length 7: {fault}" in output.out
     assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
@@ -332,10 +316,9 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
 
 def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys):
     x = np.zeros((2, 3))
-    golden.create(
-        run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"}
-    )
-    assert parity(run, run / "other.safetensors") == 2
+    path, source = run / "other.safetensors", {"factory": "a:b"}
+    golden.create(path, lambda *_: Recording(result=x), [x], source=source)
+    assert parity(run, path) == 2
     assert "its batch is float64 (2, 3), but " in capsys.readouterr().err
 
 
@@ -351,7 +334,5 @@ def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
     assert "is a golden, whose batch and gradients belong to seed 0" in capsys.readouterr().err
     assert parity(run, "twin") == 2
     assert "pip install 'jax-seq2seq[torch]'" in capsys.readouterr().err
-    assert (
-        golden.load(path).versions["torch"] == torch.__version__.partition("+")[0]
-        or golden.load(path).versions["torch"] == torch.__version__
-    )
+    version = torch.__version__
+    assert golden.load(path).versions["torch"] in (version, version.partition("+")[0])

@@ -17,10 +17,10 @@ from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import sinusoids
 from jax_transformer.weights import torch_bridge
-from parity_tests.cases import ODD, SQUARE
+from parity_tests.cases import ODD, SQUARE, shapes_of, under
 from parity_tests.levels import assert_close, error
 from parity_tests.test_dropout import DrawnDropout, GivenDropout
-from parity_tests.twins import Pair, as_torch, pair
+from parity_tests.twins import Pair, as_torch, pair, randomized
 from torch_reference import part2_encoder
 
 BOTH = pytest.mark.parametrize("preset", ["part2_encoder", "part2_encoder_repaired"])
@@ -31,25 +31,10 @@ def document(
     config: jt.TransformerConfig, dtype: torch.dtype = torch.float64
 ) -> part2_encoder.Encoder:
     """The document's encoder without a decoder, with random weights everywhere."""
-    generator = torch.Generator().manual_seed(0)
+    sizes = config.d_model, config.d_ff, config.num_heads, config.dropout, config.max_length
     repaired = bool(config.encoder.self_mask)
-    sizes = (
-        config.d_model,
-        config.d_ff,
-        config.num_heads,
-        config.dropout,
-        config.max_length,
-        config.encoder.layers,
-    )
-    encoder = part2_encoder.Encoder(*sizes, repaired=repaired).to(dtype).eval()
-    with torch.no_grad():
-        for name, tensor in encoder.state_dict().items():
-            scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
-            tensor.copy_(
-                torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale
-                + name.endswith("gamma")
-            )
-    return encoder
+    encoder = part2_encoder.Encoder(*sizes, config.encoder.layers, repaired=repaired)
+    return randomized(encoder.to(dtype).eval())
 
 
 def embeddings(config: jt.TransformerConfig, length: int, rows: int = 3) -> np.ndarray:
@@ -68,17 +53,12 @@ def test_the_documents_encoder_at_any_length(preset: str, sizes: dict, lengths: 
     encode = jax.jit(ours.encode_embeddings)
     for length in lengths:
         x = embeddings(config, length)
-        hidden = (
-            np.arange(length)[None]
-            >= np.array([length, max(1, length - 2), max(1, length - 4)])[:, None]
-        )
+        lengths_of_rows = np.array([length, max(1, length - 2), max(1, length - 4)])
+        hidden = np.arange(length)[None] >= lengths_of_rows[:, None]
         with torch.no_grad():
-            assert_close((encode(x), theirs(as_torch(x))), 1e-12, f"length {length}")
-            assert_close(
-                (encode(x, ~hidden), theirs(as_torch(x), as_torch(hidden))),
-                1e-12,
-                f"length {length}, padded",
-            )
+            plain, padded = theirs(as_torch(x)), theirs(as_torch(x), as_torch(hidden))
+        assert_close((encode(x), plain), 1e-12, f"length {length}")
+        assert_close((encode(x, ~hidden), padded), 1e-12, f"length {length}, padded")
 
 
 @BOTH
@@ -98,9 +78,7 @@ def test_keys_of_an_encoder_and_of_a_whole_model_are_not_interchangeable():
     config = jt.preset("part2_encoder", **SIZES)
     bare = document(config).state_dict()
     with pytest.raises(InputError, match=r"unexpected encoder\.layers\.0\.attention\.qkv\.weight"):
-        jt.convert.from_torch(
-            {f"encoder.{name}": tensor for name, tensor in bare.items()}, config, part="encoder"
-        )
+        jt.convert.from_torch(under("encoder", bare), config, part="encoder")
     with pytest.raises(InputError, match="do not fit the model") as caught:
         jt.convert.from_torch(bare, config)
     missing = "missing encoder.layers.0.attention.qkv.weight"
@@ -110,17 +88,9 @@ def test_keys_of_an_encoder_and_of_a_whole_model_are_not_interchangeable():
 @BOTH
 def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
     d, f, layers = 512, 1264, 3
-    layer = {
-        **{"attention.qkv.weight": (3 * d, d), "attention.qkv.bias": (3 * d,)},
-        **{"attention.linear_layer.weight": (d, d), "attention.linear_layer.bias": (d,)},
-        **{
-            "fnn.linear1.weight": (f, d),
-            "fnn.linear1.bias": (f,),
-            "fnn.linear2.weight": (d, f),
-            "fnn.linear2.bias": (d,),
-        },
-        **{f"norm{k}.{name}": (d,) for k in (1, 2) for name in ("gamma", "beta")},
-    }
+    layer = shapes_of(("attention.qkv", d, 3 * d), ("attention.linear_layer", d, d))
+    layer |= shapes_of(("fnn.linear1", d, f), ("fnn.linear2", f, d))
+    layer |= {f"norm{k}.{name}": (d,) for k in (1, 2) for name in ("gamma", "beta")}
     expected = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in layer.items()}
     config = jt.preset(preset, source_vocab_size=1000, target_vocab_size=1200)
     with torch.device("meta"):
@@ -128,29 +98,20 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
         state = twins.twin(config).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in bare.items()} == expected
     assert sum(math.prod(shape) for shape in expected.values()) == 7_046_352
-    around = {
-        "src_emb.weight": (1000, d),
-        "tgt_emb.weight": (1200, d),
-        "pos_enc.pe": (40, 1, d),
-        "linear.weight": (1200, d),
-    }
-    around |= {"linear.bias": (1200,), "decoder.norm.weight": (d,), "decoder.norm.bias": (d,)}
+    around = {"src_emb.weight": (1000, d), "tgt_emb.weight": (1200, d), "pos_enc.pe": (40, 1, d)}
+    around |= shapes_of(("linear", d, 1200), ("decoder.norm", 0, d))
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     decoder = {name: shape for name, shape in shapes.items() if name.startswith("decoder.layers.")}
-    assert (
-        shapes == {f"encoder.{name}": shape for name, shape in expected.items()} | around | decoder
-    )
+    assert shapes == under("encoder", expected) | around | decoder
     stock = torch.nn.TransformerDecoderLayer(d, 8, f, device="meta").state_dict()
     assert decoder == {
         f"decoder.layers.{i}.{name}": tuple(tensor.shape)
         for i in range(layers)
         for name, tensor in stock.items()
     }
-    arrays = transformer.flatten(transformer.abstract(config))
-    assert (
-        sum(math.prod(leaf.shape) for name, leaf in arrays.items() if name.startswith("encoder."))
-        == 7_046_352
-    )
+    arrays = transformer.shapes(config)
+    own = [shape for name, shape in arrays.items() if name.startswith("encoder.")]
+    assert sum(map(math.prod, own)) == 7_046_352
 
 
 # The parts, written out by hand
@@ -174,20 +135,15 @@ def test_each_head_s_values_go_to_the_documented_columns(preset: str, length: in
     fused = x[0] @ attention.qkv.weight.detach().numpy().T + attention.qkv.bias.detach().numpy()
     merged = np.zeros((length, heads * width))
     for h in range(heads):
-        q, k, v = (
-            fused[:, (3 * h + part) * width : (3 * h + part + 1) * width] for part in range(3)
-        )
+        q, k, v = np.split(fused[:, 3 * h * width : 3 * (h + 1) * width], 3, axis=1)
         weights = np.exp(q @ k.T / np.sqrt(width))
         values = weights / weights.sum(axis=1, keepdims=True) @ v
         for position in range(length):
-            row, piece = (
-                divmod(h * length + position, heads) if preset == "part2_encoder" else (position, h)
-            )
+            raw = preset == "part2_encoder"
+            row, piece = divmod(h * length + position, heads) if raw else (position, h)
             merged[row, piece * width : (piece + 1) * width] = values[position]
-    expected = (
-        merged @ attention.linear_layer.weight.detach().numpy().T
-        + attention.linear_layer.bias.detach().numpy()
-    )
+    with torch.no_grad():
+        expected = attention.linear_layer(as_torch(merged)).numpy()
     ours, theirs = attend(both, x)
     assert_close((ours[0], expected), 1e-12, "flax")
     assert_close((theirs[0], expected), 1e-12, "torch")
@@ -199,9 +155,8 @@ def test_the_feed_forward_knows_positions_only_in_the_faithful_one(preset: str):
     same = np.broadcast_to(embeddings(both.config, 1), (3, 7, 12)).copy()
     with torch.no_grad():
         theirs = both.torch.encoder.layers[0].fnn(as_torch(same)).numpy()
-    ours = np.asarray(
-        both.flax.encoder.blocks[0].feed_forward(jnp.asarray(same), jnp.arange(7), Dropout())
-    )
+    module = both.flax.encoder.blocks[0].feed_forward
+    ours = np.asarray(module(jnp.asarray(same), jnp.arange(7), Dropout()))
     assert_close((ours, theirs), 1e-12)
     for out in (ours, theirs):
         spread = np.ptp(out, axis=1).max()
@@ -224,9 +179,8 @@ def test_one_table_of_positions(exponent: float):
 
 def test_one_feed_forward_two_masks():
     """Each call of the one module has its own mask; exchanging the two shows."""
-    config = jt.preset(
-        "part2_encoder", **SIZES, dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0
-    )
+    dropouts = dict(dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0)
+    config = jt.preset("part2_encoder", **SIZES, **dropouts)
     theirs = document(config)
     ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder")
     masks: dict[str, np.ndarray] = {}
@@ -235,27 +189,21 @@ def test_one_feed_forward_two_masks():
     with_masks = ours.encode_embeddings(x, rngs=DrawnDropout(masks, rates))
     blocks = [f"blocks.{i}.branches" for i in range(2)]
     both_calls = ("0.feed_forward.activation", "1.feed_forward.activation")
-    expected = {
-        f"{block}.{site}" for block in blocks for site in (*both_calls, "0.output", "1.output")
-    }
-    assert {name for name, rate in rates.items() if rate} == expected and set(rates.values()) <= {
-        0.0,
-        0.3,
-    }
-    assert all(
-        (masks[f"{block}.{both_calls[0]}"] != masks[f"{block}.{both_calls[1]}"]).any()
-        for block in blocks
-    )
+    sites = (*both_calls, "0.output", "1.output")
+    expected = {f"{block}.{site}" for block in blocks for site in sites}
+    assert {name for name, rate in rates.items() if rate} == expected
+    assert set(rates.values()) <= {0.0, 0.3}
+    for block in blocks:
+        first, second = (masks[f"{block}.{call}"] for call in both_calls)
+        assert (first != second).any()
+
+    def masked(*sites: str) -> GivenDropout:
+        return GivenDropout([torch.from_numpy(masks[site]) for site in sites], 0.3)
 
     def run(*calls: str) -> torch.Tensor:
         for block, layer in zip(blocks, theirs.layers, strict=True):
-            layer.fnn.dropout = GivenDropout(
-                [torch.from_numpy(masks[f"{block}.{call}"]) for call in calls], 0.3
-            )
-            for k, name in enumerate(("dropout1", "dropout2")):
-                setattr(
-                    layer, name, GivenDropout([torch.from_numpy(masks[f"{block}.{k}.output"])], 0.3)
-                )
+            layer.fnn.dropout = masked(*(f"{block}.{call}" for call in calls))
+            layer.dropout1, layer.dropout2 = (masked(f"{block}.{k}.output") for k in (0, 1))
         with torch.no_grad():
             return theirs.train()(as_torch(x))
 

@@ -184,6 +184,7 @@ def test_joeynmt_itself_computes_the_same(name, tmp_path, in_float64):
 # OpenNMT-py
 
 ONMT_WORDS = ["<unk>", "<blank>", "<s>", "</s>", *"abcdefg"]
+ONMT_TASK = {"data_task": "seq2seq", "decoder_start_token": "<s>"}
 ONMT_OPTIONS = published.read("opennmt_py")
 _SHARED = {"share_embeddings": True, "share_decoder_embeddings": True, "add_qkvbias": True}
 _SQUARE = dict.fromkeys(
@@ -210,12 +211,7 @@ def onmt(path: Path, options: dict[str, Any], **changes: Any) -> tuple[Path, mod
     content = {
         "model": {name: value for name, value in state.items() if "generator" not in name},
         "generator": module.generator.state_dict(),
-        "vocab": {
-            "src": ONMT_WORDS,
-            "tgt": words,
-            "data_task": "seq2seq",
-            "decoder_start_token": "<s>",
-        },
+        "vocab": {"src": ONMT_WORDS, "tgt": words} | ONMT_TASK,
         "opt": argparse.Namespace(**options | changes, _all_transform=set()),
         "optim": {"training_step": 7, "decay_step": 7, "optimizer": {"state": {}}},
     }
@@ -260,39 +256,31 @@ def test_weights_of_opennmt_py_in_files_of_their_own_are_the_same(parts, tmp_pat
             ["model.safetensors", "model.00.safetensors"],
             "model.pt: has no weights, and both model.safetensors and model.00.safetensors have",
         ),
-        (["model.00.safetensors"], "the weights do not fit the model"),
+        (["model.00.safetensors", "moved"], "the weights do not fit the model"),
+        (["model.0.safetensors"], "and so has another file"),
     ],
 )
 def test_weights_of_opennmt_py_that_are_not_clear_are_refused(parts, message, tmp_path, capsys):
+    """Without a file, with two kinds, with one of two parts, and with a part twice."""
     path, _ = onmt(tmp_path / "model.pt", ONMT_OPTIONS)
-    separate(path, [*parts, "moved"] if len(parts) == 1 else parts)
+    separate(path, parts)
+    if len(parts) == 1:
+        shutil.copy(tmp_path / parts[0], tmp_path / "model.1.safetensors")
     assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
     assert message in error and not (tmp_path / "run").exists()
 
 
-def test_weights_of_opennmt_py_that_are_there_twice_are_refused(tmp_path, capsys):
-    path, _ = onmt(tmp_path / "model.pt", ONMT_OPTIONS)
-    separate(path, ["model.0.safetensors"])
-    shutil.copy(tmp_path / "model.0.safetensors", tmp_path / "model.1.safetensors")
-    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
-    assert "and so has another file" in capsys.readouterr().err
+def named(**values: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return options that are refused one by one, each by its name and value."""
+    return [({name: value}, f"{name}={value!r}") for name, value in values.items()]
 
 
 ONMT_ALONE = [
-    ({"encoder_type": "brnn"}, "encoder_type='brnn'"),
-    ({"encoder_type": "cnn"}, "encoder_type='cnn'"),
-    ({"decoder_type": "rnn"}, "decoder_type='rnn'"),
-    ({"model_task": "lm"}, "model_task='lm'"),
-    ({"self_attn_type": "average"}, "self_attn_type='average'"),
-    ({"max_relative_positions": 20}, "max_relative_positions=20"),
-    ({"max_relative_positions": -1}, "max_relative_positions=-1"),
-    ({"copy_attn": True}, "copy_attn=True"),
-    ({"num_experts": 8}, "num_experts=8"),
-    ({"num_kv": 1}, "num_kv=1"),
-    ({"parallel_residual": True}, "parallel_residual=True"),
-    ({"sliding_window": 4096}, "sliding_window=4096"),
-    ({"lora_layers": ["w_1"]}, "lora_layers=['w_1']"),
+    *named(encoder_type="brnn", decoder_type="rnn", model_task="lm", self_attn_type="average"),
+    *named(encoder_type="cnn", max_relative_positions=20, copy_attn=True, num_experts=8),
+    *named(max_relative_positions=-1, num_kv=1, parallel_residual=True, sliding_window=4096),
+    *named(lora_layers=["w_1"]),
     ({"layer_norm": "rms"}, "add_ffnbias=True"),
     ({"tgt_word_vec_size": 4}, "tgt_word_vec_size is not enc_hid_size=6"),
     ({"enc_layers": 10**9 - 1}, "enc_layers=999,999,999"),
@@ -372,15 +360,9 @@ def test_weights_that_opennmt_py_itself_saves_apart_are_read(tmp_path):
         for side, tokens in words.items()
     }
     optimizer = types.SimpleNamespace(state_dict=lambda: {"training_step": 7})
-    saver = package.ModelSaver(
-        str(tmp_path / "model"),
-        module,
-        argparse.Namespace(**ONMT["base"]),
-        vocabs | {"data_task": "seq2seq", "decoder_start_token": "<s>"},
-        optimizer,
-        save_format="safetensors",
-    )
-    saver.save(7)
+    options, name = argparse.Namespace(**ONMT["base"]), str(tmp_path / "model")
+    arguments = (name, module, options, vocabs | ONMT_TASK, optimizer)
+    package.ModelSaver(*arguments, save_format="safetensors").save(7)
     state = jt.convert.to_torch(jt.convert.load(tmp_path / "model_step_7.pt"))
     expected = module.state_dict()
     assert state.keys() == expected.keys()
@@ -421,13 +403,9 @@ def fairseq(
         vars(values).update(task)
         content = {"args": values}
         state = {n: v for n, v in state.items() if "projection" not in n and "_proj_" not in n}
-    content |= {
-        "model": state,
-        "criterion": None,
-        "optimizer_history": [{"optimizer_name": "FairseqAdam", "num_updates": 7}],
-        "extra_state": {"metrics": [], "previous_training_time": 1.5},
-        "last_optimizer_state": None,
-    }
+    content |= {"model": state, "criterion": None, "last_optimizer_state": None}
+    content |= {"optimizer_history": [{"optimizer_name": "FairseqAdam", "num_updates": 7}]}
+    content |= {"extra_state": {"metrics": [], "previous_training_time": 1.5}}
     folder.mkdir()
     torch.save(content, folder / "checkpoint_best.pt")
     for language, tokens in (("de", FAIRSEQ_WORDS), ("en", words)):
@@ -445,12 +423,8 @@ def test_a_model_of_fairseq_without_one_dictionary_has_none(missing, tmp_path):
 
 
 FAIRSEQ_ALONE = [
-    ({"adaptive_input": True}, "adaptive_input=True"),
-    ({"adaptive_softmax_cutoff": "10,20"}, "adaptive_softmax_cutoff='10,20'"),
-    ({"no_cross_attention": True}, "no_cross_attention=True"),
-    ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings=True"),
-    ({"quant_noise_pq": 0.1}, "quant_noise_pq=0.1"),
-    ({"activation_fn": "relu_squared"}, "activation_fn='relu_squared'"),
+    *named(adaptive_input=True, adaptive_softmax_cutoff="10,20", no_cross_attention=True),
+    *named(no_token_positional_embeddings=True, quant_noise_pq=0.1, activation_fn="relu_squared"),
     ({"decoder_embed_dim": 4}, "decoder_embed_dim is not encoder_embed_dim=6"),
     ({"decoder_normalize_before": True}, "normalize_before of encoder and decoder differ"),
     ({"decoder_layers": 5000}, "decoder_layers=5,000"),

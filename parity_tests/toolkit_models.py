@@ -79,13 +79,9 @@ class _JoeyFeedForward(nn.Module):
         activation = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU}
         self.layer_norm = nn.LayerNorm(size, eps=1e-6)
         width = options["ff_size"]
-        self.pwff_layer = nn.Sequential(
-            nn.Linear(size, width),
-            activation[options.get("activation", "relu")](),
-            nn.Dropout(0),
-            nn.Linear(width, size),
-            nn.Dropout(0),
-        )
+        inner = activation[options.get("activation", "relu")](), nn.Dropout(0)
+        layers = nn.Linear(size, width), *inner, nn.Linear(width, size), nn.Dropout(0)
+        self.pwff_layer = nn.Sequential(*layers)
 
 
 class _JoeyLayer(_Normed):
@@ -121,9 +117,8 @@ class _JoeyStack(nn.Module):
     def __init__(self, options: dict[str, Any], *, decoder: bool, words: int = 0):
         super().__init__()
         size = options["hidden_size"]
-        self.layers = nn.ModuleList(
-            [_JoeyLayer(options, decoder=decoder) for _ in range(options["num_layers"])]
-        )
+        depth = range(options["num_layers"])
+        self.layers = nn.ModuleList(_JoeyLayer(options, decoder=decoder) for _ in depth)
         self.pe = _Holder()
         self.pe.register_buffer("pe", sinusoids(5000, size)[None])
         final = options.get("layer_norm") == "pre"
@@ -145,10 +140,8 @@ class Joey(nn.Module):
         super().__init__()
         encoder, decoder = options["encoder"], options["decoder"]
         size = encoder["hidden_size"]
-        self.scales = [
-            math.sqrt(size) if stack["embeddings"].get("scale") else 1.0
-            for stack in (encoder, decoder)
-        ]
+        scaled = [stack["embeddings"].get("scale") for stack in (encoder, decoder)]
+        self.scales = [math.sqrt(size) if each else 1.0 for each in scaled]
         self.src_embed, self.trg_embed = _Holder(), _Holder()
         self.src_embed.lut = nn.Embedding(source_words, size, padding_idx=1)
         self.trg_embed.lut = nn.Embedding(target_words, size, padding_idx=1)
@@ -257,9 +250,8 @@ class Onmt(nn.Module):
         super().__init__()
         self.encoder = _OnmtStack(options, source_words, decoder=False)
         self.decoder = _OnmtStack(options, target_words, decoder=True)
-        read, write = (
-            stack.embeddings.make_embedding.emb_luts[0] for stack in (self.encoder, self.decoder)
-        )
+        stacks = (self.encoder, self.decoder)
+        read, write = (stack.embeddings.make_embedding.emb_luts[0] for stack in stacks)
         if options["share_embeddings"]:
             write.weight = read.weight
         self.generator = nn.Linear(options["enc_hid_size"], target_words)
@@ -327,9 +319,8 @@ class _FairseqStack(nn.Module):
             self.embed_positions.register_buffer("_float_tensor", torch.zeros(1))
         norm = nn.LayerNorm(size)
         self.layernorm_embedding = norm if options["layernorm_embedding"] else None
-        self.layers = nn.ModuleList(
-            [_FairseqLayer(options, side) for _ in range(options[f"{side}_layers"])]
-        )
+        depth = range(options[f"{side}_layers"])
+        self.layers = nn.ModuleList(_FairseqLayer(options, side) for _ in depth)
         self.layer_norm = nn.LayerNorm(size) if options["normalize_before"] else None
 
     def positions(self, ids: torch.Tensor) -> torch.Tensor:

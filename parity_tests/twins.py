@@ -61,31 +61,30 @@ def pair(
     target = source if config.equal_lengths else target
     module = random_twin(config.portable, dtype, seed)
     flax = jt.convert.from_torch(module.state_dict(), config)
-    return Pair(
-        config,
-        flax,
-        module,
-        ragged(config.source_vocab_size, config.source_pad_id, batch, source, seed),
-        ragged_target(config, batch, target, seed),
-    )
+    ids = ragged(config.source_vocab_size, config.source_pad_id, batch, source, seed)
+    return Pair(config, flax, module, ids, ragged_target(config, batch, target, seed))
 
 
 def random_twin(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> nn.Module:
     """Return the twin with random weights everywhere, a stored position table included."""
+    stored = config.decoder.positions is Positions.SINUSOIDAL_STORED
+    return randomized(twins.twin(config).to(dtype).eval(), seed, "" if stored else ".pe")
+
+
+def randomized(module: Any, seed: int = 0, without: str = "") -> Any:
+    """The module with random arrays, but those whose names end with ``without``.
+
+    Matrices are scaled by their input width, so that values stay of order one in every layer.
+    """
     generator = torch.Generator().manual_seed(seed)
-    module = twins.twin(config).to(dtype).eval()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
-            if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
-                # Matrices scaled by their input width, so that values stay of order one in every
-                # layer
+            if not (without and name.endswith(without)):
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
-                tensor.copy_(
-                    torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale
-                    + _is_scale(name)
-                )
+                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+                tensor.copy_(drawn * scale + _is_scale(name))
     return module
 
 
