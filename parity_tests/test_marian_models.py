@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax_transformer import cli
 from jax_transformer.extras.toolkits.marian import marian_format, marian_model
 from parity_tests import marian_files, tokenizer_models
 from parity_tests.bounds import BOUNDS
+from parity_tests.marks import quick_if
 
 BOUND = BOUNDS["float64"]["logits"]
 SQUARE = {"dim_vocabs": [8, 8], "dim_emb": 8, "transformer_dim_ffn": 8, "transformer_heads": 2}
@@ -23,7 +25,7 @@ CASES = {
     "OPUS-MT": marian_files.options(),
     "square": marian_files.options(**SQUARE, enc_depth=2),
     "pre-norm, relu": marian_files.options(
-        transformer_ffn_activation="relu", enc_depth=2, **{**marian_files.PRE_NORM}
+        transformer_ffn_activation="relu", enc_depth=2, **marian_files.PRE_NORM
     ),
     "norms of embeddings, narrow decoder": marian_files.options(
         transformer_postprocess_emb="nd", transformer_decoder_dim_ffn=4
@@ -38,33 +40,36 @@ FAST = ("OPUS-MT", "two vocabularies, tied output")
 LENGTHS = [7, 4, 1]
 
 
-def batch(chosen: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """A source (3, 7), padded after ``LENGTHS``, and a target (3, 4)."""
+def batch(chosen: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """A source (3, 7), padded after ``LENGTHS``, a target (3, 4) without and with its start, and
+    the start.
+    """
     draw = np.random.default_rng(1)
-    source_size, target_size = chosen["dim-vocabs"]
+    source_size, start = chosen["dim-vocabs"]
     source = draw.integers(0, source_size, (3, 7))
     for row, length in enumerate(LENGTHS):
         source[row, length:] = source_size
-    return source, draw.integers(1, target_size, (3, 4))
+    target = draw.integers(1, start, (3, 4))
+    return source, target, np.pad(target, ((0, 0), (1, 0)), constant_values=start), start
+
+
+def written(chosen: dict[str, Any], path: Path) -> marian_files.Arrays:
+    """Write a model of these options in float64, and return its weights."""
+    arrays = marian_files.weights(chosen)
+    path.write_bytes(marian_files.model(arrays, chosen, "<f8"))
+    return arrays
 
 
 def convert(*arguments: object) -> None:
     assert cli.main(["convert", *map(str, arguments), "--no-check"]) == 0
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", [quick_if(name in FAST, name) for name in CASES])
 def test_a_run_computes_what_marian_computes(name, tmp_path, in_float64):
-    chosen = CASES[name]
-    arrays = marian_files.weights(chosen)
-    path = tmp_path / "model.npz"
-    path.write_bytes(marian_files.model(arrays, chosen, "<f8"))
-    convert(path, tmp_path / "run")
+    chosen, arrays = CASES[name], written(CASES[name], tmp_path / "model.npz")
+    convert(tmp_path / "model.npz", tmp_path / "run")
     model, _ = jt.load(tmp_path / "run")
-    source, target = batch(chosen)
-    start = chosen["dim-vocabs"][1]
-    begun = np.pad(target, ((0, 0), (1, 0)), constant_values=start)
+    source, target, begun, start = batch(chosen)
     actual = np.asarray(jax.jit(model)(source, begun))
     expected = marian_files.Reference(arrays, chosen).logits(source, LENGTHS, target)
     assert np.abs(actual[..., :start] - expected).max() <= BOUND * np.abs(expected).max()
@@ -74,21 +79,15 @@ def test_a_run_computes_what_marian_computes(name, tmp_path, in_float64):
 
 
 def transformers_model(folder) -> Any:
-    return transformers.MarianMTModel.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager"
-    ).eval()
+    options = {"dtype": torch.float64, "attn_implementation": "eager"}
+    return transformers.MarianMTModel.from_pretrained(folder, **options).eval()
 
 
-@pytest.mark.parametrize("name", ["square", pytest.param("OPUS-MT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["square", quick_if(False, "OPUS-MT")])
 def test_transformers_computes_the_same_with_its_positions_and_norms(name, tmp_path, in_float64):
-    chosen = CASES[name]
-    arrays = marian_files.weights(chosen)
-    path = tmp_path / "model.npz"
-    path.write_bytes(marian_files.model(arrays, chosen, "<f8"))
-    convert(path, tmp_path / "hf", "--to", "hf")
-    source, target = batch(chosen)
-    start = chosen["dim-vocabs"][1]
-    begun = np.pad(target, ((0, 0), (1, 0)), constant_values=start)
+    chosen, arrays = CASES[name], written(CASES[name], tmp_path / "model.npz")
+    convert(tmp_path / "model.npz", tmp_path / "hf", "--to", "hf")
+    source, target, begun, start = batch(chosen)
     ids = torch.from_numpy(source)
     with torch.no_grad():
         theirs = transformers_model(tmp_path / "hf")(
@@ -154,10 +153,8 @@ def test_a_run_of_an_opus_folder_translates_greedily_as_marian(opus, tmp_path):
     longest = max(map(len, encoded))
     source = np.array([[*line, *[len(ids)] * (longest - len(line))] for line in encoded])
     chosen = marian_files.options(dim_vocabs=[len(ids)] * 2, dec_depth=1)
-    arrays = {
-        name: array.astype(np.float32).astype(np.float64)
-        for name, array in marian_files.weights(chosen).items()
-    }
+    weights = marian_files.weights(chosen).items()
+    arrays = {name: array.astype(np.float32).astype(np.float64) for name, array in weights}
     arrays["decoder_ff_logit_out_b"][0, ids["<unk>"]] = -1e9  # without --allow-unk
     words = marian_files.Reference(arrays, chosen).greedy(source, [*map(len, encoded)], 6)
     expected = [[*line[: [*line, 0].index(0)]] for line in words.tolist()]

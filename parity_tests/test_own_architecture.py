@@ -25,6 +25,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry as formats
 from jax_transformer.training import recipe
 from jax_transformer.training.options import ModelOptions, TrainOptions
+from parity_tests.cases import under
 from parity_tests.unit import runs
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_translator"
@@ -76,9 +77,8 @@ def random_module(folder: Path, seed: int = 0, **sizes: int) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(
-                torch.randn(parameter.shape, generator=generator) * 0.3 + ("norm" in name)
-            )
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(drawn * 0.3 + ("norm" in name))
     return module.eval()
 
 
@@ -87,21 +87,19 @@ def lightning_checkpoint(module: torch.nn.Module, path: Path) -> Path:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     module(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)).sum().backward()
     optimizer.step()
-    torch.save(
-        {
-            "epoch": 3,
-            "global_step": 120,
-            "pytorch-lightning_version": "2.5.1",
-            "state_dict": {f"model.{name}": tensor for name, tensor in module.state_dict().items()},
-            "loops": {"fit_loop": {"epoch_progress": {"total": {"ready": 4, "completed": 3}}}},
-            "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": ""}},
-            "optimizer_states": [optimizer.state_dict()],
-            "lr_schedulers": [],
-            "hparams_name": "kwargs",
-            "hyper_parameters": {"width": 16, "heads": 4, "learning_rate": 1e-3},
-        },
-        path,
-    )
+    content = {
+        "epoch": 3,
+        "global_step": 120,
+        "pytorch-lightning_version": "2.5.1",
+        "state_dict": under("model", module.state_dict()),
+        "loops": {"fit_loop": {"epoch_progress": {"total": {"ready": 4, "completed": 3}}}},
+        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": ""}},
+        "optimizer_states": [optimizer.state_dict()],
+        "lr_schedulers": [],
+        "hparams_name": "kwargs",
+        "hyper_parameters": {"width": 16, "heads": 4, "learning_rate": 1e-3},
+    }
+    torch.save(content, path)
     return path
 
 
@@ -223,13 +221,9 @@ def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
 @pytest.mark.slow
 def test_python_trains_an_architecture_that_is_not_registered(mine, tmp_path):
     text = runs.fields_of(runs.write_text(tmp_path))
-    options = TrainOptions(
-        run=str(tmp_path / "run"),
-        steps=1,
-        eval_pairs=1,
-        model=ModelOptions("my_translator", 16, 2, 16, 1, 1),
-        data=DataOptions(**text, vocab_size=300, buckets=1, tokens_per_batch=64),
-    )
+    data = DataOptions(**text, vocab_size=300, buckets=1, tokens_per_batch=64)
+    model = ModelOptions("my_translator", 16, 2, 16, 1, 1)
+    options = TrainOptions(str(tmp_path / "run"), steps=1, eval_pairs=1, model=model, data=data)
     with runs.as_a_user():
         trained = recipe.train(options, architecture=mine)
     assert formats.open(trained.path).config.architecture == "my_translator"
@@ -375,13 +369,11 @@ def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     assert registry.resolve("my_translator").reference == "my_model:MyTranslator"
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("my_missing:X", "ModuleNotFoundError"),
-        ("my_model:MyTranslator", "not an Architecture of that name"),
-    ],
-)
+BROKEN = [("my_missing:X", "ModuleNotFoundError")]
+BROKEN += [("my_model:MyTranslator", "not an Architecture of that name")]
+
+
+@pytest.mark.parametrize(("value", "message"), BROKEN)
 def test_a_broken_package_is_named_and_hides_no_other(folder, capsys, value, message):
     runs.install(folder, GROUP, my_translator=value)
     sys.path.append(str(folder))

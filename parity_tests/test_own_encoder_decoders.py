@@ -15,15 +15,8 @@ from torch import nn
 
 import jax_transformer as jt
 from jax_transformer.config import Mask
-from jax_transformer.weights.rules import (
-    Rule,
-    Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
-)
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule, Table, embedding, layer_norm, linear
 
 SIZES = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, d_ff=14)
 SIZES |= dict(num_layers=2, max_length=9)
@@ -64,10 +57,8 @@ class MultiHeadedAttention(nn.Module):
         self.h, self.linears = h, clones(4, nn.Linear, d, d)
 
     def forward(self, query, key, value, mask):
-        split = [
-            line(x).view(x.size(0), -1, self.h, x.size(-1) // self.h).transpose(1, 2)
-            for line, x in zip(self.linears, (query, key, value), strict=False)
-        ]
+        parts = [line(x) for line, x in zip(self.linears, (query, key, value), strict=False)]
+        split = [x.unflatten(-1, (self.h, -1)).transpose(1, 2) for x in parts]
         x = attend(*split, mask.unsqueeze(1), -1e9)
         return self.linears[-1](x.transpose(1, 2).flatten(2))
 
@@ -221,9 +212,8 @@ class MaskedQueries(nn.Module):
     def __init__(self, src: int, tgt: int, n: int, d: int, d_ff: int, h: int, length: int):
         super().__init__()
         self.encoder = PostStack(n, src, length, d, h, d_ff, ("attention",))
-        self.decoder = PostStack(
-            n, tgt, length, d, h, d_ff, ("self_attention", "enc_dec_attention")
-        )
+        attentions = ("self_attention", "enc_dec_attention")
+        self.decoder = PostStack(n, tgt, length, d, h, d_ff, attentions)
         self.decoder.linear = nn.Linear(d, tgt)
 
     def make_pad_mask(self, q, k):
@@ -246,13 +236,13 @@ def weight_table(names: dict[str, str], norm: tuple[str, str], attentions, rest:
         torch_name, flax = f"{stack}.layers.{{i}}", f"{stack}.blocks.{{i}}"
         layer: Table = []
         for theirs, ours in parts.items():
-            layer += attention(f"{torch_name}.{theirs}", f"{flax}.{ours}_attention", heads)
+            layer += rules.attention(f"{torch_name}.{theirs}", f"{flax}.{ours}_attention", heads)
         for part in ("up", "down"):
             layer += linear(f"{torch_name}.{names[part]}", f"{flax}.feed_forward.{part}")
         for k in range(len(parts) + 1):
             theirs = f"{torch_name}.{names['norm'].format(k=k, n=k + 1)}"
             layer += layer_norm(theirs, f"{flax}.residuals.{k}.norm", names=norm)
-        table += repeat(2, layer)
+        table += rules.repeat(2, layer)
     return table
 
 
@@ -352,6 +342,5 @@ def test_a_stranger_s_model_is_said_by_the_configuration(name):
         expected = parameter.grad.numpy()
         assert np.abs(ours[name] - expected).max() < 1e-11 * max(1, np.abs(expected).max()), name
     back = jt.convert.to_torch(model, architecture=architecture)
-    assert all(
-        back[name].tobytes() == x.numpy().tobytes() for name, x in module.state_dict().items()
-    )
+    for name, tensor in module.state_dict().items():
+        assert back[name].tobytes() == tensor.numpy().tobytes(), name
