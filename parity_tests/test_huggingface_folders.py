@@ -88,9 +88,8 @@ def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
         for file, half in zip(names, halves, strict=True):
             torch.save(half, tmp_path / "old" / file)
         where = {key: file for file, half in zip(names, halves, strict=True) for key in half}
-        (tmp_path / "old/pytorch_model.bin.index.json").write_text(
-            json.dumps({"metadata": {}, "weight_map": where})
-        )
+        index = json.dumps({"metadata": {}, "weight_map": where})
+        (tmp_path / "old/pytorch_model.bin.index.json").write_text(index)
     convert(tmp_path / "old", tmp_path / "new", to="hf")
     assert runs.differing(tensors(theirs), tensors(tmp_path / "new")) == []
 
@@ -134,35 +133,23 @@ def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
     plan = planning.prepare(Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
     names = {name for move in plan.moves for name in move.source}
     assert names == tensors(saved("marian")[1]).keys()
-    assert {note.name: note.reason for note in plan.derived} == {
-        "encoder.positions.table": "is computed: sines and cosines",
-        "decoder.positions.table": "is computed: sines and cosines",
-    }
+    tables = ("encoder.positions.table", "decoder.positions.table")
+    derived = {note.name: note.reason for note in plan.derived}
+    assert derived == dict.fromkeys(tables, "is computed: sines and cosines")
     convert(saved("marian")[1], tmp_path / "run")
     plan = planning.prepare(Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")).plan
     assert {name for move in plan.moves for name in move.target} == names
-    assert {note.name for note in plan.dropped} == {
-        "encoder.positions.table",
-        "decoder.positions.table",
-    }
+    assert {note.name for note in plan.dropped} == {*tables}
 
 
 def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path):
     """With our byte-level BPE it has the same logits, ids and greedy translation."""
-    lines = [
-        "the cat sees the bird",
-        "a bird sees a dog",
-        "ein Hund läuft",
-        "zwei Vögel sehen den Hund",
-    ]
+    lines = ["the cat sees the bird", "a bird sees a dog"]
+    lines += ["ein Hund läuft", "zwei Vögel sehen den Hund"]
     tokenizer = Tokenizer.train(lines, 300, pad_id=0, bos_id=1, eos_id=2)
     both = huggingface.pair("t5", dtype=torch.float32)
-    sizes = {
-        "source_vocab_size": tokenizer.vocab_size,
-        "target_vocab_size": tokenizer.vocab_size,
-        "bos_id": 1,
-        "eos_id": 2,
-    }
+    sizes = dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size)
+    sizes |= {"bos_id": 1, "eos_id": 2}
     ours = jt.Transformer(both.config.with_sizes(**sizes), rngs=nnx.Rngs(0))
     jt.convert.save(ours, tmp_path / "run")
     tokenizer.save(tmp_path / "run/tokenizer.json")
@@ -177,8 +164,7 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
     tokens = np.asarray(jt.generate.greedy(ours, inputs["input_ids"].numpy(), max_length=9))[0]
     assert theirs.tolist() == tokens[: len(theirs)].tolist()
     card = (tmp_path / "out/README.md").read_text()
-    assert card.startswith("---\n")
-    assert '["translation", "t5"]' in card
+    assert card.startswith("---\n") and '["translation", "t5"]' in card
     assert "license:" not in card.split("---")[1]
 
 
@@ -188,30 +174,18 @@ def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
     folder = tokenizer_models.write(tmp_path / "marian", tokenizer_models.marian())
     words = transformers.MarianTokenizer.from_pretrained(folder)
     case = huggingface.CASES["marian"]
-    special = {
-        "pad_token_id": words.pad_token_id,
-        "decoder_start_token_id": words.pad_token_id,
-        "eos_token_id": words.eos_token_id,
-    }
-    sizes = {
-        "vocab_size": words.vocab_size,
-        "decoder_vocab_size": words.vocab_size,
-        "forced_eos_token_id": words.eos_token_id,
-    }
+    special = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), words.pad_token_id)
+    special |= dict.fromkeys(("eos_token_id", "forced_eos_token_id"), words.eos_token_id)
+    sizes = dict.fromkeys(("vocab_size", "decoder_vocab_size"), words.vocab_size)
     configuration, model = case.classes
     torch.manual_seed(0)
     module = model(configuration(**(case.values | special | sizes))).eval()
-    module.generation_config.update(
-        num_beams=3, max_length=20, bad_words_ids=[[words.pad_token_id]]
-    )
+    settings = dict(num_beams=3, max_length=20, bad_words_ids=[[words.pad_token_id]])
+    module.generation_config.update(**settings)
     module.save_pretrained(folder)
     lines = ["the quick dog", "le renard brun est-ce vrai ?"]
-    expected = [
-        words.decode(
-            module.generate(**words([line], return_tensors="pt"))[0], skip_special_tokens=True
-        )
-        for line in lines
-    ]
+    rows = [module.generate(**words([line], return_tensors="pt"))[0] for line in lines]
+    expected = [words.decode(row, skip_special_tokens=True) for row in rows]
     assert all(expected) and expected[0] != expected[1]
     convert(folder, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
