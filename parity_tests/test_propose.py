@@ -338,6 +338,18 @@ def other():
     return nnx.Linear(3, 3, use_bias=False, rngs=nnx.Rngs(0))
 
 
+def broken():
+    raise RuntimeError("no weights")
+
+
+def text():
+    return "a model"
+
+
+def wide():
+    return torch.nn.Linear(4, 3)
+
+
 def call_flax(model, x):
     return 2 * model(x)
 
@@ -364,6 +376,17 @@ def test_the_command_prints_the_table_as_code(tmp_path, capfd):
         ([f"{path}:theirs", f"{path}:ours"], 2, "no batch: define batch()"),
         ([f"{path}:theirs", f"{path}:our"], 2, "has no 'our' (did you mean 'ours'?)"),
         ([f"{path}:theirs", f"{path}:BATCH"], 2, "is a ndarray, not a function"),
+        ([f"{path}:broken", f"{path}:ours"], 2, "models.py:broken: RuntimeError: no weights"),
+        (
+            [f"{path}:text", f"{path}:ours", "--batch", str(batch)],
+            2,
+            "returns a str, not a PyTorch module",
+        ),
+        (
+            [f"{path}:wide", f"{path}:ours", "--batch", str(batch)],
+            2,
+            "the models: RuntimeError: mat1",
+        ),
         ([f"{path}:theirs", "models"], 2, "give my_file.py:NAME or package.module:NAME"),
     ):
         assert main(["propose", *arguments]) == code

@@ -2,7 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from jax_transformer.architectures.registry import load_object
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, Refusal
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
-from jax_transformer.parity import comparison, golden
+from jax_transformer.parity import comparison, golden, recording
 from jax_transformer.parity.golden import Golden, GoldenCheck, OtherProcess
 from jax_transformer.parity.proposal import Proposal
 from jax_transformer.parity.report import Report
@@ -131,7 +132,7 @@ def propose_table(theirs: str, ours: str, batch_file: str | None) -> Proposal:
         make = load_object(spec)
         if not callable(make):
             raise ConfigError(f"{spec} is a {type(make).__name__}, not a function")
-        models.append(make())
+        models.append(_called(spec, make))
 
     def beside(spec: str, name: str) -> Any:
         return getattr(sys.modules[load_object(spec).__module__], name, None)
@@ -142,9 +143,21 @@ def propose_table(theirs: str, ours: str, batch_file: str | None) -> Proposal:
             f"no batch: define batch() beside {theirs}, which returns the arguments of a call, or"
             " give --batch FILE.safetensors, whose arrays are named 0, 1, ..."
         )
-    arguments = batch() if batch_file is None else _batch_from_file(batch_file)
+    arguments = _called("batch", batch) if batch_file is None else _batch_from_file(batch_file)
     calls = {"call_torch": beside(theirs, "call_torch"), "call_flax": beside(ours, "call_flax")}
-    return propose(models[0], models[1], arguments, **calls)
+    if not hasattr(models[0], "state_dict"):
+        raise ConfigError(f"{theirs} returns a {type(models[0]).__name__}, not a PyTorch module")
+    return _called("the models", partial(propose, models[0], models[1], arguments, **calls))
+
+
+def _called(name: str, function: Callable[..., Any]) -> Any:
+    """Return the result of a user's function. Raises ConfigError, with its name, if it fails."""
+    try:
+        return function()
+    except Refusal:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name}: {recording.line_of(error)}") from error
 
 
 # Goldens
