@@ -103,7 +103,7 @@ def compare_recorded(
     ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns.
     """
     table = _weight_table(flax_model, architecture)
-    function = _function(flax_model, call)
+    function = model_function(flax_model, call)
     native_dtype = dtype or _native_dtype(function)
     if native_dtype not in difference.DTYPES:
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
@@ -166,7 +166,8 @@ def arguments(batch: Any) -> list[np.ndarray]:
     return arrays
 
 
-def _function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
+def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
+    """Return a JAX model of any kind as a function. Raises ConfigError if it is none."""
     if isinstance(model, Transformer | Encoder):
         # With a compute_dtype every run would be in that dtype
         config = dataclasses.replace(

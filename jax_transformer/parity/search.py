@@ -81,7 +81,7 @@ class _Search:
     ):
         self.module, self.batch, self.call_torch = module, batch, call_torch
         self.model = _holder(flax_module)
-        function = comparison._function(flax_module, call_flax)
+        function = comparison.model_function(flax_module, call_flax)
         every = {**function.parameters, **function.others}
         self.floating = {
             name: np.asarray(x)
@@ -425,12 +425,13 @@ class _Search:
     def _by_modules(self, lines: Sequence[Line]) -> list[Line]:
         """Return the lines; a rule without a gradient is proven if its module's output is right,
         and is not with other numbers, as for a bias of keys."""
-        inert = {
-            line.entry.flax[0].rpartition(".")[0]: line
-            for line in lines
-            if isinstance(line.entry, Rule) and line.reason.endswith(_INERT)
-        }
-        spoilt = [name for line in inert.values() for name in line.entry.flax]  # type: ignore
+        inert, spoilt = dict[str, Line](), list[str]()
+        for line in lines:
+            if isinstance(line.entry, Rule) and line.reason.endswith(_INERT):
+                inert[line.entry.flax[0].rpartition(".")[0]] = line
+                spoilt += line.entry.flax
+        if not inert:
+            return list(lines)
         right, wrong = self.judged(self.matches), self.judged(self.matches, spoilt)
         result = list(lines)
         for owner, line in inert.items():
