@@ -12,6 +12,8 @@ AnyArray = jax.Array | np.ndarray
 
 SourceIds = Int[AnyArray, "b s"]
 TargetIds = Int[AnyArray, "b t"]
+Segments = tuple[SourceIds, TargetIds]
+"""The pair of each token in packed rows, from 1 on in each row; 0 at padding."""
 Features = Float[AnyArray, "b c w"]
 """A source of numbers, for a model with ``config.input_layer``."""
 Source = SourceIds | Features

@@ -14,7 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
-from jax_transformer.nn.attention import BlockCache, Cache, Prefix, cache_layout
+from jax_transformer.nn.attention import (
+    BlockCache,
+    Cache,
+    Prefix,
+    cache_layout,
+    segment_positions,
+    within_segments,
+)
 from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import Embedding, Frozen, input_layer
@@ -34,6 +41,7 @@ from jax_transformer.shapes import (
     Hidden,
     Logits,
     Memory,
+    Segments,
     Source,
     TargetIds,
     Weights,
@@ -113,19 +121,39 @@ class Transformer(nnx.Module):
         kinds = (tuple(w for w in weights if w is not None) for weights in (*own, cross))
         return logits, Attention(*kinds)
 
-    def hidden(self, source: Source, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
-        """Return the decoder's output (b, t, d), which :meth:`logits` makes a call's result."""
-        return self._run(source, target, rngs, False)[0]
+    def hidden(
+        self,
+        source: Source,
+        target: TargetIds,
+        *,
+        rngs: Randomness = None,
+        segments: Segments | None = None,
+    ) -> Hidden:
+        """Return the decoder's output (b, t, d), which :meth:`logits` makes a call's result.
+
+        With ``segments``, rows are packed: each holds several pairs, one after another, and gives
+        the output that each of them has alone. Raises ConfigError if ``config.unpackable`` gives a
+        reason why not.
+        """
+        if segments is not None and self.config.unpackable:
+            raise ConfigError(f"rows cannot be packed: {self.config.unpackable}")
+        return self._run(source, target, rngs, False, segments)[0]
 
     def _run(
-        self, source: Source, target: TargetIds, rngs: Randomness, attention: bool
+        self,
+        source: Source,
+        target: TargetIds,
+        rngs: Randomness,
+        attention: bool,
+        segments: Segments | None = None,
     ) -> tuple[Hidden, list[BlockResult], list[BlockResult]]:
         dropout = from_rngs(rngs, self.config.dropout_masks)
         source = check_source(source, self.config)
         target = check_ids(target, self.config, self.config.target_vocab_size, "target")
         check_pair(source.shape, target.shape, self.config)
-        memory, valid, encoded = self._encode(source, dropout, attention)
-        return *self._decode(memory, valid, target, dropout, attention), encoded
+        of_source = None if segments is None else jnp.asarray(segments[0])
+        memory, valid, encoded = self._encode(source, dropout, attention, of_source)
+        return *self._decode(memory, valid, target, dropout, attention, segments), encoded
 
     def encode(self, source: Source, *, rngs: Randomness = None) -> Memory:
         """Return the encoder's output (b, s, d)."""
@@ -227,7 +255,11 @@ class Transformer(nnx.Module):
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
     def _encode(
-        self, source: Array, dropout: Dropout, attention: bool = False
+        self,
+        source: Array,
+        dropout: Dropout,
+        attention: bool = False,
+        segments: Int[Array, "b s"] | None = None,
     ) -> tuple[Memory, Bool[Array, "b s"], list[BlockResult]]:
         """Return the memory, the mask that is False at source padding, and each block's result."""
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
@@ -237,7 +269,9 @@ class Transformer(nnx.Module):
         else:
             x = sharding.constrain(self.stem(source), ROWS, None, None)
             valid = jnp.ones(x.shape[:2], bool)
-        memory, results = self.encoder.read(x, valid, dropout.scope("encoder"), attention=attention)
+        memory, results = self.encoder.read(
+            x, valid, dropout.scope("encoder"), attention=attention, segments=segments
+        )
         return memory, valid, results
 
     def _decode(
@@ -247,11 +281,19 @@ class Transformer(nnx.Module):
         target: Int[Array, "b t"],
         dropout: Dropout,
         attention: bool = False,
+        segments: Segments | None = None,
     ) -> tuple[Hidden, list[BlockResult]]:
         positions = jnp.arange(target.shape[1], dtype=jnp.int32)
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions, valid)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
+        if segments is not None:
+            of_source, of_target = map(jnp.asarray, segments)
+            context = context._replace(
+                self_mask=within_segments(self_mask, of_target, of_target),
+                cross_mask=within_segments(cross_mask, of_target, of_source),
+                segment_positions=segment_positions(of_target),
+            )
         x = self._embed(self.target_embedding, target, valid, self.config.decoder)
         return self.decoder(x, context, dropout.scope("decoder"), attention=attention)
 

@@ -15,6 +15,9 @@ from typing import ClassVar
 from jax_transformer.config import enums
 from jax_transformer.errors import ConfigError
 
+_HIDING = -1e4
+"""A score from which on a hidden key has weight 0, as float32 and float64 round it."""
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -246,6 +249,39 @@ class TransformerFields:
         if attentions > 1:
             return "its blocks attend to themselves twice"
         return "it adds the memory position by position" if self.equal_lengths else None
+
+    @property
+    def unpackable(self) -> str | None:
+        """The reason why a row cannot hold several pairs as if each were alone; None if it can."""
+        encoder, decoder, masks = self.encoder, self.decoder, enums.Mask
+        of_target = {masks.CAUSAL, masks.TARGET_PADDING}
+        sees_padding = [
+            name
+            for name, hidden in (
+                ("encoder.self_mask", masks.SOURCE_PADDING in encoder.self_mask),
+                ("decoder.self_mask", not of_target.isdisjoint(decoder.self_mask)),
+                ("decoder.cross_mask", masks.SOURCE_PADDING in decoder.cross_mask),
+            )
+            if not hidden
+        ]
+        if self.input_layer is not None:
+            return "its source is sound"
+        if sees_padding:
+            return f"its attention sees padding ({', '.join(sees_padding)})"
+        for stack in (encoder, decoder):
+            if stack.attention_span is not enums.AttentionSpan.FULL:
+                return f"its attention is local ({stack.attention_span.value})"
+            if stack.mixing is enums.Mixing.SUMMED:
+                return "its attention sums the values of all tokens"
+            if stack.head_merge is enums.HeadMerge.RAW:
+                return "its attention merges heads across positions"
+        if self.equal_lengths:
+            return "it adds the memory position by position"
+        if isinstance(self.mask_fill, float) and self.mask_fill > _HIDING:
+            return f"a hidden key keeps some weight (mask_fill={self.mask_fill})"
+        if self.attention_backend is enums.AttentionBackend.CUDNN:
+            return "attention_backend='cudnn' is given lengths and no segments"
+        return None
 
     @property
     def input_layer(self) -> str | None:

@@ -97,6 +97,8 @@ class BatchPlan:
     seed: int
     weights: Float[np.ndarray, " n"] | None = None
     """Number of times that each pair comes in an epoch, on average. None: once."""
+    packed: Sequence[Int[np.ndarray, " _"]] | None = None
+    """The pairs of each row, if rows are packed: ``lengths`` and ``weights`` are those of rows."""
     _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -158,10 +160,10 @@ class BatchPlan:
         wider one, so only one batch of an epoch, of the widest, is partly filled.
         """
         random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
-        order = _permutation(random, len(self.lengths))
+        order = permutation(random, len(self.lengths))
         if self.weights is not None:
             order = self._drawn(order)
-            order = order[_permutation(random, len(order))]
+            order = order[permutation(random, len(order))]
         buckets = self._buckets[order]
         batches, left = [], order[:0]
         for bucket, rows in enumerate(self.rows):
@@ -171,7 +173,7 @@ class BatchPlan:
             left = pool[full:]
         if len(left):
             batches.append((len(self.rows) - 1, left))
-        return [batches[i] for i in _permutation(random, len(batches))]
+        return [batches[i] for i in permutation(random, len(batches))]
 
     def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
         """Return the bucket and pairs of the batch of a step, counted from 0 over all epochs."""
@@ -197,7 +199,7 @@ def narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
     return np.searchsorted(widths, lengths).astype(np.int16)
 
 
-def _permutation(random: np.random.Philox, count: int) -> np.ndarray:
+def permutation(random: np.random.Philox, count: int) -> np.ndarray:
     """Return a permutation from the generator's raw words.
 
     NumPy never changes these, but may change ``Generator.permutation`` (NEP 19).
@@ -218,6 +220,16 @@ class Batch(NamedTuple):
     """bos, target_out without its last, pad …; filler: bos, pad …"""
     target_out: Int32[np.ndarray, "b t"]
     """special tokens before a target, tokens, special tokens after it, pad …; filler: pad …"""
+
+
+class PackedBatch(NamedTuple):
+    """A :class:`Batch` whose rows hold several pairs, one after another."""
+
+    source: Int32[np.ndarray, "b s"]
+    target_in: Int32[np.ndarray, "b t"]
+    target_out: Int32[np.ndarray, "b t"]
+    segments: tuple[Int32[np.ndarray, "b s"], Int32[np.ndarray, "b t"]]
+    """The pair of each token, from 1 on in each row; 0 at padding."""
 
 
 def make_batch(
@@ -243,6 +255,41 @@ def make_batch(
     )
     target_out[len(indices) :] = ids.target_pad
     return Batch(source, target_in, target_out)
+
+
+def packed_batch(
+    encoded: EncodedPairs, rows: Sequence[Int[np.ndarray, " _"]], width: int, count: int
+) -> PackedBatch:
+    """Return the arrays of ``count`` packed rows; those beyond ``rows`` are filler, as in
+    :func:`make_batch`.
+    """
+    pairs, filler = np.concatenate(rows), count - len(rows)
+    sizes = np.array([*map(len, rows), *[1] * filler])
+    added = encoded.special_tokens[0].size
+    lengths = np.concatenate([encoded.lengths[pairs], np.full((filler, 2), (added, 1))])
+    flat = make_batch(encoded, pairs, int(lengths.max()), len(lengths))
+    first = np.cumsum(sizes) - sizes
+    numbers = np.arange(len(lengths)) - np.repeat(first, sizes) + 1
+
+    def rows_of(tokens: Int32[np.ndarray, " _"], side: int, fill: int) -> Int32[np.ndarray, "b n"]:
+        totals = np.add.reduceat(lengths[:, side], first)
+        packed = np.full((count, width), fill, np.int32)
+        packed[np.arange(width) < totals[:, None]] = tokens
+        return packed
+
+    def tokens_of(padded: Int32[np.ndarray, "_ w"], side: int) -> Int32[np.ndarray, " _"]:
+        return padded[np.arange(padded.shape[1]) < lengths[:, side, None]]
+
+    ids = encoded.ids
+    source, target = (
+        rows_of(np.repeat(numbers, lengths[:, side]).astype(np.int32), side, 0) for side in (0, 1)
+    )
+    return PackedBatch(
+        rows_of(tokens_of(flat.source, 0), 0, ids.source_pad),
+        rows_of(tokens_of(flat.target_in, 1), 1, ids.target_pad),
+        rows_of(tokens_of(flat.target_out, 1), 1, ids.target_pad),
+        (source, target),
+    )
 
 
 def pad_rows(
@@ -276,7 +323,7 @@ def train_stream(
     dropped: "DroppedPairs | None" = None,
     num_threads: int = 1,
     prefetch_buffer_size: int = 16,
-) -> Iterator[Batch]:
+) -> Iterator[Batch | PackedBatch]:
     """Yield the batches of steps ``start_step`` up to ``stop_step`` (endless without one), made
     ahead by Grain's threads.
 
@@ -305,9 +352,12 @@ class _Steps:
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> Batch | PackedBatch:
         bucket, indices = self.plan.batch_indices(step)
         width, rows = self.plan.widths[bucket], self.plan.rows[bucket]
+        if self.plan.packed is not None:
+            members = [self.plan.packed[i] for i in indices.tolist()]
+            return packed_batch(self.encoded, members, width, rows)
         if self.dropped is None:
             return make_batch(self.encoded, indices, width, rows)
         drawn = self.dropped.at(step, indices, width)

@@ -126,14 +126,21 @@ class DataOptions:
         ),
     ] = 1024
     """Tokens of a batch, padding included, a side."""
+    packing: Annotated[int | None, Option(synonyms="pack packed packed_length pack_length")] = None
+    """Pack several training pairs into rows of this many tokens (default: a row is one pair)."""
     buckets: option.Rare[int] = 4
     """Most batch shapes, and so compiled programs."""
 
     def __post_init__(self) -> None:
         check = partial(check_numbers, self, "data.")
         check("vocab_size tokens_per_batch buckets", "be at least 1", lambda x: x >= 1)
-        check("max_source_length max_target_length", "be at least 2", lambda x: x >= 2)
+        check("max_source_length max_target_length packing", "be at least 2", lambda x: x >= 2)
         check("bpe_dropout", "be at least 0 and below 1", lambda x: 0 <= x < 1)
+        if self.packing and self.bpe_dropout:
+            raise ConfigError(
+                f"data.packing={self.packing} needs pairs of the same lengths at every step, which "
+                f"data.bpe_dropout={self.bpe_dropout} changes: leave one of them out"
+            )
         self._check_complete()
         self._check_all_used()
         if self.vocabularies is Vocabularies.SHARED:

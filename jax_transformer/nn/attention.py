@@ -135,6 +135,24 @@ def visible_keys(
     return result
 
 
+def within_segments(
+    mask: Bool[Array, "#b 1 #q k"] | None,
+    query_segments: Int[Array, "b q"],
+    key_segments: Int[Array, "b k"],
+) -> Bool[Array, "b 1 q k"]:
+    """Return the mask without the keys of other segments. Padding, segment 0, sees them all."""
+    queries, keys = query_segments[:, None, :, None], key_segments[:, None, None, :]
+    same = (queries == keys) | (queries == 0)
+    return same if mask is None else mask & same
+
+
+def segment_positions(segments: Int[Array, "b n"]) -> Int[Array, "b n"]:
+    """Return the position of each token in its segment, a run of equal numbers."""
+    index = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
+    begins = jnp.diff(segments, axis=1, prepend=-1) != 0
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+
+
 class HeadProjections(nnx.Module):
     """Query, key, value and output projections.
 

@@ -50,7 +50,7 @@ class FeedForward(nnx.Module):
         self.down = new(d_ff, d)
 
     def __call__(
-        self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout
+        self, x: Float[Array, "b n d"], positions: Int[Array, "*b n"], dropout: Dropout
     ) -> Float[Array, "b n d"]:
         """Return the output for ``x`` at these ``positions`` of its sequence."""
         if self.positions is not None:
@@ -113,6 +113,13 @@ class Context(NamedTuple):
     """Bias that the stack adds to self-attention's scores."""
     window: Window | None = None
     """The keys of local self-attention, with their bias; None if all tokens are keys."""
+    segment_positions: Int[Array, "b n"] | None = None
+    """Positions within the segments of packed rows; None if a row is one segment."""
+
+    @property
+    def table_positions(self) -> Int[Array, "*b n"]:
+        """The rows of a table of positions that the tokens take."""
+        return self.positions if self.segment_positions is None else self.segment_positions
 
 
 class BlockResult(NamedTuple):
@@ -173,7 +180,7 @@ class Block(nnx.Module):
             for part in parts:
                 module, inside = getattr(self, part.value), drop.scope(part)
                 if part is enums.Part.FFN:
-                    y = module(y, context.positions, inside)
+                    y = module(y, context.table_positions, inside)
                     continue
                 if isinstance(module, LocalAttention):
                     assert context.window is not None, "local attention needs its window"

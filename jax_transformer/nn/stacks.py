@@ -16,7 +16,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.nn.attention import Cache, visible_keys
+from jax_transformer.nn.attention import (
+    Cache,
+    segment_positions,
+    visible_keys,
+    within_segments,
+)
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias, input_layer
@@ -136,7 +141,7 @@ class Stack(nnx.Module):
             x = self.embedding_norm(x)
         if self.positions is not None:
             from_start = context.length is None
-            x = self.positions(x, context.positions, context.valid, from_start=from_start)
+            x = self.positions(x, context.table_positions, context.valid, from_start=from_start)
         if self.embedding_norm is not None and not of_tokens:
             x = self.embedding_norm(x)
         return x
@@ -170,6 +175,7 @@ class Encoder(Stack):
         dropout: Dropout,
         *,
         attention: bool = False,
+        segments: Int[Array, "b s"] | None = None,
     ) -> tuple[Memory, list[BlockResult]]:
         """Return the output and every block's result, see :meth:`Stack.__call__`."""
         positions = jnp.arange(x.shape[1], dtype=jnp.int32)
@@ -182,6 +188,11 @@ class Encoder(Stack):
             query_valid=valid,
         )
         context = Context(None, mask, None, positions, valid=valid)
+        if segments is not None:
+            context = context._replace(
+                self_mask=within_segments(mask, segments, segments),
+                segment_positions=segment_positions(segments),
+            )
         return self(x, context, dropout, attention=attention)
 
 

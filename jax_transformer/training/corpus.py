@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
-from jax_transformer.data import batches, encoding, parallel_text
+from jax_transformer.data import batches, encoding, packing, parallel_text
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs, Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
@@ -41,6 +41,8 @@ class Corpus:
     valid_pairs: list[tuple[str, str]]
     """The text of ``valid``."""
     plan: BatchPlan
+    valid_shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    """The widths of the batches of ``valid``, whose rows are not packed, and their rows."""
     about: dict[str, Any]
     """The content of data.json: hashes, counts, and the shapes of the batches."""
     init_source: "InitSource | None" = None
@@ -68,6 +70,8 @@ def prepare(
     words = source.tokenizer if source else _existing_tokenizer(options, folder.path)
     config = options.model.executed(source.config) if source else model_config(options, words)
     limits = encoding.limits(data, config)
+    if data.packing:
+        packing.check(data.packing, config)
     train, valid = read_text(data)
     if words is None:
         words = _train_tokenizer(data, train.pairs, config)
@@ -84,12 +88,19 @@ def prepare(
             data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
         )
         lengths = dropped.lengths(config.longest)
-    widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
-    rows = _rows(options, folder, widths, devices(), len(lengths))
     weights = None  # of the encoded pairs: their files'
     if data.train_weights:
         weights = np.repeat(np.array(data.train_weights), train.counts)[encoded.indices]
-    plan = BatchPlan(lengths, widths, rows, options.seed, weights)
+    widths, packed = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest), None
+    valid_widths = widths
+    if data.packing:
+        widths = (data.packing,)
+        lengths, weights, packed = packing.pack_all(lengths, data.packing, options.seed, weights)
+    items = "packed rows" if data.packing else "training pairs"
+    rows = valid_rows = _rows(options, folder, widths, devices(), len(lengths), items)
+    if data.packing:
+        valid_rows = batches.rows_per_batch(valid_widths, data.tokens_per_batch, devices())
+    plan = BatchPlan(lengths, widths, rows, options.seed, weights, packed)
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -106,7 +117,18 @@ def prepare(
         **({"init_sha256": source.sha256} if source else {}),
     }
     valid_pairs = list(map(valid.pairs.__getitem__, encoded_valid.indices))
-    return Corpus(words, config, encoded, encoded_valid, valid_pairs, plan, about, source, dropped)
+    return Corpus(
+        words,
+        config,
+        encoded,
+        encoded_valid,
+        valid_pairs,
+        plan,
+        (valid_widths, valid_rows),
+        about,
+        source,
+        dropped,
+    )
 
 
 # Text
@@ -234,13 +256,15 @@ def _rows(
     folder: RunFolder,
     widths: tuple[int, ...],
     rows_multiple: int,
-    pairs: int,
+    count: int,
+    items: str = "training pairs",
 ) -> tuple[int, ...]:
     """Return the rows per batch of each width: those in data.json, so that batches stay the same,
     or as the options say.
 
-    Raises ConfigError if today's devices cannot share the recorded ones, InputError if no batch is
-    full: the widest bucket has the fewest rows, and gets the pairs left over in the others.
+    Raises ConfigError if today's devices cannot share the recorded ones, InputError if ``count``
+    pairs or packed rows fill no batch: the widest bucket has the fewest rows, and gets the pairs
+    left over in the others.
     """
     mesh = options.mesh
     rows = _read_about(folder).get("rows") if folder.data.exists() else None
@@ -258,12 +282,12 @@ def _rows(
             f"{folder.path}: {rows_multiple * mesh.tensor} devices cannot share this run's batches "
             f"of {', '.join(map(str, rows))} rows: continue with {remedy}, or give another --run"
         )
-    if pairs < rows[-1]:
+    if count < rows[-1]:
         remedy = f"devices, {rows_multiple} now,"
-        if pairs >= rows_multiple:
-            remedy = f"data.tokens_per_batch to {pairs * widths[-1]}"
+        if count >= rows_multiple:
+            remedy = f"data.tokens_per_batch to {count * widths[-1]}"
         raise InputError(
-            f"{pairs} training pairs are less than one batch of {rows[-1]} rows of {widths[-1]} "
+            f"{count} {items} are less than one batch of {rows[-1]} rows of {widths[-1]} "
             f"tokens; lower {remedy} or give more text"
         )
     return tuple(rows)

@@ -156,13 +156,13 @@ class Validation:
     def __call__(self, weights: Arrays) -> ValidationReport:
         """Return the report of a model with these arrays."""
         corpus = self.corpus
-        groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
+        groups = batches.eval_batches(corpus.valid, *corpus.valid_shapes)
         sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
         sources, references = map(list, zip(*self.pairs, strict=True))
         translator = translation.Translator(
-            model, corpus.tokenizer, self.generation_config, widths=corpus.plan.widths
+            model, corpus.tokenizer, self.generation_config, widths=corpus.valid_shapes[0]
         )
         hypotheses = translator(sources)
         figures = {"valid_loss": float(losses / tokens), **score(hypotheses, references)}

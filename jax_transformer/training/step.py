@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import Batch
+from jax_transformer.data.batches import Batch, PackedBatch
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import devices
 from jax_transformer.training.loss import LossSums, chunked_loss_sums, loss_sums
@@ -23,6 +23,7 @@ from jax_transformer.weights.arrays import adapted_kernels, is_parameter, merge_
 
 Arrays = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+AnyBatch = Batch | PackedBatch
 
 
 class TrainState(NamedTuple):
@@ -80,7 +81,7 @@ def state_of(
 def loss_sum(
     params: Arrays,
     frozen: Arrays,
-    batch: Batch,
+    batch: AnyBatch,
     config: TransformerConfig,
     label_smoothing: float = 0.0,
     dropout: Any = None,
@@ -97,7 +98,7 @@ def loss_sum(
 
 def _loss_sums(
     weights: Arrays,
-    batch: Batch,
+    batch: AnyBatch,
     config: TransformerConfig,
     label_smoothing: float,
     dropout: Any,
@@ -105,7 +106,8 @@ def _loss_sums(
 ) -> LossSums:
     merged = merge_adapters(weights)
     model = transformer.unflatten(config, merged)
-    x = model.hidden(batch.source, batch.target_in, rngs=dropout)
+    segments = batch.segments if isinstance(batch, PackedBatch) else None
+    x = model.hidden(batch.source, batch.target_in, rngs=dropout, segments=segments)
     targets, pad_id = jnp.asarray(batch.target_out), config.target_pad_id
     if chunks == 1:
         logits = model.logits(x)
@@ -142,7 +144,7 @@ class TrainStep:
     finish: Any
 
     def __call__(
-        self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray
+        self, state: TrainState, batches: Sequence[AnyBatch], key: PRNGKeyArray
     ) -> tuple[TrainState, Metrics]:
         """Return the next state, and its metrics.
 
@@ -179,7 +181,7 @@ def make_step(
     ... from ``fold_in(fold_in(key, n), i)``.
     """
 
-    def first(state: TrainState, batch: Batch, key: PRNGKeyArray, i: Any = None) -> Sums:
+    def first(state: TrainState, batch: AnyBatch, key: PRNGKeyArray, i: Any = None) -> Sums:
         dropout = jax.random.fold_in(key, state.step)
         if i is not None:
             dropout = jax.random.fold_in(dropout, i)
@@ -193,7 +195,7 @@ def make_step(
         return Sums(devices.constrain(gradients), losses)
 
     def further(
-        summed: Sums, state: TrainState, batch: Batch, key: PRNGKeyArray, i: Int[Array, ""]
+        summed: Sums, state: TrainState, batch: AnyBatch, key: PRNGKeyArray, i: Int[Array, ""]
     ) -> Sums:
         return jax.tree.map(jnp.add, summed, first(state, batch, key, i))
 
@@ -215,7 +217,7 @@ def make_step(
         }
         return TrainState(state.step + 1, params, state.frozen, opt_state, average), metrics
 
-    def one(state: TrainState, batch: Batch, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
+    def one(state: TrainState, batch: AnyBatch, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
         return finish(state, first(state, batch, key))
 
     # What comes in is laid out as its arguments are; a donated argument gives up its memory
@@ -230,7 +232,7 @@ def make_step(
 
 def make_evaluation(
     config: TransformerConfig, loss_chunks: int = 1
-) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
+) -> Callable[[Arrays, AnyBatch], tuple[jax.Array, jax.Array]]:
     """Return the jitted validation step: summed loss, not smoothed, and target tokens.
 
     ``loss_chunks`` is as for :func:`make_step`.

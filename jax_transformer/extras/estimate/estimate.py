@@ -21,7 +21,7 @@ import numpy as np
 
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.data import batches, encoding
-from jax_transformer.data.batches import Batch
+from jax_transformer.data.batches import Batch, PackedBatch
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import hlo
 from jax_transformer.extras.estimate.hlo import Traffic
@@ -202,8 +202,8 @@ def take(topology: Topology, options: TrainOptions) -> Devices:
 def largest_batch(
     options: TrainOptions, config: TransformerConfig, length: int, rows_multiple: int
 ) -> Shape:
-    """Return the widest bucket that training can have, and its rows."""
-    width = length or max(encoding.limits(options.data, config))
+    """Return the widest bucket that training can have, or its packed rows, and their number."""
+    width = length or options.data.packing or max(encoding.limits(options.data, config))
     if width > config.longest:
         raise ConfigError(f"--length {width} is over the model's {config.longest}")
     (rows,) = batches.rows_per_batch([width], options.data.tokens_per_batch, rows_multiple)
@@ -223,7 +223,8 @@ def lower(
     """
     train_step: Any = run.make_step(options, config, state)
     ids: Any = jax.ShapeDtypeStruct((shape.rows, shape.length), jnp.int32, sharding=devices.rows)
-    batch = Batch(ids, ids, ids)
+    packed = options.data.packing
+    batch = PackedBatch(ids, ids, ids, (ids, ids)) if packed else Batch(ids, ids, ids)
     key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=devices.replicated)
     with devices.context():
         if options.optimizer.accumulate == 1:

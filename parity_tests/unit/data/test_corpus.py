@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import encoding, parallel_text
+from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.encoding import load_tokenizer
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
@@ -225,12 +225,52 @@ SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
         ({"bpe_dropout": 1.0}, ["data.bpe_dropout=1.0", "below 1"]),
         ({"bpe_dropout": -0.1}, ["data.bpe_dropout=-0.1", "at least 0"]),
         ({"buckets": 0}, ["data.buckets=0"]),
+        ({"packing": 1}, ["data.packing=1", "at least 2"]),
+        ({"packing": 9, "bpe_dropout": 0.1}, ["data.packing=9", "data.bpe_dropout=0.1"]),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):
     with pytest.raises(ConfigError) as caught:
         DataOptions(**options)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, lines):
+    plain = prepared(tmp_path, **lines)
+    data = prepared(tmp_path, **lines, packing=32, rows_multiple=2)
+    about, rows = data.about, data.plan.packed
+    assert rows is not None and sorted(np.concatenate(rows)) == list(range(len(TRAIN)))
+    assert (about["widths"], about["rows"], about["train_pairs"]) == ([32], [4], len(TRAIN))
+    assert about["batches_per_epoch"] == -(-len(rows) // 4) < plain.about["batches_per_epoch"]
+    tokens = data.train.lengths.sum()
+    assert about["fill"] == round(tokens / (2 * 32 * 4 * about["batches_per_epoch"]), 4)
+    assert data.valid_shapes == (plain.plan.widths, plain.plan.rows)
+    assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
+
+
+def test_a_stream_of_packed_batches_goes_on_at_any_step(tmp_path, lines):
+    data = prepared(tmp_path, **lines, packing=32)
+    count = data.plan.batches_per_epoch
+    epochs = list(batches.train_stream(data.train, data.plan, 0, 2 * count, num_threads=2))
+    later = next(batches.train_stream(data.train, data.plan, count + 1, count + 2))
+    assert all(map(np.array_equal, later[:3], epochs[count + 1][:3]))
+    assert all(map(np.array_equal, later.segments, epochs[count + 1].segments))
+    for epoch in (epochs[:count], epochs[count:]):  # each target once
+        ends = sum((batch.target_out == data.config.eos_id).sum() for batch in epoch)
+        assert ends == len(TRAIN)
+        tokens = sum((batch.segments[1] > 0).sum() for batch in epoch)
+        filler = count * data.plan.rows[0] - len(data.plan.packed)
+        assert tokens == data.train.lengths[:, 1].sum() + filler
+
+
+def test_packing_is_refused_before_any_text_is_read(tmp_path, lines, no_training):
+    Path(lines["train_source"][0]).write_text("one line\n")
+    with pytest.raises(ConfigError, match=r"data\.packing=41 is over the model's max_length=40"):
+        prepared(tmp_path, **lines, packing=41)
+    with pytest.raises(
+        ConfigError, match=r"data\.packing=32: lesson10: its attention sees padding"
+    ):
+        prepared(tmp_path, dataclasses.replace(MODEL, preset="lesson10"), **lines, packing=32)
 
 
 def test_all_unreadable_files_are_named_at_once(tmp_path, lines, no_training):

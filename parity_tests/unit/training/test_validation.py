@@ -7,7 +7,7 @@ import pytest
 
 from jax_transformer import transformer
 from jax_transformer.data import batches
-from jax_transformer.data.batches import Batch, BatchPlan
+from jax_transformer.data.batches import Batch
 from jax_transformer.inference import translation
 from jax_transformer.training import evaluation, step
 from jax_transformer.training.corpus import Corpus
@@ -23,9 +23,8 @@ SUMS = [(6.0, 2), (1.0, 8)]
 @pytest.fixture
 def corpus(monkeypatch) -> Corpus:
     """Two batches, and a translator that returns every line in capitals."""
-    plan = BatchPlan(np.array([[3, 3]]), widths=(4,), rows=(1,), seed=0)
     nothing = dict.fromkeys(("config", "tokenizer", "valid"))
-    corpus = helpers.stand_in(Corpus, **nothing, valid_pairs=PAIRS, plan=plan)
+    corpus = helpers.stand_in(Corpus, **nothing, valid_pairs=PAIRS, valid_shapes=((4,), (1,)))
     numbered = [Batch(*[np.full((1, 1), number, np.int32)] * 3) for number in range(len(SUMS))]
     monkeypatch.setattr(batches, "eval_batches", lambda *_: [(None, each) for each in numbered])
     monkeypatch.setattr(
@@ -56,9 +55,8 @@ def test_the_loss_of_a_validation_is_in_as_many_chunks_as_that_of_training(corpu
 
     monkeypatch.setattr(step, "make_evaluation", record)
     monkeypatch.setattr(translation, "Translator", record)
-    plan = BatchPlan(np.array([[3, 3]]), widths=(4, 8), rows=(1, 1), seed=0)
     source = types.SimpleNamespace(generation_config="its own")
-    vars(corpus).update(plan=plan, init_source=source)
+    vars(corpus).update(valid_shapes=((4, 8), (1, 1)), init_source=source)
     evaluation.Validation(TrainOptions(loss_chunks=3), corpus, Devices.take(1))({})
     assert calls == [(None, 3, {}), (None, None, "its own", {"widths": (4, 8)})]
 

@@ -1,0 +1,81 @@
+"""Packing: rows of a batch that hold several pairs, one after another.
+
+Each token has the number of its pair in the row, its segment, from which the model knows what it
+may see (Krell et al. 2021, https://arxiv.org/abs/2107.02027).
+
+Axes: n all pairs, p pairs of a row, r rows.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.batches import permutation
+from jax_transformer.errors import ConfigError
+
+
+def pack(
+    lengths: Int[np.ndarray, "n 2"], width: int, order: Int[np.ndarray, " m"]
+) -> list[Int[np.ndarray, " _"]]:
+    """Return the pairs ``order`` in rows whose ``width`` their sources fit, and their targets.
+
+    A row begins with the longest pair that is left, and takes the one that leaves the least room
+    until none fits. Pairs of equal lengths keep their order. The same lengths are combined as
+    often as there are pairs of them, so the time depends on the number of lengths, not of pairs.
+    """
+    if (longest := lengths.max(initial=0)) > width:
+        raise ConfigError(
+            f"data.packing={width} is under the longest pair, {longest} tokens: raise it, or lower "
+            "data.max_source_length and data.max_target_length"
+        )
+    kinds, kind, counts = np.unique(lengths[order], axis=0, return_inverse=True, return_counts=True)
+    by_kind = order[np.argsort(kind.reshape(-1), kind="stable")]
+    begins = np.cumsum(counts) - counts
+    left, longest_first = counts.copy(), np.argsort(-kinds.sum(axis=1), kind="stable")
+    rows: list[np.ndarray] = []
+    while left.any():
+        first = longest_first[left[longest_first] > 0][0]
+        taken, room = np.zeros_like(left), np.full(2, width)
+        chosen: int | None = int(first)
+        while chosen is not None:
+            taken[chosen] += 1
+            room = room - kinds[chosen]
+            fits = np.flatnonzero((left > taken) & (kinds <= room).all(axis=1))
+            after = room - kinds[fits]
+            ranked = np.lexsort((after.sum(axis=1), after.max(axis=1)))
+            chosen = int(fits[ranked[0]]) if len(fits) else None
+        used = np.flatnonzero(taken)
+        times = int((left[used] // taken[used]).min())
+        columns = [
+            by_kind[begins[i] : begins[i] + times * taken[i]].reshape(times, taken[i]) for i in used
+        ]
+        rows.extend(np.concatenate(columns, axis=1))
+        begins, left = begins + times * taken, left - times * taken
+    return rows
+
+
+def pack_all(
+    lengths: Int[np.ndarray, "n 2"],
+    width: int,
+    seed: int,
+    weights: Float[np.ndarray, " n"] | None = None,
+) -> tuple[Int[np.ndarray, "r 2"], Float[np.ndarray, " r"] | None, list[Int[np.ndarray, " _"]]]:
+    """Return the lengths, weights and pairs of packed rows.
+
+    Which pairs share a row depends on the seed. Pairs of different weights share none.
+    """
+    # The last of the keys of which the first ones are those of epochs
+    random = np.random.Philox(key=np.array([seed % 2**64, 2**64 - 1], np.uint64))
+    order, rows = permutation(random, len(lengths)), []
+    for weight in np.unique([1.0] if weights is None else weights):
+        rows += pack(lengths, width, order if weights is None else order[weights[order] == weight])
+    totals = np.array([lengths[row].sum(axis=0) for row in rows])
+    return totals, None if weights is None else np.array([weights[row[0]] for row in rows]), rows
+
+
+def check(width: int, config: TransformerConfig) -> None:
+    """Raise ConfigError if a model cannot be trained on packed rows of this width."""
+    if config.unpackable:
+        raise ConfigError(f"data.packing={width}: {config.architecture}: {config.unpackable}")
+    if width > config.longest:
+        raise ConfigError(f"data.packing={width} is over the model's max_length={config.longest}")
