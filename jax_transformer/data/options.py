@@ -126,7 +126,7 @@ class DataOptions:
         ),
     ] = 1024
     """Tokens of a batch, padding included, a side."""
-    packing: Annotated[int | None, Option(synonyms="pack packed packed_length pack_length")] = None
+    packing: Annotated[option.Rare[int | None], Option(synonyms="pack packed packed_length")] = None
     """Pack several training pairs into rows of this many tokens (default: a row is one pair)."""
     buckets: option.Rare[int] = 4
     """Most batch shapes, and so compiled programs."""

@@ -50,7 +50,7 @@ class FeedForward(nnx.Module):
         self.down = new(d_ff, d)
 
     def __call__(
-        self, x: Float[Array, "b n d"], positions: Int[Array, "*b n"], dropout: Dropout
+        self, x: Float[Array, "b n d"], positions: Int[Array, "#b n"], dropout: Dropout
     ) -> Float[Array, "b n d"]:
         """Return the output for ``x`` at these ``positions`` of its sequence."""
         if self.positions is not None:
@@ -117,9 +117,9 @@ class Context(NamedTuple):
     """Positions within the segments of packed rows; None if a row is one segment."""
 
     @property
-    def table_positions(self) -> Int[Array, "*b n"]:
+    def table_positions(self) -> Int[Array, "#b n"]:
         """The rows of a table of positions that the tokens take."""
-        return self.positions if self.segment_positions is None else self.segment_positions
+        return self.positions[None] if self.segment_positions is None else self.segment_positions
 
 
 class BlockResult(NamedTuple):

@@ -169,15 +169,15 @@ class PositionTable(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "b n d"],
-        positions: Int[Array, "*b n"],
+        positions: Int[Array, "#b n"],
         valid: Bool[Array, "b n"] | None = None,
         *,
         from_start: bool = True,
     ) -> Float[Array, "b n d"]:
         """Return ``x`` plus the rows at ``positions``.
 
-        ``positions`` are of all rows of x, or of each if these are packed. ``valid`` is False at
-        padding; ``from_start`` says that x begins with its first token.
+        ``valid`` is False at padding; ``from_start`` says that each row is one text and begins
+        with its first token.
         """
         if self.kind not in (
             enums.Positions.SINUSOIDAL,
@@ -191,12 +191,10 @@ class PositionTable(nnx.Module):
             else self.table[...]
         )
         table = table.astype(x.dtype)
-        packed = positions.ndim == 2
-        positions = positions if packed else positions[None]
         if self.index is enums.PositionIndex.NOT_PADDING and valid is not None:
             rows = (
                 jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
-                if from_start and not packed
+                if from_start
                 else positions
             )
             return x + jnp.where(

@@ -140,7 +140,7 @@ class Stack(nnx.Module):
         if self.embedding_norm is not None and of_tokens:
             x = self.embedding_norm(x)
         if self.positions is not None:
-            from_start = context.length is None
+            from_start = context.length is None and context.segment_positions is None
             x = self.positions(x, context.table_positions, context.valid, from_start=from_start)
         if self.embedding_norm is not None and not of_tokens:
             x = self.embedding_norm(x)
