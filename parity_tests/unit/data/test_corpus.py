@@ -236,14 +236,14 @@ def test_options_that_contradict_each_other_are_refused(options, words):
 
 
 def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, lines):
-    plain = prepared(tmp_path, **lines)
-    data = prepared(tmp_path, **lines, packing=32, rows_multiple=2)
+    plain = prepared(tmp_path, **lines, rows_multiple=16)
+    data = prepared(tmp_path, **lines, packing=24, rows_multiple=16)
     about, rows = data.about, data.plan.packed
     assert rows is not None and sorted(np.concatenate(rows)) == list(range(len(TRAIN)))
-    assert (about["widths"], about["rows"], about["train_pairs"]) == ([32], [4], len(TRAIN))
-    assert about["batches_per_epoch"] == -(-len(rows) // 4) < plain.about["batches_per_epoch"]
+    assert (about["widths"], about["rows"], about["train_pairs"]) == ([24], [16], len(TRAIN))
+    assert about["batches_per_epoch"] == -(-len(rows) // 16) < plain.about["batches_per_epoch"]
     tokens = data.train.lengths.sum()
-    assert about["fill"] == round(tokens / (2 * 32 * 4 * about["batches_per_epoch"]), 4)
+    assert about["fill"] == round(tokens / (2 * 24 * 16 * about["batches_per_epoch"]), 4)
     assert data.valid_shapes == (plain.plan.widths, plain.plan.rows)
     assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
 

@@ -18,18 +18,22 @@ from jax_transformer.training import step
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import random_arrays, tiny
 
+PLACES = ("encoder.positions_at", "decoder.positions_at")
 POSITIONS = ("encoder.positions", "decoder.positions")
 MODELS = {
     "post-norm, learned positions": dict(name="lesson10_repaired"),
     "a fill that is not excluded": dict(name="from_scratch"),
-    "positions in the feed-forward": dict(name="part2_encoder_repaired"),
-    "relative positions": dict(name="t5"),
+    "positions in the feed-forward, scan, remat": dict(
+        {"name": "part2_encoder_repaired", "scan_layers": True, "remat": "full"}
+        | dict.fromkeys(PLACES, "feed_forward")
+    ),
+    "relative positions, -inf": dict(name="t5", mask_fill="minus_infinity"),
     "a table a block": {"name": "t5"} | dict.fromkeys(POSITIONS, "relative_per_block"),
     "positions that count no padding": dict(name="m2m_100"),
-    "-inf": dict(name="lesson10_repaired", mask_fill="minus_infinity"),
-    "scan, remat": dict(name="vaswani2017_base", scan_layers=True, remat="full"),
+    "sinusoids": dict(name="vaswani2017_base"),
 }
-QUICK = ("relative positions", "positions that count no padding", "-inf", "scan, remat")
+QUICK = ("relative positions, -inf", "positions that count no padding")
+QUICK += ("positions in the feed-forward, scan, remat",)
 LENGTHS = np.array([(4, 3), (2, 6), (5, 2), (3, 3), (1, 1), (6, 4), (2, 2)])
 """Tokens of a few pairs, without the special ones."""
 WIDTH, ROWS = 16, 4
