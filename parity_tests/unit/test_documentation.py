@@ -77,7 +77,7 @@ def test_notebooks_are_stored_as_they_ran(path: Path):
 
 
 def test_there_is_a_notebook_for_each_of_the_first_three_guides():
-    assert [path.stem for path in NOTEBOOKS] == ["huggingface", "your_model", "your_text"]
+    assert {"huggingface", "your_model", "your_text"} < {path.stem for path in NOTEBOOKS}
 
 
 def test_the_page_on_the_core_has_the_lines_of_the_code():
