@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int, Int32
@@ -20,9 +20,6 @@ from jaxtyping import Float, Int, Int32
 from jax_transformer import errors
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.tokenizer import SpecialTokens
-
-if TYPE_CHECKING:
-    from jax_transformer.data.bpe_dropout import DroppedPairs
 
 _ROWS_GROWTH = 4
 """Each number of rows in :func:`row_counts` is this many times the one before."""
@@ -67,6 +64,16 @@ def choose_widths(
     return tuple(widths[ends[ends > 0] - 1].tolist())
 
 
+def target_widths(
+    lengths: Int[np.ndarray, "n 2"], widths: tuple[int, ...], multiple: int = 4
+) -> tuple[int, ...]:
+    """Return the widths that hold the targets of each bucket and of those before it."""
+    longest = np.zeros(len(widths), int)
+    np.maximum.at(longest, narrowest(lengths.max(axis=1), widths), lengths[:, 1])
+    rounded = -(-np.maximum.accumulate(longest) // multiple) * multiple
+    return tuple(np.minimum(rounded, widths).tolist())
+
+
 def rows_per_batch(
     widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1
 ) -> tuple[int, ...]:
@@ -97,6 +104,8 @@ class BatchPlan:
     seed: int
     weights: Float[np.ndarray, " n"] | None = None
     """Number of times that each pair comes in an epoch, on average. None: once."""
+    target_widths: tuple[int, ...] | None = None
+    """The widths of targets, if they differ from those of sources."""
     packed: Sequence[Int[np.ndarray, " _"]] | None = None
     """The pairs of each row, if rows are packed: ``lengths`` and ``weights`` are those of rows."""
     _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
@@ -149,7 +158,8 @@ class BatchPlan:
 
     def fill(self) -> float:
         """Return the share of positions that hold a token and not padding."""
-        cells = 2 * int(np.prod([self._batches_per_bucket, self.rows, self.widths], axis=0).sum())
+        both = np.array(self.widths) + np.array(self.target_widths or self.widths)
+        cells = int(np.prod([self._batches_per_bucket, self.rows, both], axis=0).sum())
         weights = 1 if self.weights is None else self.weights
         return float((self.lengths.sum(axis=1) * weights).sum()) / cells
 
@@ -233,9 +243,13 @@ class PackedBatch(NamedTuple):
 
 
 def make_batch(
-    encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int
+    encoded: EncodedPairs,
+    indices: Int[np.ndarray, " b"],
+    width: int,
+    rows: int,
+    target_width: int | None = None,
 ) -> Batch:
-    """Return the arrays of a batch.
+    """Return the arrays of a batch, of one width unless ``target_width`` is another.
 
     They are new each time: JAX may still read a batch's memory while the next is made.
     """
@@ -245,36 +259,42 @@ def make_batch(
         sources.append(encoded.sources[i])
         targets.append(encoded.targets[i])
     source = pad_rows(sources, width, rows, ids.source_pad, around_source)
-    target_out = pad_rows(targets, width, rows, ids.target_pad, around_target)
+    target_width = target_width or width
+    target_out = pad_rows(targets, target_width, rows, ids.target_pad, around_target)
     lengths = np.ones(rows, np.int64)
     lengths[: len(indices)] = encoded.lengths[indices, 1]
     target_in = np.empty_like(target_out)
     target_in[:, 0] = ids.target_bos
     target_in[:, 1:] = np.where(
-        np.arange(1, width) < lengths[:, None], target_out[:, :-1], ids.target_pad
+        np.arange(1, target_width) < lengths[:, None], target_out[:, :-1], ids.target_pad
     )
     target_out[len(indices) :] = ids.target_pad
     return Batch(source, target_in, target_out)
 
 
 def packed_batch(
-    encoded: EncodedPairs, rows: Sequence[Int[np.ndarray, " _"]], width: int, count: int
+    encoded: EncodedPairs,
+    rows: Sequence[Int[np.ndarray, " _"]],
+    widths: tuple[int, int],
+    count: int,
 ) -> PackedBatch:
-    """Return the arrays of ``count`` packed rows; those beyond ``rows`` are filler, as in
-    :func:`make_batch`.
+    """Return the arrays of ``count`` packed rows of these widths, of sources and of targets.
+
+    Those beyond ``rows`` are filler, as in :func:`make_batch`.
     """
     pairs, filler = np.concatenate(rows), count - len(rows)
     sizes = np.array([*map(len, rows), *[1] * filler])
     added = encoded.special_tokens[0].size
     lengths = np.concatenate([encoded.lengths[pairs], np.full((filler, 2), (added, 1))])
-    flat = make_batch(encoded, pairs, int(lengths.max()), len(lengths))
+    longest, longest_target = lengths.max(axis=0).tolist()
+    flat = make_batch(encoded, pairs, longest, len(lengths), longest_target)
     first = np.cumsum(sizes) - sizes
     numbers = np.arange(len(lengths)) - np.repeat(first, sizes) + 1
 
     def rows_of(tokens: Int32[np.ndarray, " _"], side: int, fill: int) -> Int32[np.ndarray, "b n"]:
         totals = np.add.reduceat(lengths[:, side], first)
-        packed = np.full((count, width), fill, np.int32)
-        packed[np.arange(width) < totals[:, None]] = tokens
+        packed = np.full((count, widths[side]), fill, np.int32)
+        packed[np.arange(widths[side]) < totals[:, None]] = tokens
         return packed
 
     def tokens_of(padded: Int32[np.ndarray, "_ w"], side: int) -> Int32[np.ndarray, " _"]:
@@ -314,25 +334,33 @@ def pad_rows(
     return padded
 
 
+@runtime_checkable
+class Drawn(Protocol):
+    """Pairs that have other tokens at every step."""
+
+    def at(self, step: int, indices: Int[np.ndarray, " b"], width: int) -> EncodedPairs:
+        """Return the pairs ``indices`` with the tokens of a step, within ``width``."""
+
+
 def train_stream(
     encoded: EncodedPairs,
     plan: BatchPlan,
     start_step: int = 0,
     stop_step: int | None = None,
     *,
-    dropped: "DroppedPairs | None" = None,
+    drawn: Drawn | None = None,
     num_threads: int = 1,
     prefetch_buffer_size: int = 16,
 ) -> Iterator[Batch | PackedBatch]:
     """Yield the batches of steps ``start_step`` up to ``stop_step`` (endless without one), made
     ahead by Grain's threads.
 
-    With ``dropped``, the pairs have the tokens of BPE dropout. Closing the stream, or dropping it,
-    ends the threads.
+    With ``drawn``, the pairs have its tokens of each step. Closing the stream, or dropping it, ends
+    the threads.
     """
     import grain  # takes a second, and only training needs it
 
-    steps = grain.MapDataset.source(_Steps(encoded, plan, dropped))[start_step:stop_step]
+    steps = grain.MapDataset.source(_Steps(encoded, plan, drawn))[start_step:stop_step]
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_buffer_size)
     iterator = iter(steps.to_iter_dataset(options))
     try:
@@ -347,7 +375,7 @@ class _Steps:
 
     encoded: EncodedPairs
     plan: BatchPlan
-    dropped: "DroppedPairs | None"
+    drawn: Drawn | None
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -355,13 +383,16 @@ class _Steps:
     def __getitem__(self, step: int) -> Batch | PackedBatch:
         bucket, indices = self.plan.batch_indices(step)
         width, rows = self.plan.widths[bucket], self.plan.rows[bucket]
-        if self.plan.packed is not None:
-            members = [self.plan.packed[i] for i in indices.tolist()]
-            return packed_batch(self.encoded, members, width, rows)
-        if self.dropped is None:
-            return make_batch(self.encoded, indices, width, rows)
-        drawn = self.dropped.at(step, indices, width)
-        return make_batch(drawn, np.arange(len(indices)), width, rows)
+        target_width = (self.plan.target_widths or self.plan.widths)[bucket]
+        encoded, packed = self.encoded, self.plan.packed
+        groups = [indices] if packed is None else [packed[i] for i in indices.tolist()]
+        if self.drawn is not None:
+            encoded = self.drawn.at(step, np.concatenate(groups), width)
+            ends = np.cumsum(list(map(len, groups)))
+            groups = np.split(np.arange(ends[-1]), ends[:-1])
+        if packed is None:
+            return make_batch(encoded, groups[0], width, rows, target_width)
+        return packed_batch(encoded, groups, (width, target_width), rows)
 
 
 def eval_batches(

@@ -205,12 +205,17 @@ def encode_pairs(
     return EncodedPairs(
         sources,
         targets,
-        SpecialIds(one.pad_id, one.eos_id, other.pad_id, other.bos_id, other.eos_id),
+        special_ids(one, other),
         np.array(indices),
         dropped_long=len(pairs) - len(indices),
         cut_long=cut_long,
         added=added,
     )
+
+
+def special_ids(source: Tokenizer, target: Tokenizer) -> SpecialIds:
+    """Return the special ids of two tokenizers, which may be one."""
+    return SpecialIds(source.pad_id, source.eos_id, target.pad_id, target.bos_id, target.eos_id)
 
 
 def encode_sources(

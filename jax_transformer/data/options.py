@@ -24,6 +24,13 @@ class Vocabularies(enum.StrEnum):
     SEPARATE = "separate"
 
 
+class Task(enum.StrEnum):
+    """The task that a model learns from the text."""
+
+    TRANSLATION = "translation"
+    SPAN_CORRUPTION = "span-corruption"  # of lines without translations: Raffel et al. 2020
+
+
 class TooLong(enum.StrEnum):
     """The treatment of a training pair with a side over the maximum length."""
 
@@ -59,6 +66,7 @@ _SOURCES = {
 """The options that name text, and its form."""
 _DATASET = ("dataset_config", "train_split", "valid_split")
 _FIELDS = ("source_field", "target_field")
+_NOISE = ("noise_density", "mean_noise_span_length")
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,12 @@ class DataOptions:
     Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR.
     """
 
+    task: option.Rare[Task] = Task.TRANSLATION
+    """Task to learn: translation, or to fill in spans of plain lines, as T5 is pretrained."""
+    noise_density: option.Rare[float] = 0.15
+    """Share of the tokens that span corruption replaces."""
+    mean_noise_span_length: option.Rare[float] = 3.0
+    """Mean number of tokens of a replaced span."""
     train_source: Annotated[
         tuple[option.PathText, ...], Option(synonyms="source src train_src")
     ] = ()
@@ -136,6 +150,8 @@ class DataOptions:
         check("vocab_size tokens_per_batch buckets", "be at least 1", lambda x: x >= 1)
         check("max_source_length max_target_length packing", "be at least 2", lambda x: x >= 2)
         check("bpe_dropout", "be at least 0 and below 1", lambda x: 0 <= x < 1)
+        check("noise_density", "be above 0 and below 1", lambda x: 0 < x < 1)
+        check("mean_noise_span_length", "be at least 1", lambda x: x >= 1)
         if self.packing and self.bpe_dropout:
             raise ConfigError(
                 f"data.packing={self.packing} needs pairs of the same lengths at every step, which "
@@ -187,6 +203,9 @@ class DataOptions:
         if len(options) > 1:
             raise ConfigError(f"text comes from one place: give {' or '.join(options.values())}")
         own = [name for name, kind in _SOURCES.items() if kind is self.kind]
+        if self.task is Task.SPAN_CORRUPTION:
+            self._check_plain_lines()
+            own = [name for name in own if not name.endswith("_target")]
         if absent := [f"data.{name}" for name in own if not getattr(self, name)]:
             raise ConfigError(
                 f"training on files needs all of them; not given: {', '.join(absent)}"
@@ -194,7 +213,7 @@ class DataOptions:
         for split in ("train", "valid"):
             sources = len(getattr(self, f"{split}_source"))
             targets = len(getattr(self, f"{split}_target"))
-            if sources != targets:
+            if sources != targets and self.task is Task.TRANSLATION:
                 raise ConfigError(
                     f"data.{split}_source names {counted(sources, 'file')} and "
                     f"data.{split}_target {targets}; each source needs its target"
@@ -214,12 +233,31 @@ class DataOptions:
                     f"{path}: a file of pairs ends in .tsv or .jsonl, or in one of them and .gz"
                 )
 
+    def _check_plain_lines(self) -> None:
+        """Check that a task of plain lines gets them, and one vocabulary."""
+        task = f"data.task={self.task.value}"
+        others = [name for name in _SOURCES if not name.endswith("_source") and getattr(self, name)]
+        if others:
+            raise ConfigError(
+                f"{task} reads plain lines from data.train_source and data.valid_source, and no "
+                f"data.{others[0]}"
+            )
+        if self.vocabularies is not Vocabularies.SHARED or self.bpe_dropout:
+            raise ConfigError(
+                f"{task} needs data.vocabularies=shared and data.bpe_dropout=0, not "
+                f"{self.vocabularies.value} and {self.bpe_dropout}"
+            )
+
     def _check_all_used(self) -> None:
         suffixes = set(map(parallel_text.suffix, (*self.train, *self.valid)))
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if value == field.default or self.kind is DataSource.DATASET:
                 continue
+            if name in _NOISE and self.task is Task.TRANSLATION:
+                raise ConfigError(
+                    f"data.{name}={value!r} has no meaning without data.task=span-corruption"
+                )
             if name in _DATASET:
                 raise ConfigError(f"data.{name}={value!r} has no meaning without data.dataset")
             if name in _FIELDS and ".jsonl" not in suffixes:

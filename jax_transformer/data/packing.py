@@ -6,6 +6,8 @@ may see (Krell et al. 2021, https://arxiv.org/abs/2107.02027).
 Axes: n all pairs, p pairs of a row, r rows.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -13,21 +15,19 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import permutation
 from jax_transformer.errors import ConfigError
 
+_MULTIPLE = 4
+"""The width of a row's shorter side is a multiple of this."""
+
 
 def pack(
-    lengths: Int[np.ndarray, "n 2"], width: int, order: Int[np.ndarray, " m"]
+    lengths: Int[np.ndarray, "n 2"], widths: tuple[int, int], order: Int[np.ndarray, " m"]
 ) -> list[Int[np.ndarray, " _"]]:
-    """Return the pairs ``order`` in rows whose ``width`` their sources fit, and their targets.
+    """Return the pairs ``order`` in rows whose ``widths`` their sources fit, and their targets.
 
     A row begins with the longest pair that is left, and takes the one that leaves the least room
     until none fits. Pairs of equal lengths keep their order. The same lengths are combined as
     often as there are pairs of them, so the time depends on the number of lengths, not of pairs.
     """
-    if (longest := lengths.max(initial=0)) > width:
-        raise ConfigError(
-            f"data.packing={width} is under the longest pair, {longest} tokens: raise it, or lower "
-            "data.max_source_length and data.max_target_length"
-        )
     kinds, kind, counts = np.unique(lengths[order], axis=0, return_inverse=True, return_counts=True)
     by_kind = order[np.argsort(kind.reshape(-1), kind="stable")]
     begins = np.cumsum(counts) - counts
@@ -35,13 +35,13 @@ def pack(
     rows: list[np.ndarray] = []
     while left.any():
         first = longest_first[left[longest_first] > 0][0]
-        taken, room = np.zeros_like(left), np.full(2, width)
+        taken, room = np.zeros_like(left), np.array(widths)
         chosen: int | None = int(first)
         while chosen is not None:
             taken[chosen] += 1
             room = room - kinds[chosen]
             fits = np.flatnonzero((left > taken) & (kinds <= room).all(axis=1))
-            after = room - kinds[fits]
+            after = (room - kinds[fits]) / widths
             ranked = np.lexsort((after.sum(axis=1), after.max(axis=1)))
             chosen = int(fits[ranked[0]]) if len(fits) else None
         used = np.flatnonzero(taken)
@@ -54,23 +54,45 @@ def pack(
     return rows
 
 
+class PackedRows(NamedTuple):
+    """Rows of several pairs."""
+
+    pairs: list[Int[np.ndarray, " _"]]
+    """The pairs of each row."""
+    lengths: Int[np.ndarray, "r 2"]
+    weights: Float[np.ndarray, " r"] | None
+    widths: tuple[int, int]
+    """Widths of sources and targets."""
+
+
 def pack_all(
     lengths: Int[np.ndarray, "n 2"],
     width: int,
     seed: int,
     weights: Float[np.ndarray, " n"] | None = None,
-) -> tuple[Int[np.ndarray, "r 2"], Float[np.ndarray, " r"] | None, list[Int[np.ndarray, " _"]]]:
-    """Return the lengths, weights and pairs of packed rows.
+) -> PackedRows:
+    """Return all pairs in rows of which the longer side has this ``width``.
 
-    Which pairs share a row depends on the seed. Pairs of different weights share none.
+    Which pairs share a row depends on the seed. Pairs of different weights share none. Raises
+    ConfigError if a pair does not fit.
     """
+    longest, totals = lengths.max(axis=0), lengths.sum(axis=0)
+    if longest.max() > width:
+        raise ConfigError(
+            f"data.packing={width} is under the longest pair, {longest.max()} tokens: raise it, or "
+            "lower data.max_source_length and data.max_target_length"
+        )
+    in_ratio = -(-width * totals // (totals.max() * _MULTIPLE)) * _MULTIPLE
+    source, target = np.clip(in_ratio, longest, width).tolist()
     # The last of the keys of which the first ones are those of epochs
     random = np.random.Philox(key=np.array([seed % 2**64, 2**64 - 1], np.uint64))
     order, rows = permutation(random, len(lengths)), []
     for weight in np.unique([1.0] if weights is None else weights):
-        rows += pack(lengths, width, order if weights is None else order[weights[order] == weight])
-    totals = np.array([lengths[row].sum(axis=0) for row in rows])
-    return totals, None if weights is None else np.array([weights[row[0]] for row in rows]), rows
+        same = order if weights is None else order[weights[order] == weight]
+        rows += pack(lengths, (source, target), same)
+    sums = np.array([lengths[row].sum(axis=0) for row in rows])
+    of_rows = None if weights is None else np.array([weights[row[0]] for row in rows])
+    return PackedRows(rows, sums, of_rows, (source, target))
 
 
 def check(width: int, config: TransformerConfig) -> None:

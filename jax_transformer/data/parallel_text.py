@@ -103,6 +103,15 @@ def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
     return paired(read_lines(source_path), read_lines(target_path), source_path, target_path)
 
 
+def read_texts(path: str | Path) -> Pairs:
+    """Return the lines of a file that are not empty, as sources with empty targets."""
+    lines = read_lines(path)
+    texts = [(line, "") for line in lines if line.strip()]
+    if not texts:
+        raise errors.InputError(f"{path}: each of its {len(lines)} lines is empty")
+    return Pairs(texts, dropped_empty=len(lines) - len(texts))
+
+
 def paired(
     sources: Sequence[str], targets: Sequence[str], source_path: str | Path, target_path: str | Path
 ) -> Pairs:

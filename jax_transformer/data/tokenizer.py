@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,6 +16,10 @@ from jax_transformer import errors
 from jax_transformer.storage import atomic
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+SENTINEL = "<extra_id_{}>"
+"""Text of T5's sentinels, which stand for replaced spans."""
+SENTINELS = 100
+"""Number of sentinels of T5, and of a tokenizer that is trained for span corruption."""
 BYTES = 256
 # Bounds for a line without spaces: the trainer's time grows with line length x merges, and a run of
 # one character would otherwise be learned as tokens of thousands of bytes.
@@ -69,14 +74,23 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, lines: Iterable[str], vocab_size: int, *, pad_id: int, bos_id: int, eos_id: int
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        *,
+        pad_id: int,
+        bos_id: int,
+        eos_id: int,
+        sentinels: int = 0,
     ) -> "Tokenizer":
         """Learn merges from ``lines``, digits apart and language tags whole.
 
         Ids below the largest special that no special takes become ``<unused0>`` and so on. If
         ``bos_id`` is ``pad_id``, there is no token for it. If ``pad_id`` is the last id, it is
-        added after what was learned, which may be less than ``vocab_size``.
+        added after what was learned, which may be less than ``vocab_size``. ``sentinels`` are the
+        last ids, in descending order as in T5.
         """
+        vocab_size -= sentinels
         specials = {bos_id: BOS, pad_id: PAD, eos_id: EOS}
         if eos_id in (pad_id, bos_id) or min(specials) < 0:
             raise errors.ConfigError(
@@ -109,6 +123,7 @@ class Tokenizer:
         model.train_from_iterator((line[:TRAINING_CHARACTERS_PER_LINE] for line in lines), trainer)
         if pad_is_last:
             model.add_special_tokens([PAD])
+        model.add_special_tokens([SENTINEL.format(i) for i in reversed(range(sentinels))])
         return cls(model)
 
     def encode(self, line: str) -> list[int]:
@@ -147,6 +162,13 @@ class Tokenizer:
     def tokens(self) -> dict[int, str]:
         """Return the text of every token by its id, as the vocabulary spells it."""
         return {index: text for text, index in self._model.get_vocab().items()}
+
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """The ids of the sentinels, the first one first."""
+        ids = {text: index for index, text in self.tokens().items()}
+        present = itertools.takewhile(ids.__contains__, map(SENTINEL.format, itertools.count()))
+        return tuple(map(ids.__getitem__, present))
 
     @property
     def bpe(self) -> tokenizers.Tokenizer | None:

@@ -54,15 +54,21 @@ class Training:
     validated_on: tuple[str, ...] = ()
     """Names of the texts that ``figures`` were measured on."""
 
+    @property
+    def translates(self) -> bool:
+        """False for a model that learned from text without translations."""
+        return "bleu" in self.figures or "valid_loss" not in self.figures
+
 
 def new(name: str, family: str, parameters: int, training: Training | None) -> str:
     """Write a card for a model without one, in a folder of this name; ``family`` is its
     ``model_type``, ``parameters`` the number of weights, ``training`` what is known of it.
     """
+    task = "translation" if training is None or training.translates else "text2text-generation"
     front: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": "translation",
-        "tags": ["translation", family],
+        "pipeline_tag": task,
+        "tags": [task, family],
     }
     languages, section = "", []
     if training is not None:
@@ -164,7 +170,8 @@ def _section(title: str, training: Training) -> list[str]:
     if training.figures:
         signatures = training.figures.get("signatures", {})
         lines += ["", "On the validation text:", "", "| | |", "|---|---|"]
-        for key, name in _SCORES.items():
+        scores = _SCORES if training.translates else {"valid_loss": "loss, nats a token"}
+        for key, name in scores.items():
             if key in training.figures:
                 signature = f" (`{signatures[key]}`)" if key in signatures else ""
                 lines.append(f"| {name}{signature} | {training.figures[key]:.2f} |")

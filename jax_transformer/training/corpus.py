@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
-from jax_transformer.data import batches, encoding, packing, parallel_text
-from jax_transformer.data.batches import BatchPlan
+from jax_transformer.data import batches, denoising, encoding, packing, parallel_text
+from jax_transformer.data.batches import BatchPlan, Drawn
 from jax_transformer.data.encoding import EncodedPairs, Vocabulary
-from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
+from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
-from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import BOS, SENTINELS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, huggingface_folder, run_files
@@ -26,7 +26,6 @@ from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from jax_transformer.data.bpe_dropout import DroppedPairs
     from jax_transformer.training.init_source import InitSource
 
 
@@ -39,7 +38,7 @@ class Corpus:
     train: EncodedPairs
     valid: EncodedPairs
     valid_pairs: list[tuple[str, str]]
-    """The text of ``valid``."""
+    """The text of ``valid``; empty if it is not translated."""
     plan: BatchPlan
     valid_shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """The widths of the batches of ``valid``, whose rows are not packed, and their rows."""
@@ -47,8 +46,8 @@ class Corpus:
     """The content of data.json: hashes, counts, and the shapes of the batches."""
     init_source: "InitSource | None" = None
     """The model that the run starts from. None: random weights."""
-    dropped: "DroppedPairs | None" = None
-    """``train`` with the tokens of BPE dropout."""
+    drawn: Drawn | None = None
+    """``train`` with the tokens of each step: of BPE dropout, or of span corruption."""
 
 
 def prepare(
@@ -76,31 +75,49 @@ def prepare(
     if words is None:
         words = _train_tokenizer(data, train.pairs, config)
         config = model_config(options, words)
-    encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
-    encoded = encoding.encode_pairs(
-        train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
-    )
-    dropped, lengths = None, encoded.lengths
+    drawn: Drawn | None = None
+    if data.task is Task.SPAN_CORRUPTION:
+        noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
+        most = [min(limit, data.packing or limit) for limit in limits]
+        texts, valid_texts = (
+            denoising.corrupted_texts(
+                [text for text, _ in split.pairs], words, noise, most[0], most[1], options.seed
+            )
+            for split in (train, valid)
+        )
+        drawn, encoded, lengths = texts, texts.encoded, texts.lengths()
+        encoded_valid = valid_texts.at(-1, np.arange(len(valid_texts.encoded.sources)), 0)
+    else:
+        encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
+        encoded = encoding.encode_pairs(
+            train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
+        )
+        lengths = encoded.lengths
     if data.bpe_dropout:
         from jax_transformer.data import bpe_dropout
 
         dropped = bpe_dropout.dropped_pairs(
             data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
         )
-        lengths = dropped.lengths(config.longest)
+        drawn, lengths = dropped, dropped.lengths(config.longest)
     weights = None  # of the encoded pairs: their files'
     if data.train_weights:
         weights = np.repeat(np.array(data.train_weights), train.counts)[encoded.indices]
-    widths, packed = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest), None
-    valid_widths = widths
+    widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
+    multiple = devices()
     if data.packing:
-        widths = (data.packing,)
-        lengths, weights, packed = packing.pack_all(lengths, data.packing, options.seed, weights)
-    items = "packed rows" if data.packing else "training pairs"
-    rows = valid_rows = _rows(options, folder, widths, devices(), len(lengths), items)
-    if data.packing:
-        valid_rows = batches.rows_per_batch(valid_widths, data.tokens_per_batch, devices())
-    plan = BatchPlan(lengths, widths, rows, options.seed, weights, packed)
+        valid_shapes = widths, batches.rows_per_batch(widths, data.tokens_per_batch, multiple)
+        packed, lengths, weights, (width, other) = packing.pack_all(
+            lengths, data.packing, options.seed, weights
+        )
+        rows = _rows(options, folder, (data.packing,), multiple, len(packed), "packed rows")
+        plan = BatchPlan(lengths, (width,), rows, options.seed, weights, (other,), packed)
+    else:
+        rows = _rows(options, folder, widths, multiple, len(lengths))
+        apart = data.task is Task.SPAN_CORRUPTION  # whose targets are short
+        others = batches.target_widths(lengths, widths) if apart else None
+        plan = BatchPlan(lengths, widths, rows, options.seed, weights, others)
+        valid_shapes = widths, rows
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -112,11 +129,13 @@ def prepare(
         "tokenizer_sha256": words.hash,
         "widths": list(plan.widths),
         "rows": list(plan.rows),
+        **({"target_widths": list(plan.target_widths)} if plan.target_widths else {}),
         "batches_per_epoch": plan.batches_per_epoch,
         "fill": round(plan.fill(), 4),
         **({"init_sha256": source.sha256} if source else {}),
     }
-    valid_pairs = list(map(valid.pairs.__getitem__, encoded_valid.indices))
+    translated = encoded_valid.indices if data.task is Task.TRANSLATION else ()
+    valid_pairs = list(map(valid.pairs.__getitem__, translated))
     return Corpus(
         words,
         config,
@@ -124,10 +143,10 @@ def prepare(
         encoded_valid,
         valid_pairs,
         plan,
-        (valid_widths, valid_rows),
+        valid_shapes,
         about,
         source,
-        dropped,
+        drawn,
     )
 
 
@@ -140,11 +159,6 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     Validation, the shorter one, is read first: its faults are reported before the training text is
     read.
     """
-    if options.builtin:
-        from jax_transformer.data import phrases
-
-        splits = phrases.load()
-        return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
     valid, train = read_split(options, "valid"), read_split(options, "train")
     if parallel_text.looks_swapped(train.pairs, valid.pairs):
         raise InputError(
@@ -159,7 +173,10 @@ def read_split(options: DataOptions, split: str) -> Pairs:
     if options.kind is DataSource.PHRASES:
         from jax_transformer.data import phrases
 
-        return Pairs(phrases.load()[split], 0)
+        pairs = phrases.load()[split]
+        if options.task is Task.SPAN_CORRUPTION:
+            pairs = [(text, "") for pair in pairs for text in pair]
+        return Pairs(pairs, 0)
     fields = (options.source_field, options.target_field)
     if options.kind is DataSource.DATASET:
         assert options.dataset is not None
@@ -171,6 +188,8 @@ def read_split(options: DataOptions, split: str) -> Pairs:
             [parallel_text.read_pair_file(path, *fields) for path in getattr(options, split)]
         )
     sources, targets = getattr(options, f"{split}_source"), getattr(options, f"{split}_target")
+    if options.task is Task.SPAN_CORRUPTION:
+        return parallel_text.joined(list(map(parallel_text.read_texts, sources)))
     return parallel_text.joined(list(map(parallel_text.read_pairs, sources, targets)))
 
 
@@ -201,7 +220,11 @@ def _train_tokenizer(
 ) -> Vocabulary:
     """Train one tokenizer for both sides or one for each, with the model's special ids."""
     learn = partial(
-        Tokenizer.train, vocab_size=data.vocab_size, bos_id=model.bos_id, eos_id=model.eos_id
+        Tokenizer.train,
+        vocab_size=data.vocab_size,
+        bos_id=model.bos_id,
+        eos_id=model.eos_id,
+        sentinels=SENTINELS if data.task is Task.SPAN_CORRUPTION else 0,
     )
     if data.vocabularies is Vocabularies.SHARED:
         return learn(itertools.chain.from_iterable(pairs), pad_id=model.source_pad_id)

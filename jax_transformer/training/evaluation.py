@@ -132,6 +132,9 @@ class ValidationReport:
         validation ``number`` depend on it only, so a resumed run shows the same.
         """
         figures = self.figures
+        if not self.lines:
+            yield f"{name}  validation loss {figures['valid_loss']:.3f}"
+            return
         yield (
             f"{name}  validation loss {figures['valid_loss']:.3f}  BLEU {figures['bleu']:.1f}  "
             f"chrF {figures['chrf']:.1f}  exact match {figures['exact_match']:.1f} %"
@@ -159,6 +162,8 @@ class Validation:
         groups = batches.eval_batches(corpus.valid, *corpus.valid_shapes)
         sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
+        if not self.pairs:  # texts without translations
+            return ValidationReport({"valid_loss": float(losses / tokens)}, [])
         model = transformer.unflatten(corpus.config, weights)
         sources, references = map(list, zip(*self.pairs, strict=True))
         translator = translation.Translator(

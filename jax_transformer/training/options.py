@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from jax_transformer.architectures import registry
 from jax_transformer.config import EXECUTION, RATES, TransformerConfig, codec, enums, option
 from jax_transformer.config.option import Option
-from jax_transformer.data.options import DataOptions
+from jax_transformer.data.options import DataOptions, Task
 from jax_transformer.errors import ConfigError, check_numbers
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import optimizer
@@ -255,6 +255,13 @@ class TrainOptions:
             raise ConfigError(
                 f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
             )
+        if self.data.task is Task.SPAN_CORRUPTION and self.best_by is not Criterion.LOSS:
+            if self.best_by is not Criterion.BLEU:  # the default
+                raise ConfigError(
+                    f"best_by={self.best_by.value}: data.task=span-corruption translates nothing; "
+                    "leave it out"
+                )
+            object.__setattr__(self, "best_by", Criterion.LOSS)
         rate = self.optimizer.given_rate
         left_out = frozenset(LearningRate._fields) - rate.keys()
         object.__setattr__(self, "rate_left_out", left_out)

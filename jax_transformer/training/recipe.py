@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
+from jax_transformer.data.options import Task
 from jax_transformer.errors import counted
 from jax_transformer.runtime import distributed, process
 from jax_transformer.runtime.process import Stop
@@ -89,7 +90,12 @@ def introduction(
 ) -> Iterator[str]:
     """Yield the first lines of a run: its model, text and learning rate, and where it continues."""
     about, config, source = data.about, data.config, data.init_source
-    shapes = [f"{n}x{width}" for n, width in zip(data.plan.rows, data.plan.widths, strict=True)]
+    plan = data.plan
+    others = plan.target_widths or plan.widths
+    shapes = [
+        f"{n}x{width}" if width == other else f"{n}x({width}+{other})"
+        for n, width, other in zip(plan.rows, plan.widths, others, strict=True)
+    ]
     sizes = dict.fromkeys((config.source_vocab_size, config.target_vocab_size))
     name = options.model.preset if source is None else f"from {options.init}"
     vocabulary = " and ".join(map(str, sizes))
@@ -106,7 +112,8 @@ def introduction(
             f"warning: data.vocab_size={options.data.vocab_size} is not reached: the training text "
             f"yields a vocabulary of {vocabulary}"
         )
-    pairs = counted(about["train_pairs"], "pair")
+    task = options.data.task
+    pairs = counted(about["train_pairs"], "pair" if task is Task.TRANSLATION else "text")
     yield f"{pairs} in batches of {', '.join(shapes)}, {about['fill']:.0%} full"
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""

@@ -60,6 +60,15 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     assert "(`nrefs:1|case:mixed`)" in text and "add `license:`" in text
 
 
+def test_a_model_of_plain_text_is_not_called_a_translator():
+    training = model_card.Training(7, ("a.en",), {}, {}, {"valid_loss": 1.25})
+    text = model_card.new("my model", "t5", 1234, training)
+    front = front_of(text)
+    assert (front["pipeline_tag"], front["tags"][0]) == ("text2text-generation",) * 2
+    assert "model-index" not in front
+    assert "| loss, nats a token | 1.25 |" in text and "BLEU" not in text
+
+
 @pytest.mark.parametrize(
     ("init", "name_or_path", "base", "origin"),
     [

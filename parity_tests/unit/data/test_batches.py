@@ -263,6 +263,15 @@ def test_fill_is_the_share_of_tokens():
     size = sum(ids.size for ids in (*sources, *targets))
     assert PLAN.fill() == pytest.approx((tokens - filler) / size, abs=1e-12)
     assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
+    narrow = batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), 0, target_widths=(6,))
+    assert narrow.fill() == 24 / 56
+
+
+def test_the_targets_of_a_bucket_fit_with_those_left_over_in_others():
+    lengths = np.array([[3, 11], [14, 2]])
+    assert batches.target_widths(lengths, (12, 16)) == (12, 12)
+    assert batches.target_widths(np.array([[2, 3], [14, 13]]), (12, 16, 20)) == (4, 16, 16)
+    assert batches.target_widths(np.array([[2, 13]]), (14,)) == (14,)
 
 
 def test_a_pair_wider_than_all_buckets_is_refused():

@@ -81,8 +81,7 @@ def test_no_line_outgrows_its_batch():
 def test_a_stream_that_begins_later_has_the_same_batches():
     plan = batches.BatchPlan(dropped(0.3).lengths(40), (16, 40), (4, 2), 0)
     complete, later = (
-        list(batches.train_stream(ENCODED, plan, start, 12, dropped=dropped(0.3)))
-        for start in (0, 5)
+        list(batches.train_stream(ENCODED, plan, start, 12, drawn=dropped(0.3))) for start in (0, 5)
     )
     assert len(complete[5:]) == len(later)
     for one, other in zip(complete[5:], later, strict=True):

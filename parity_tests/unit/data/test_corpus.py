@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import batches, encoding, parallel_text
+from jax_transformer.data import batches, encoding, parallel_text, phrases
 from jax_transformer.data.encoding import load_tokenizer
-from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
+from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import run_files
@@ -31,6 +31,8 @@ from parity_tests.unit.helpers import tiny
 WORDS = runs.WORDS
 SIZES = dict(d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=40)
 MODEL = ModelOptions(**SIZES)
+T5 = dataclasses.replace(MODEL, preset="t5")
+DENOISE = {"task": Task.SPAN_CORRUPTION}
 SMALL = {"vocab_size": 300, "tokens_per_batch": 128, "buckets": 2}
 
 
@@ -108,11 +110,11 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
 def test_dropout_has_the_seed_of_the_run_and_the_tokenizer_of_each_side(tmp_path, lines):
     chosen = options(OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, bpe_dropout=0.5)
     data = corpus.prepare(dataclasses.replace(chosen, seed=5), RunFolder(tmp_path / "run"))
-    drawn = data.dropped.at(0, np.arange(60), 40)
-    assert data.dropped.seed == 5
+    drawn = data.drawn.at(0, np.arange(60), 40)
+    assert data.drawn.seed == 5
     assert (drawn.lengths.sum(axis=0) > 1.2 * data.train.lengths.sum(axis=0)).all()
     assert (data.plan.lengths > data.train.lengths).any()
-    assert np.array_equal(data.plan.lengths, data.dropped.lengths(40))
+    assert np.array_equal(data.plan.lengths, data.drawn.lengths(40))
 
 
 def test_two_vocabularies_that_are_trained_have_the_model_s_pad_ids():
@@ -226,6 +228,15 @@ SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
         ({"bpe_dropout": -0.1}, ["data.bpe_dropout=-0.1", "at least 0"]),
         ({"buckets": 0}, ["data.buckets=0"]),
         ({"packing": 1}, ["data.packing=1", "at least 2"]),
+        ({"noise_density": 0.2}, ["data.noise_density=0.2", "without data.task"]),
+        (DENOISE | {"noise_density": 0.0}, ["data.noise_density=0.0", "above 0"]),
+        (DENOISE | {"noise_density": 1.0}, ["data.noise_density=1.0", "below 1"]),
+        (DENOISE | {"mean_noise_span_length": 0.9}, ["span_length=0.9", "at least 1"]),
+        (DENOISE | TABLES, ["data.task=span-corruption reads plain lines", "no data.train"]),
+        (DENOISE | LINES, ["reads plain lines", "no data.valid_target"]),
+        (DENOISE | {"train_source": ("a",)}, ["not given: data.valid_source"]),
+        (DENOISE | SEPARATE, ["needs data.vocabularies=shared", "not separate"]),
+        (DENOISE | {"bpe_dropout": 0.1}, ["data.bpe_dropout=0"]),
         ({"packing": 9, "bpe_dropout": 0.1}, ["data.packing=9", "data.bpe_dropout=0.1"]),
     ],
 )
@@ -243,9 +254,53 @@ def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, line
     assert (about["widths"], about["rows"], about["train_pairs"]) == ([24], [16], len(TRAIN))
     assert about["batches_per_epoch"] == -(-len(rows) // 16) < plain.about["batches_per_epoch"]
     tokens = data.train.lengths.sum()
-    assert about["fill"] == round(tokens / (2 * 24 * 16 * about["batches_per_epoch"]), 4)
+    cells = (24 + about["target_widths"][0]) * 16 * about["batches_per_epoch"]
+    assert about["fill"] == round(tokens / cells, 4)
     assert data.valid_shapes == (plain.plan.widths, plain.plan.rows)
     assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
+
+
+@pytest.mark.parametrize("packed", [None, 12])
+def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
+    named = {name: lines[name] for name in ("train_source", "valid_source")}
+    data = prepared(tmp_path, T5, **named, **DENOISE, **SMALL | {"vocab_size": 400}, packing=packed)
+    last = data.tokenizer.vocab_size - 1
+    assert data.tokenizer.sentinels == tuple(range(last, last - 100, -1))
+    assert data.valid_pairs == [] and data.about["train_pairs"] == len(data.train.sources)
+    texts = [data.tokenizer.decode(ids) for ids in data.train.sources]
+    if packed is None:
+        assert texts == [source for source, _ in TRAIN if len(data.tokenizer.encode(source)) > 1]
+    assert data.plan.lengths.max() <= (packed or 40)
+    first, second = (
+        next(iter(batches.train_stream(data.train, data.plan, n, n + 1, drawn=data.drawn)))
+        for n in (0, data.plan.batches_per_epoch)
+    )
+    assert data.plan.target_widths is not None
+    width, other = data.plan.widths[-1], data.plan.target_widths[-1]
+    assert other < width and first.source.shape[1] == (packed or first.source.shape[1])
+    assert data.about["target_widths"] == list(data.plan.target_widths)
+    assert first.target_out.shape[1] in data.plan.target_widths
+    if packed is None:
+        bucket, indices = data.plan.batch_indices(data.plan.batches_per_epoch)
+        drawn = data.drawn.at(data.plan.batches_per_epoch, indices, 0)
+        expected = (data.plan.widths[bucket], data.plan.rows[bucket], other)
+        expected = batches.make_batch(drawn, np.arange(len(indices)), *expected)
+        assert all(map(np.array_equal, second, expected))
+    for batch in (first, second):  # every text begins with a token and its target with a sentinel
+        begins = batch.target_in == data.config.bos_id
+        assert set(batch.target_out[begins & (batch.target_out != 0)]) == {last}
+    assert data.valid.targets[0][0] == last
+    again = prepared(tmp_path, T5, **named, **DENOISE, **SMALL | {"vocab_size": 400})
+    assert all(map(np.array_equal, again.valid.sources, data.valid.sources))
+
+
+def test_the_built_in_task_is_plain_text_of_both_sides(monkeypatch):
+    splits = {"train": [("<2de> one", "eins")], "valid": [("<2de> two", "zwei")]}
+    monkeypatch.setattr(phrases, "load", lambda: splits)
+    train, valid = corpus.read_text(DataOptions(**DENOISE))
+    assert train.pairs == [("<2de> one", ""), ("eins", "")]
+    assert valid.pairs == [("<2de> two", ""), ("zwei", "")]
+    assert corpus.read_text(DataOptions())[0].pairs == splits["train"]
 
 
 def test_a_stream_of_packed_batches_goes_on_at_any_step(tmp_path, lines):

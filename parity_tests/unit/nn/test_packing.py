@@ -36,7 +36,7 @@ QUICK = ("relative positions, -inf", "positions that count no padding")
 QUICK += ("positions in the feed-forward, scan, remat",)
 LENGTHS = np.array([(4, 3), (2, 6), (5, 2), (3, 3), (1, 1), (6, 4), (2, 2)])
 """Tokens of a few pairs, without the special ones."""
-WIDTH, ROWS = 16, 4
+WIDTHS, ROWS = (16, 15), 4
 
 
 def encoded(config: TransformerConfig, lengths: np.ndarray = LENGTHS) -> encoding.EncodedPairs:
@@ -54,17 +54,17 @@ def encoded(config: TransformerConfig, lengths: np.ndarray = LENGTHS) -> encodin
 
 def both(pairs: encoding.EncodedPairs) -> tuple[batches.PackedBatch, batches.Batch]:
     """The same pairs, packed in rows of which one is filler, and one a row."""
-    rows = packing.pack(pairs.lengths, WIDTH, np.arange(len(pairs.sources)))
+    rows = packing.pack(pairs.lengths, WIDTHS, np.arange(len(pairs.sources)))
     assert max(map(len, rows)) > 1 and len(rows) < ROWS
     everything = np.arange(len(pairs.sources))
     return (
-        batches.packed_batch(pairs, rows, WIDTH, ROWS),
+        batches.packed_batch(pairs, rows, WIDTHS, ROWS),
         batches.make_batch(pairs, everything, 9, len(everything)),
     )
 
 
 def model_of(changes: dict) -> TransformerConfig:
-    return tiny(**(changes | dict(d_model=6, num_heads=3, d_ff=5, max_length=WIDTH)))
+    return tiny(**(changes | dict(d_model=6, num_heads=3, d_ff=5, max_length=16)))
 
 
 @pytest.mark.parametrize("name", [quick_if(name in QUICK, name) for name in MODELS])
@@ -90,7 +90,7 @@ def test_packed_pairs_have_the_loss_and_the_gradients_of_pairs_alone(name):
 def test_the_segments_count_a_row_and_say_where_padding_is():
     config = model_of({"source_pad_id": 1, "target_pad_id": 0})
     pairs = encoded(config, np.array([(2, 1), (3, 4)]))
-    batch = batches.packed_batch(pairs, [np.array([1, 0])], 9, 2)
+    batch = batches.packed_batch(pairs, [np.array([1, 0])], (9, 8), 2)
     a, b = (pairs.sources[i].tolist() for i in (0, 1))
     x, y = (pairs.targets[i].tolist() for i in (0, 1))
     eos, bos, source_pad, pad = config.eos_id, config.bos_id, 1, 0
@@ -98,11 +98,11 @@ def test_the_segments_count_a_row_and_say_where_padding_is():
         [*b, eos, *a, eos, source_pad, source_pad],
         [eos] + 8 * [source_pad],
     ]
-    assert batch.target_in.tolist() == [[bos, *y, bos, *x, pad, pad], [bos] + 8 * [pad]]
-    assert batch.target_out.tolist() == [[*y, eos, *x, eos, pad, pad], 9 * [pad]]
+    assert batch.target_in.tolist() == [[bos, *y, bos, *x, pad], [bos] + 7 * [pad]]
+    assert batch.target_out.tolist() == [[*y, eos, *x, eos, pad], 8 * [pad]]
     source, target = batch.segments
     assert source.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] + 8 * [0]]
-    assert target.tolist() == [[1, 1, 1, 1, 1, 2, 2, 0, 0], [1] + 8 * [0]]
+    assert target.tolist() == [[1, 1, 1, 1, 1, 2, 2, 0], [1] + 7 * [0]]
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
@@ -114,23 +114,25 @@ def test_the_segments_count_a_row_and_say_where_padding_is():
 def test_every_pair_is_in_one_row_that_has_room(lengths, width, weights):
     array, of_pairs = np.array(lengths), np.array(weights[: len(lengths)])
     for each in (None, of_pairs):
-        totals, of_rows, rows = packing.pack_all(array, width, 3, each)
-        assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
-        assert totals.tolist() == [array[row].sum(axis=0).tolist() for row in rows]
-        assert totals.max() <= width
+        rows = packing.pack_all(array, width, 3, each)
+        assert sorted(itertools.chain.from_iterable(rows.pairs)) == list(range(len(lengths)))
+        assert rows.lengths.tolist() == [array[row].sum(axis=0).tolist() for row in rows.pairs]
+        assert (rows.lengths.max(axis=0) <= rows.widths).all() and max(rows.widths) == width
         if each is not None:
-            assert [set(each[row]) for row in rows] == [{weight} for weight in of_rows]
+            assert [set(each[row]) for row in rows.pairs] == [{weight} for weight in rows.weights]
 
 
 def test_rows_are_full_and_depend_on_the_seed():
+    """Also if one side is shorter, which has narrower rows."""
     random = np.random.default_rng(0)
-    lengths = np.clip(random.normal(11, 4, (3000, 1)).round() + random.integers(-2, 3), 1, 40)
-    lengths = np.concatenate([lengths, lengths], axis=1).astype(int)
-    totals, _, rows = packing.pack_all(lengths, 128, 0)
-    assert totals.sum() / (2 * 128 * len(rows)) > 0.98
-    again, other = (packing.pack_all(lengths, 128, seed)[2] for seed in (0, 1))
-    assert all(map(np.array_equal, rows, again))
-    assert not all(map(np.array_equal, rows, other))
+    sources = np.clip(random.normal(13, 4, 3000).round(), 1, 40).astype(int)
+    lengths = np.stack([sources, np.maximum(sources // 3 + random.integers(-1, 2, 3000), 1)], 1)
+    rows = packing.pack_all(lengths, 128, 0)
+    assert rows.widths == (128, 40)
+    assert lengths.sum() / (sum(rows.widths) * len(rows.pairs)) > 0.97
+    again, other = (packing.pack_all(lengths, 128, seed).pairs for seed in (0, 1))
+    assert all(map(np.array_equal, rows.pairs, again))
+    assert not all(map(np.array_equal, rows.pairs, other))
 
 
 @pytest.mark.parametrize(
@@ -158,5 +160,5 @@ def test_a_row_wider_than_the_model_or_under_a_pair_is_refused():
         packing.check(64, config)
     packing.check(63, config)
     with pytest.raises(ConfigError, match=r"data\.packing=4 is under the longest pair, 5 tokens"):
-        packing.pack(np.array([[5, 1]]), 4, np.arange(1))
-    assert len(packing.pack(np.array([[5, 1]]), 5, np.arange(1))) == 1
+        packing.pack_all(np.array([[5, 1]]), 4, 0)
+    assert packing.pack_all(np.array([[5, 1]]), 5, 0).widths == (5, 4)

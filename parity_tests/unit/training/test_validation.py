@@ -8,11 +8,13 @@ import pytest
 from jax_transformer import transformer
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
+from jax_transformer.data.options import DataOptions, Task
+from jax_transformer.errors import ConfigError
 from jax_transformer.inference import translation
 from jax_transformer.training import evaluation, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import Criterion, TrainOptions
 from parity_tests.unit import helpers
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
@@ -43,6 +45,21 @@ def test_the_loss_is_of_all_pairs_and_scores_of_the_first(corpus):
     assert report.figures["valid_loss"] == pytest.approx(7 / 10)
     assert report.lines == [("one", "eins", "ONE"), ("two", "zwei", "TWO")]
     assert report.figures["exact_match"] == 0
+
+
+def test_texts_without_translations_have_a_loss_alone(corpus):
+    vars(corpus).update(valid_pairs=[])
+    report = evaluation.Validation(TrainOptions(), corpus, Devices.take(1))({})
+    assert report == evaluation.ValidationReport({"valid_loss": pytest.approx(7 / 10)}, [])
+    assert list(report.describe("step 3", 1, 3)) == ["step 3  validation loss 0.700"]
+
+
+def test_the_best_checkpoint_of_a_denoising_run_has_the_lowest_loss():
+    denoising = DataOptions(task=Task.SPAN_CORRUPTION)
+    assert TrainOptions(data=denoising).best_by is Criterion.LOSS
+    assert TrainOptions().best_by is Criterion.BLEU
+    with pytest.raises(ConfigError, match="best_by=chrf: data"):
+        TrainOptions(data=denoising, best_by=Criterion.CHRF)
 
 
 def test_the_loss_of_a_validation_is_in_as_many_chunks_as_that_of_training(corpus, monkeypatch):
