@@ -260,10 +260,12 @@ def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, line
     assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
 
 
-@pytest.mark.parametrize("packed", [None, 12])
+@pytest.mark.parametrize("packed", [None, 8])
 def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     named = {name: lines[name] for name in ("train_source", "valid_source")}
-    data = prepared(tmp_path, T5, **named, **DENOISE, **SMALL | {"vocab_size": 400}, packing=packed)
+    noise = {"noise_density": 0.3, "mean_noise_span_length": 1.5}
+    named |= DENOISE | noise | SMALL | {"vocab_size": 400}
+    data = prepared(tmp_path, T5, **named, packing=packed)
     last = data.tokenizer.vocab_size - 1
     assert data.tokenizer.sentinels == tuple(range(last, last - 100, -1))
     assert data.valid_pairs == [] and data.about["train_pairs"] == len(data.train.sources)
@@ -290,7 +292,7 @@ def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
         begins = batch.target_in == data.config.bos_id
         assert set(batch.target_out[begins & (batch.target_out != 0)]) == {last}
     assert data.valid.targets[0][0] == last
-    again = prepared(tmp_path, T5, **named, **DENOISE, **SMALL | {"vocab_size": 400})
+    again = prepared(tmp_path, T5, **named, packing=packed)
     assert all(map(np.array_equal, again.valid.sources, data.valid.sources))
 
 
