@@ -260,7 +260,7 @@ def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, line
     assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
 
 
-@pytest.mark.parametrize("packed", [None, 8])
+@pytest.mark.parametrize("packed", [None, 9])
 def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     named = {name: lines[name] for name in ("train_source", "valid_source")}
     noise = {"noise_density": 0.3, "mean_noise_span_length": 1.5}
