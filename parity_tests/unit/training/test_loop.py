@@ -29,7 +29,7 @@ from parity_tests.unit import helpers, runs
 SCORES = dict.fromkeys(("bleu", "chrf", "exact_match"), 1.0) | {"signatures": {}}
 
 
-def numbered_batches(encoded, plan, start: int, stop: int, *, dropped) -> Iterator[Batch]:
+def numbered_batches(encoded, plan, start: int, stop: int, *, drawn) -> Iterator[Batch]:
     for number in range(start, stop):
         yield Batch(*[np.full((1, 1), number, np.int32)] * 3)
 
@@ -38,7 +38,7 @@ class Loop:
     """A run whose weight is the number of its steps, and whose losses are numbers of batches."""
 
     def __init__(self, folder: RunFolder, patch: pytest.MonkeyPatch):
-        nothing = dict.fromkeys(("config", "train", "plan", "dropped"))
+        nothing = dict.fromkeys(("config", "train", "plan", "drawn"))
         self.folder, self.corpus = folder, helpers.stand_in(Corpus, **nothing)
         self.stop_at: int | None = None
         self.spoiled: int | None = None
