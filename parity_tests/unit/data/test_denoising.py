@@ -91,8 +91,8 @@ def test_spans_depend_on_step_and_seed_and_nothing_else():
 
 def test_a_long_line_is_cut_into_texts_that_fit_with_their_special_tokens():
     corrupted = texts(longest=(20, 9))
-    whole = [ids for line in LINES for ids in WORDS.encode(line)]
-    assert np.concatenate(corrupted.encoded.sources).tolist() == whole
+    tokens = [ids for line in LINES for ids in WORDS.encode(line)]
+    assert np.concatenate(corrupted.encoded.sources).tolist() == tokens
     assert corrupted.lengths().max(axis=0).tolist() == [20, 5]
     assert corrupted.encoded.indices.tolist() == sorted(corrupted.encoded.indices)
     drawn = corrupted.at(0, np.arange(len(corrupted.encoded.sources)), 0)
