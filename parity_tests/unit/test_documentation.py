@@ -10,7 +10,7 @@ import pytest
 from benchmarks import config_fields
 from campaigns.mutants import faults
 from parity_tests.unit import runs
-from tools import excerpts
+from tools import excerpts, notebooks
 
 PAGES = [
     *(runs.ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -78,6 +78,15 @@ def test_notebooks_are_stored_as_they_ran(path: Path):
 
 def test_there_is_a_notebook_for_each_of_the_first_three_guides():
     assert {"huggingface", "your_model", "your_text"} < {path.stem for path in NOTEBOOKS}
+
+
+@pytest.mark.parametrize("preset", notebooks.DOCUMENTS)
+def test_the_documents_have_the_notebooks_of_one_source(preset: str):
+    """`python tools/notebooks.py --write` was run."""
+    sources = [
+        [cell["source"] for cell in cells(preset)] for cells in (notebooks.stored, notebooks.cells)
+    ]
+    assert sources[0] == sources[1]
 
 
 def test_the_page_on_the_core_has_the_lines_of_the_code():
