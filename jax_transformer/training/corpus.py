@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
 from jax_transformer.data import batches, denoising, encoding, packing, parallel_text
@@ -75,49 +76,11 @@ def prepare(
     if words is None:
         words = _train_tokenizer(data, train.pairs, config)
         config = model_config(options, words)
-    drawn: Drawn | None = None
-    if data.task is Task.SPAN_CORRUPTION:
-        noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
-        most = [min(limit, data.packing or limit) for limit in limits]
-        texts, valid_texts = (
-            denoising.corrupted_texts(
-                [text for text, _ in split.pairs], words, noise, most[0], most[1], options.seed
-            )
-            for split in (train, valid)
-        )
-        drawn, encoded, lengths = texts, texts.encoded, texts.lengths()
-        encoded_valid = valid_texts.at(-1, np.arange(len(valid_texts.encoded.sources)), 0)
-    else:
-        encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
-        encoded = encoding.encode_pairs(
-            train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
-        )
-        lengths = encoded.lengths
-    if data.bpe_dropout:
-        from jax_transformer.data import bpe_dropout
-
-        dropped = bpe_dropout.dropped_pairs(
-            data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
-        )
-        drawn, lengths = dropped, dropped.lengths(config.longest)
+    encoded, encoded_valid, drawn, lengths = _encode(options, config, words, train, valid, limits)
     weights = None  # of the encoded pairs: their files'
     if data.train_weights:
         weights = np.repeat(np.array(data.train_weights), train.counts)[encoded.indices]
-    widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
-    multiple = devices()
-    if data.packing:
-        valid_shapes = widths, batches.rows_per_batch(widths, data.tokens_per_batch, multiple)
-        packed, lengths, weights, (width, other) = packing.pack_all(
-            lengths, data.packing, options.seed, weights
-        )
-        rows = _rows(options, folder, (data.packing,), multiple, len(packed), "packed rows")
-        plan = BatchPlan(lengths, (width,), rows, options.seed, weights, (other,), packed)
-    else:
-        rows = _rows(options, folder, widths, multiple, len(lengths))
-        apart = data.task is Task.SPAN_CORRUPTION  # whose targets are short
-        others = batches.target_widths(lengths, widths) if apart else None
-        plan = BatchPlan(lengths, widths, rows, options.seed, weights, others)
-        valid_shapes = widths, rows
+    plan, valid_shapes = _plan(options, config, folder, lengths, weights, devices())
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -271,7 +234,69 @@ def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Transf
     return model
 
 
+def _encode(
+    options: TrainOptions,
+    config: TransformerConfig,
+    words: Vocabulary,
+    train: Pairs,
+    valid: Pairs,
+    limits: tuple[int, int],
+) -> tuple[EncodedPairs, EncodedPairs, Drawn | None, Int[np.ndarray, "n 2"]]:
+    """Return both texts as ids, the training text with the tokens of each step if they differ, and
+    the lengths to plan its batches by.
+    """
+    data = options.data
+    if data.task is Task.SPAN_CORRUPTION:
+        noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
+        most = [min(limit, data.packing or limit) for limit in limits]
+        corrupted, valid_texts = (
+            denoising.corrupted_texts(
+                [text for text, _ in split.pairs], words, noise, most[0], most[1], options.seed
+            )
+            for split in (train, valid)
+        )
+        encoded_valid = valid_texts.at(-1, np.arange(len(valid_texts.encoded.sources)), 0)
+        return corrupted.encoded, encoded_valid, corrupted, corrupted.lengths()
+    encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
+    encoded = encoding.encode_pairs(
+        train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
+    )
+    if not data.bpe_dropout:
+        return encoded, encoded_valid, None, encoded.lengths
+    from jax_transformer.data import bpe_dropout
+
+    dropped = bpe_dropout.dropped_pairs(
+        data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
+    )
+    return encoded, encoded_valid, dropped, dropped.lengths(config.longest)
+
+
 # Batches
+
+
+def _plan(
+    options: TrainOptions,
+    config: TransformerConfig,
+    folder: RunFolder,
+    lengths: Int[np.ndarray, "n 2"],
+    weights: Float[np.ndarray, " n"] | None,
+    rows_multiple: int,
+) -> tuple[BatchPlan, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the batches of training, and the widths and rows of those of validation."""
+    data = options.data
+    widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
+    if data.packing:
+        packed, lengths, weights, (width, other) = packing.pack_all(
+            lengths, data.packing, options.seed, weights
+        )
+        rows = _rows(options, folder, (data.packing,), rows_multiple, len(packed), "packed rows")
+        plan = BatchPlan(lengths, (width,), rows, options.seed, weights, (other,), packed)
+        valid_rows = batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
+        return plan, (widths, valid_rows)
+    rows = _rows(options, folder, widths, rows_multiple, len(lengths))
+    apart = data.task is Task.SPAN_CORRUPTION  # whose targets are short
+    others = batches.target_widths(lengths, widths) if apart else None
+    return BatchPlan(lengths, widths, rows, options.seed, weights, others), (widths, rows)
 
 
 def _rows(
