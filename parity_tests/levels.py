@@ -105,7 +105,7 @@ def cross_attention(pair: Pair) -> Both:
 
 def _feed_forward(pair: Pair, stack: str, x: np.ndarray, positions: jnp.ndarray) -> Both:
     module = getattr(pair.flax, stack).blocks[0].feed_forward
-    ours = module(jnp.asarray(x), positions, Dropout())
+    ours = module(jnp.asarray(x), positions[None], Dropout())
     return ours, pair.calls.feed_forward(pair.torch, stack, as_torch(x))
 
 

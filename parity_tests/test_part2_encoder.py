@@ -156,7 +156,7 @@ def test_the_feed_forward_knows_positions_only_in_the_faithful_one(preset: str):
     with torch.no_grad():
         theirs = both.torch.encoder.layers[0].fnn(as_torch(same)).numpy()
     module = both.flax.encoder.blocks[0].feed_forward
-    ours = np.asarray(module(jnp.asarray(same), jnp.arange(7), Dropout()))
+    ours = np.asarray(module(jnp.asarray(same), jnp.arange(7)[None], Dropout()))
     assert_close((ours, theirs), 1e-12)
     for out in (ours, theirs):
         spread = np.ptp(out, axis=1).max()

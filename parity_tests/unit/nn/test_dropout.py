@@ -194,7 +194,7 @@ def test_the_feed_forward_drops_after_its_activation():
     layer = random_model(config).encoder.blocks[0].feed_forward
     x = random(3, 5, 12)
     expected = layer.down(jnp.asarray(halved(jax.nn.gelu(layer.up(x), approximate=False))))
-    assert furthest(layer(x, jnp.arange(5), Halved()), expected) < 1e-14
+    assert furthest(layer(x, jnp.arange(5)[None], Halved()), expected) < 1e-14
 
 
 def test_dropout_and_norm_of_a_branch_sit_where_configured():
