@@ -40,8 +40,8 @@ SOLUTIONS = [
     (IN_ATTENTION, "math.sqrt(WIDTH)", "math.sqrt(q.shape[-1])"),
     (IN_ATTENTION, "(weights @ v).reshape", "(weights @ v).swapaxes(1, 2).reshape"),
     (IN_ATTENTION, "axis=-2", "axis=-1"),
-    (IN_ATTENTION, "k=1, ", ""),
-    (IN_ATTENTION, "| (ids", "& (ids"),
+    ("its mask differs in 6 of 50 places", "k=1, ", ""),
+    ("its mask differs in 16 of 50 places, first at (0, 0, 1)", "| (ids", "& (ids"),
 ]
 
 

@@ -51,6 +51,8 @@ class Recording:
     """The modules that have tensors besides parameters, which may be rounded to such a dtype."""
     note: str = ""
     """The reason why it was left so."""
+    masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """The booleans that go into each call."""
 
     def get(self, name: str) -> np.ndarray | None:
         """The array of that name, or None."""
@@ -165,6 +167,9 @@ def _record(
         key = f"{name}#{counts.get(name, 0)}"
         counts[name] = counts.get(name, 0) + 1
         open_calls.append(key)
+        recording.masks[key] = [
+            _array(tensor) for tensor in _tensors((args, kwargs)) if tensor.dtype == torch.bool
+        ]
         for i, tensor in enumerate(
             {id(tensor): tensor for tensor in _floats((args, kwargs))}.values()
         ):
@@ -235,20 +240,25 @@ def _recorded(value: Any, tensor: torch.Tensor, name: str, recording: Recording)
 
 
 def _floats(value: Any) -> Any:
-    """The floating-point and complex tensors in nested tuples, lists, dicts and dataclasses, in
-    order."""
+    """The floating-point and complex tensors in nested containers, in order."""
+    for tensor in _tensors(value):
+        if tensor.is_floating_point() or tensor.is_complex():
+            yield tensor
+
+
+def _tensors(value: Any) -> Any:
+    """The tensors in nested tuples, lists, dicts and dataclasses, in order."""
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point() or value.is_complex():
-            yield value
+        yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _floats(item)
+            yield from _tensors(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _floats(item)
+            yield from _tensors(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for item in dataclasses.fields(value):
-            yield from _floats(getattr(value, item.name))
+            yield from _tensors(getattr(value, item.name))
 
 
 def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:

@@ -176,6 +176,42 @@ class Measurement:
         }
 
 
+HIDDEN = -1e4
+"""An additive mask has no number but 0 and those up to this."""
+
+
+def mask_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:
+    """Return the words for the difference of two modules' masks, if each has one of one shape.
+
+    A mask is booleans, or numbers that are added to scores. True may mean visible on one side and
+    hidden on the other.
+    """
+    both = [
+        [np.squeeze(x) for x in map(_visible, side) if x is not None] for side in (ours, theirs)
+    ]
+    if any(len(side) != 1 for side in both) or both[0][0].shape != both[1][0].shape:
+        return ""
+    a, b = both[0][0], both[1][0]
+    inverted = np.mean(a == b) < 0.5
+    places = np.argwhere((a == b) if inverted else (a != b))
+    if not len(places):
+        return ""
+    at = tuple(places[0].tolist())
+    meaning = " (inverted there)" if inverted else ""
+    return (
+        f"its mask{meaning} differs in {len(places)} of {a.size} places, first at "
+        f"({', '.join(map(str, at))}): {a[at]} here, {b[at]} there"
+    )
+
+
+def _visible(array: np.ndarray) -> np.ndarray | None:
+    """Return a mask as booleans; None if the array is none."""
+    if array.dtype == bool:
+        return array
+    hidden = array <= HIDDEN
+    return array == 0 if hidden.any() and (hidden | (array == 0)).all() else None
+
+
 def differs(measurement: Measurement | None) -> bool:
     """Return True if an array was measured and does not agree."""
     return measurement is not None and not measurement.agrees
@@ -210,6 +246,9 @@ class Entry:
     lower: str = ""
     """The model, Flax or PyTorch, in which only the module computes in 16 bits in the run in
     float32, where its output then differs."""
+
+    mask: str = ""
+    """The words for a difference of its mask; empty if both are equal, or cannot be compared."""
 
     @property
     def title(self) -> str:

@@ -49,9 +49,10 @@ class _Marker:
             for i, array in enumerate({id(array): array for array in arrays}.values()):
                 point = Point(call, name, f"{kind} {i}" if i else kind, layers)
                 marked[id(array)] = evaluation.mark(jax.numpy.asarray(array), point)
-            return recording.map_inexact(lambda array: marked.get(id(array), array), tree)
+            return recording.map_arrays(lambda array: marked.get(id(array), array), tree)
 
         args, kwargs = mark((args, kwargs), recording.inexact((args, kwargs)), "input")
+        args, kwargs = mark((args, kwargs), recording.masks((args, kwargs)), "mask")
         self._open.add(id(module))
         self._stacks += [stack] if stack is not None else []
         try:

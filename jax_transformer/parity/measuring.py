@@ -163,6 +163,7 @@ class PairedRuns:
         return Entry(
             *pair,
             number,
+            mask=difference.mask_difference(*map(_masks, (self.ours, self.theirs), calls)),
             input=into,
             output=self._worst([outputs]),
             input_gradient=None if pair.ours in self.split else self._worst(input_gradients),
@@ -261,6 +262,12 @@ def _owner(module: str, names: Mapping[str, str]) -> str:
     """Return ``names[name]`` of the innermost named module around one, or "" for the model's."""
     around = [name for name in names if f"{module}.".startswith(f"{name}.")]
     return names[max(around, key=len)] if around else ""
+
+
+def _masks(side: Any, call: str) -> list[np.ndarray]:
+    """Return the arrays that may be masks of a call."""
+    further = (side.arrays[f"{call}/{name}"] for name in _further_inputs(side.arrays, call))
+    return [*side.masks.get(call, ()), *further]
 
 
 def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:

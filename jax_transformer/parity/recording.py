@@ -70,6 +70,8 @@ class Recording:
     note: str = ""
     callers: dict[str, str] = field(default_factory=dict)
     """The call in which each call was made; the model's is ""."""
+    masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """The booleans that go into each call."""
 
     def get(self, name: str) -> np.ndarray | None:
         """Return the array of that name, or None."""
@@ -176,15 +178,16 @@ class Program:
         rest: Any,
         perturbations: Mapping[str, Any],
         replacements: Mapping[str, Any],
-    ) -> tuple[Any, tuple[dict[str, Any], Any]]:
+    ) -> tuple[Any, tuple[dict[str, Any], Any, dict[str, Any]]]:
         self.traced = Recording(narrow={})
         visitor = Visitor(self.traced, perturbations, replacements)
         leaves = jax.tree.leaves((parameters, *rest))
         (output,) = Evaluation(visitor, self.wide).run(self.jaxpr, leaves)
         if seed is None:
-            return jnp.zeros((), output.dtype), (self.traced.arrays, output)
+            return jnp.zeros((), output.dtype), (self.traced.arrays, output, self.traced.masks)
         weights = np.random.default_rng(seed).standard_normal(output.shape)
-        return (output * jnp.asarray(weights, output.dtype)).sum(), (self.traced.arrays, output)
+        loss = (output * jnp.asarray(weights, output.dtype)).sum()
+        return loss, (self.traced.arrays, output, self.traced.masks)
 
     def record(
         self,
@@ -202,13 +205,15 @@ class Program:
         rest = others, batch
         gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         if seed is None:
-            _, (recorded, output) = self._compiled(None, parameters, rest, {}, replacements)
+            _, (recorded, output, seen) = self._compiled(None, parameters, rest, {}, replacements)
         else:
             run = partial(self._run, seed)
             shapes = jax.eval_shape(run, parameters, rest, {}, {})[1][0]
             zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
             differentiate = jax.grad(run, argnums=(0, 2), has_aux=True)
-            gradients, (recorded, output) = jax.jit(differentiate)(parameters, rest, zeros, {})
+            gradients, (recorded, output, seen) = jax.jit(differentiate)(
+                parameters, rest, zeros, {}
+            )
         of_parameters, of_arrays = (
             {name: _to_numpy(array, gradient=True) for name, array in group.items()}
             for group in gradients
@@ -218,6 +223,7 @@ class Program:
             self.traced,
             arrays=arrays | {f"{name} gradient": array for name, array in of_arrays.items()},
             parameters=of_parameters,
+            masks={key: list(map(np.asarray, arrays)) for key, arrays in seen.items()},
             result=_to_numpy(output),
             narrow=self.traced.narrow if self.wide else None,
         )
@@ -282,6 +288,8 @@ class Visitor:
             self.recording.order.append(key)
             while self._open.popitem()[1] != key:  # calls in it that returned no such array
                 pass
+        if kind.startswith("mask"):
+            self.recording.masks.setdefault(key, []).append(array)
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             return array
         name = f"{key}/{kind}"
@@ -326,33 +334,42 @@ def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
     return copied.astype(np.float32) if copied.dtype.itemsize == 2 else copied
 
 
-# Floating-point and complex arrays in nested containers: pytrees and dataclasses
+# Arrays in nested containers: pytrees and dataclasses
 
 
 def inexact(tree: Any) -> list[Any]:
-    """Return the floating-point and complex arrays, in order; see :func:`map_inexact`."""
+    """Return the floating-point and complex arrays, in order; see :func:`map_arrays`."""
+    return [array for array in _arrays(tree) if jnp.issubdtype(array.dtype, jnp.inexact)]
+
+
+def masks(tree: Any) -> list[Any]:
+    """Return the arrays of booleans, in order; see :func:`map_arrays`."""
+    return [array for array in _arrays(tree) if array.dtype == bool]
+
+
+def _arrays(tree: Any) -> list[Any]:
     arrays = []
 
     def add(array: Any) -> Any:
         arrays.append(array)
         return array
 
-    map_inexact(add, tree)
+    map_arrays(add, tree)
     return arrays
 
 
-def map_inexact(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the tree with ``function(array)`` for each floating-point or complex array, but those
-    of NNX modules: one that is passed as an argument must stay that object.
+def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with ``function(array)`` for each array, but those of NNX modules: one that
+    is passed as an argument must stay that object.
     """
 
     def mapped(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array | np.ndarray):
-            return function(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+            return function(leaf)
         if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type | nnx.Pytree):
             return leaf
         fields = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if f.init}
-        changed = {name: map_inexact(function, value) for name, value in fields.items()}
+        changed = {name: map_arrays(function, value) for name, value in fields.items()}
         same = all(changed[name] is value for name, value in fields.items())
         return leaf if same else dataclasses.replace(leaf, **changed)
 

@@ -132,7 +132,8 @@ class Report:
                 return f"{fault.title}: {self.own_difference(fault)}{others}{results}"
             return (
                 f"{fault.title}: its input agrees and its output differs,"
-                f" {_difference(fault.output)}{self._inside(fault)}{others}{results}"
+                f" {_difference(fault.output)}{f'; {fault.mask}' if fault.mask else ''}"
+                f"{self._inside(fault)}{others}{results}"
             )
         if self.result.agrees:
             verdict = "the results agree and outputs of modules differ"
@@ -244,7 +245,7 @@ class Report:
 
 
 def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
-    names = ("ours", "theirs", "call", "faulty", "faulty_backward", "note", "narrow")
+    names = "ours theirs call faulty faulty_backward note narrow mask".split()
     data = {name: getattr(entry, name) for name in names} | {"first": first}
     if entry.own is not None:
         data["own"] = _own_data(entry.own, entry.own_place)

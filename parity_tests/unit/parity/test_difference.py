@@ -34,6 +34,32 @@ def test_cosine():
     assert difference(np.zeros(2), np.ones(2)).cosine == 0
 
 
+MASK = np.tri(3, dtype=bool)
+WRONG = MASK | np.eye(3, k=2, dtype=bool)
+ONE = "its mask{} differs in 1 of 9 places, first at (0, 2): {} here, {} there"
+
+
+@pytest.mark.parametrize(
+    "theirs, text",
+    [
+        ([WRONG], ONE.format("", False, True)),
+        ([WRONG[None, None]], ONE.format("", False, True)),
+        ([~WRONG], ONE.format(" (inverted there)", False, False)),
+        ([np.where(WRONG, 0.0, -1e4)], ONE.format("", False, True)),
+        ([np.where(WRONG, 0.0, -9999.0)], ""),
+        ([np.where(WRONG, 0.0, -INF), np.ones((3, 3))], ONE.format("", False, True)),
+        ([~MASK], ""),
+        ([np.where(MASK, 0.0, -INF)[None]], ""),
+        ([np.zeros((3, 3))], ""),
+        ([WRONG, WRONG], ""),
+        ([WRONG[:2]], ""),
+        ([], ""),
+    ],
+)
+def test_a_mask_differs_whatever_its_form(theirs, text):
+    assert differences.mask_difference([MASK], theirs) == text
+
+
 # Pairs
 
 
