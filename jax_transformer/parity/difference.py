@@ -193,13 +193,13 @@ def mask_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) ->
         return ""
     a, b = both[0][0], both[1][0]
     inverted = np.mean(a == b) < 0.5
-    places = np.argwhere((a == b) if inverted else (a != b))
-    if not len(places):
+    differing = np.argwhere((a == b) if inverted else (a != b))
+    if not len(differing):
         return ""
-    at = tuple(places[0].tolist())
+    at = tuple(differing[0].tolist())
     meaning = " (inverted there)" if inverted else ""
     return (
-        f"its mask{meaning} differs in {len(places)} of {a.size} places, first at "
+        f"its mask{meaning} differs in {len(differing)} of {a.size} places, first at "
         f"({', '.join(map(str, at))}): {a[at]} here, {b[at]} there"
     )
 
