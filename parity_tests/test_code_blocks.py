@@ -42,6 +42,10 @@ PLUGIN = "parity_tests/test_parity_plugin.py::test_"
 EXAMPLES = f"{PLUGIN}the_examples_pass_and_their_faults_are_named"
 NOT_RUN = {
     ("README.md", "def test_port(parity):"): EXAMPLES,
+    ("README.md", "from jax_transformer.training"): (
+        "parity_tests/test_own_architecture.py::"
+        "test_python_trains_an_architecture_that_is_not_registered"
+    ),
     ("docs/adding-an-architecture.md", "CONFIG = TransformerConfig("): QUOTES,
     ("docs/adding-an-architecture.md", "def weight_table("): QUOTES,
     ("docs/adding-an-architecture.md", "MY_TRANSLATOR = jt.Architecture("): QUOTES,
