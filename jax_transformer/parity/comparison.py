@@ -20,7 +20,7 @@ from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.pairs import Called, Pair, Patterns
-from jax_transformer.parity.recording import Recording
+from jax_transformer.parity.recording import Recording, Replacements
 from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights.rules import Table
@@ -109,11 +109,12 @@ def compare_recorded(
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
     batch = arguments(batch)
+    ours = recording.Recorder(function, batch)
 
     def record_ours(dtype: str, **options: Any) -> Recording:
         x64 = dtype == "float64" or bool(jax.config.read("jax_enable_x64"))
         with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
-            return recording.record(function, batch, dtype=dtype, **options)
+            return ours.record(dtype=dtype, **options)
 
     runs: dict[str, tuple[Recording, Any]] = {}
     notes, failure, wide = [], None, True
@@ -144,7 +145,7 @@ def compare_recorded(
         return report
     if report.entries and not report.same_outputs:
 
-        def run(arrays: Mapping[str, np.ndarray], dtype: str) -> Recording:
+        def run(arrays: Replacements, dtype: str) -> Recording:
             return record_ours(dtype, seed=None, wide=wide, replacements=arrays)
 
         report = Isolation(report, compared, run).report_of_faults()
@@ -245,7 +246,11 @@ def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
         key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)
     }
     return [
-        Called(name, outputs[name].shape, None if arrays is None else pairs.sizes(arrays, name))
+        Called(name, x.shape, None if arrays is None else pairs.sizes(arrays, name), _figures(x))
         for name in dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
-        if outputs[name] is not None
+        if (x := outputs[name]) is not None
     ]
+
+
+def _figures(x: np.ndarray) -> tuple[float, ...]:
+    return tuple(float((np.abs(x.astype(np.float64)) ** n).sum()) for n in (1, 2, 3))

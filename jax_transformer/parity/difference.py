@@ -250,6 +250,9 @@ class Entry:
     mask: str = ""
     """The words for a difference of its mask; empty if both are equal, or cannot be compared."""
 
+    layout: str = ""
+    """The shape or the order of axes of its output on either side; empty if both are the same."""
+
     @property
     def title(self) -> str:
         """Both names, and the number of the call after the first."""

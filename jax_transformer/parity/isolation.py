@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_transformer.parity import difference
+from jax_transformer.parity import difference, measuring
 from jax_transformer.parity.difference import FAULT, Entry, Measurement, differs
 from jax_transformer.parity.measuring import PairedRuns, axes, shows
-from jax_transformer.parity.recording import Recording
+from jax_transformer.parity.recording import Recording, Replacements
 from jax_transformer.parity.report import Report
 
 _OUTPUT = [("output", "output")]
-Runner = Callable[[Mapping[str, np.ndarray], str], Recording]
+Runner = Callable[[Replacements, str], Recording]
 """Records the Flax model with these replacements in a dtype, without gradients."""
 
 
@@ -27,9 +27,11 @@ class _Theirs(NamedTuple):
     array: np.ndarray
     order: tuple[int, ...]
     """The order of our axes that is theirs."""
+    shape: tuple[int, ...]
+    """The shape of ours."""
 
     def as_ours(self) -> np.ndarray:
-        return self.array.transpose(np.argsort(self.order))
+        return measuring.as_ours(self.array, self.order, self.shape)
 
 
 class Isolation:
@@ -48,7 +50,7 @@ class Isolation:
         for order, _ in reversed(Counter(orders).most_common()):
             self.usual[len(order)] = order
         result = compared.theirs.result
-        self.result = [_Theirs("", result, tuple(range(result.ndim)))]
+        self.result = [_Theirs("", result, tuple(range(result.ndim)), result.shape)]
         self.decisions = 0
         self.outputs = {key: self._theirs(key, _OUTPUT) for key in self.entries}
         self.inputs = {
@@ -62,7 +64,7 @@ class Isolation:
             a = self.compared.ours.get(f"{key}/{name}")
             b = self.compared.theirs.get(f"{self.compared.calls[key]}/{other}")
             if a is not None and b is not None and (order := axes(a, b, self.usual)) is not None:
-                arrays.append(_Theirs(f"{key}/{name}", b, order))
+                arrays.append(_Theirs(f"{key}/{name}", b, order, a.shape))
         return arrays
 
     def report_of_faults(self) -> Report:
@@ -88,8 +90,9 @@ class Isolation:
         self, replaced: Collection[str]
     ) -> tuple[dict[str, Measurement], dict[str, Measurement], Measurement]:
         """Return the measurements of outputs, of inputs, and of the result."""
-        theirs = [*self.outputs.values(), *(self.inputs[key] for key in replaced)]
-        arrays = {each.name: each.as_ours() for group in theirs for each in group}
+        arrays = {each.name: (True, each.as_ours()) for x in self.outputs.values() for each in x}
+        for key, group in self.inputs.items():  # all, so that nothing is compiled anew
+            arrays |= {each.name: (key in replaced, each.as_ours()) for each in group}
         runs = {"float64": self.run(arrays, self.compared.widest)}
         if self.decisions < 3 and self._decide_axes(runs["float64"]):
             self.decisions += 1

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.parity import difference
 from jax_transformer.parity.difference import FAULT, Entry, Measurement
 from jax_transformer.parity.evaluation import itemsize
-from jax_transformer.parity.pairs import GradientGetters, Pair
+from jax_transformer.parity.pairs import GradientGetters, Pair, same_but_merged
 from jax_transformer.parity.recording import Recording
 
 _ANOTHER_INPUT = "input of another kind: its output is not compared"
@@ -66,6 +67,8 @@ class PairedRuns:
         if self.widest == "float64":
             self._find_narrow(self.theirs, {pair.theirs: pair.ours for pair in pairs})
             self._find_narrow(self.ours, {name: name for name in by_name})
+        self.ranks = _ranks(self.ours, {pair.ours for pair in pairs})
+        self.their_ranks = _ranks(self.theirs, {pair.theirs for pair in pairs})
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
         outputs_agree = True
         for key in self.ours.order:
@@ -110,16 +113,23 @@ class PairedRuns:
         return "PyTorch" if sides[0] else "Flax"
 
     def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
-        """Return the PyTorch model's call for each call of the Flax module: in order, unless the
+        """Return the PyTorch model's call for each call of the Flax module: in order, or after the
+        same modules if one side calls it more often, as a dropout for each residual; unless the
         shapes or numbers of another fit, as if one table embeds source and target in either order.
         """
         ours, free = (
             sorted((key for key in order if key.rpartition("#")[0] == name), key=_number)
             for order, name in ((self.ours.order, pair.ours), (self.theirs.order, pair.theirs))
         )
-        calls = {}
+        calls, as_often = {}, len(ours) == len(free)
+
+        def off(key: str, call: str) -> float:
+            if as_often:
+                return abs(_number(key) - _number(call))
+            return abs(self.ranks[key] - self.their_ranks[call])
+
         for key in ours[: len(free)]:
-            in_order = next((call for call in free if _number(call) == _number(key)), free[0])
+            in_order = min(free, key=partial(off, key))
             calls[key] = in_order
             if len(free) > 1:
                 nearest = min(free, key=lambda call: self._distance(key, call))
@@ -133,8 +143,10 @@ class PairedRuns:
         for kind in ("input", "output"):
             a, b = self.ours.get(f"{ours}/{kind}"), self.theirs.get(f"{theirs}/{kind}")
             if a is not None and b is not None:
-                aligned = _aligned(a, b)
-                return math.inf if aligned is None else difference.difference(aligned, b).max_abs
+                order = axes(a, b)
+                if order is None:
+                    return math.inf
+                return difference.difference(as_theirs(a, order, b.shape), b).max_abs
         return math.inf
 
     def _entry(
@@ -157,9 +169,15 @@ class PairedRuns:
             # the other
             return Entry(*pair, number, parameters=gradients, note=_ANOTHER_INPUT)
         input_gradients = [(f"{a} gradient", f"{b} gradient") for a, b in inputs]
-        a, b, note = self.ours.get(outputs[0]), self.theirs.get(outputs[1]), ""
-        if a is not None and b is not None and _aligned(a, b) is None:
-            note = f"outputs {a.shape} and {b.shape} are not compared"
+        a, b, note, layout = self.ours.get(outputs[0]), self.theirs.get(outputs[1]), "", ""
+        if a is not None and b is not None:
+            order = axes(a, b)
+            if order is None:
+                note = f"outputs {a.shape} and {b.shape} are not compared"
+            elif a.ndim != b.ndim:
+                layout = f"of shape {a.shape}, there {b.shape}"
+            elif order != tuple(range(a.ndim)):
+                layout = f"with axes in the order {order} there"
         return Entry(
             *pair,
             number,
@@ -170,6 +188,7 @@ class PairedRuns:
             output_gradient=self._worst([(f"{outputs[0]} gradient", f"{outputs[1]} gradient")]),
             parameters=gradients,
             note=note,
+            layout=layout,
         )
 
     def _parameters(
@@ -197,9 +216,7 @@ class PairedRuns:
         free = list(_further_inputs(their_arrays, theirs))
         for name in _further_inputs(our_arrays, ours):
             array = our_arrays[f"{ours}/{name}"]
-            fitting = (
-                b for b in free if _aligned(array, their_arrays[f"{theirs}/{b}"]) is not None
-            )
+            fitting = (b for b in free if axes(array, their_arrays[f"{theirs}/{b}"]) is not None)
             if (other := next(fitting, None)) is not None:
                 free.remove(other)
                 pairs.append((name, other))
@@ -228,7 +245,8 @@ class PairedRuns:
 
         def in_dtype(key: str, dtype: str) -> tuple[difference.Difference, float]:
             ours, theirs = arrays[key]
-            measured = difference.difference(ours.transpose(order), theirs, dtype)
+            ours = as_theirs(ours, order, theirs.shape)
+            measured = difference.difference(ours, theirs, dtype)
             floor = difference.rounding_floor(sides, dtype)
             return measured, difference.times_floor(measured, floor)
 
@@ -264,6 +282,15 @@ def _owner(module: str, names: Mapping[str, str]) -> str:
     return names[max(around, key=len)] if around else ""
 
 
+def _ranks(side: Any, paired: Collection[str]) -> dict[str, int]:
+    """Return the number of paired modules that have been called before each call."""
+    called, ranks = set[str](), {}
+    for key in side.order:
+        ranks[key] = len(called)
+        called |= {key.rpartition("#")[0]} & {*paired}
+    return ranks
+
+
 def _masks(side: Any, call: str) -> list[np.ndarray]:
     """Return the arrays that may be masks of a call."""
     further = (side.arrays[f"{call}/{name}"] for name in _further_inputs(side.arrays, call))
@@ -276,24 +303,29 @@ def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str
     )
 
 
-def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """Return our array with its axes in their order; None if no usual order has their shape."""
-    order = axes(ours, theirs)
-    return None if order is None else ours.transpose(order)
+def as_theirs(ours: np.ndarray, order: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """Return our array with its axes in their order, and in their shape."""
+    return ours.transpose(order).reshape(shape)
+
+
+def as_ours(theirs: np.ndarray, order: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """Return their array with its axes in our order, and in our shape."""
+    return theirs.reshape([shape[i] for i in order]).transpose(np.argsort(order))
 
 
 def axes(
     ours: np.ndarray, theirs: np.ndarray, usual: Mapping[int, tuple[int, ...]] | None = None
 ) -> tuple[int, ...] | None:
     """Return the order of our axes that is theirs: the same, the length before the batch, or the
-    channels after the batch.
+    channels after the batch; the same too if one side has axes of the other as one. None if their
+    shape is none of these.
 
     If several have their shape, only the numbers tell: another than the same must be much nearer.
     If these do not tell either, the order is the usual one of so many axes.
     """
-    if ours.ndim != theirs.ndim:
-        return None
     same = tuple(range(ours.ndim))
+    if ours.ndim != theirs.ndim:
+        return same if same_but_merged(ours.shape, theirs.shape) else None
     orders = [same]
     if ours.ndim >= 2:
         orders += [(1, 0, *same[2:]), (0, same[-1], *same[1:-1])]

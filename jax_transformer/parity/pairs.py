@@ -1,6 +1,9 @@
 """Pairs of Flax and PyTorch modules, by a weight table, by patterns or guessed; gradients."""
 
 import difflib
+import itertools
+import math
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.parity import matching
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Rule, Table
@@ -108,14 +112,18 @@ class Called(NamedTuple):
     """The shape of its first output."""
     sizes: tuple[int, ...] | None
     """The sizes of its parameters, in ascending order; None if they are not known."""
+    figures: tuple[float, ...] = ()
+    """Sums of that output's numbers, which no order of axes changes."""
 
 
 def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     """Return the pairs of modules that were called in the same order and return arrays of the same
-    shape, up to the order of axes; modules with parameters are paired with such only.
+    shape, up to the order of axes, and to axes that are one on the other side. Modules with
+    parameters are paired with such only.
 
-    Of all such lists the one is taken whose pairs have the most equal parameters, and then the
-    most similar names (the alignment of Needleman and Wunsch 1970, without a cost for a gap).
+    Of all such lists the one is taken whose pairs have the most equal parameters, then the same
+    words in their names, then equal outputs (the alignment of Needleman and Wunsch 1970, without a
+    cost for a gap). The parts of two modules may then correspond in another order, if that is more.
     """
     scores = [[_similarity(one, other) for other in theirs] for one in ours]
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
@@ -123,28 +131,49 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
         for j in reversed(range(len(theirs))):
             pair = scores[i][j] + best[i + 1][j + 1] if scores[i][j] else 0.0
             best[i][j] = max(pair, best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [], 0, 0
+    pairs: list[tuple[int, int]] = []
+    i, j = 0, 0
     while i < len(ours) and j < len(theirs):
         if scores[i][j] and best[i][j] == scores[i][j] + best[i + 1][j + 1]:
-            pairs.append(Pair(ours[i].name, theirs[j].name))
+            pairs.append((i, j))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
             i += 1
         else:
             j += 1
-    return pairs
+    owners = [[called.name.rpartition(".")[0] for called in side] for side in (ours, theirs)]
+    for group in dict.fromkeys((owners[0][i], owners[1][j]) for i, j in pairs):
+        inside = [(i, j) for i, j in pairs if (owners[0][i], owners[1][j]) == group]
+        others = [pair for pair in pairs if pair not in inside]
+        free = [[k for k, owner in enumerate(owners[n]) if owner == group[n]] for n in (0, 1)]
+        chosen = list[tuple[int, int]]()
+        for i, j in sorted(itertools.product(*free), key=lambda pair: -scores[pair[0]][pair[1]]):
+            taken = any(i == a or j == b for a, b in (*others, *chosen))
+            chosen += [(i, j)] if scores[i][j] and not taken else []
+        totals = [sum(scores[i][j] for i, j in some) for some in (inside, chosen)]
+        pairs = others + (chosen if totals[1] > totals[0] + 1e-9 else inside)
+    return [Pair(ours[i].name, theirs[j].name) for i, j in sorted(pairs)]
 
 
 def _similarity(ours: Called, theirs: Called) -> float:
     """Return 0 if the modules cannot be a pair, otherwise more for equal parameters than names."""
-    if sorted(ours.shape) != sorted(theirs.shape):
+    if sorted(ours.shape) != sorted(theirs.shape) and not same_but_merged(ours.shape, theirs.shape):
         return 0.0
-    names = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
-    if ours.sizes is None or theirs.sizes is None:
-        return names
-    if bool(ours.sizes) != bool(theirs.sizes):
+    known = ours.sizes is not None and theirs.sizes is not None
+    if known and bool(ours.sizes) != bool(theirs.sizes):
         return 0.0
-    return names + 2 * (bool(ours.sizes) and ours.sizes == theirs.sizes)
+    score = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
+    leaves = (matching.words(each.name.rpartition(".")[2]) for each in (ours, theirs))
+    score += 2.0 * operator.eq(*leaves)
+    if ours.figures and theirs.figures:
+        score += bool(np.allclose(ours.figures, theirs.figures, rtol=1e-6, atol=0))
+    return score + 4 * (bool(ours.sizes) and ours.sizes == theirs.sizes)
+
+
+def same_but_merged(ours: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Return True if one shape has neighbouring axes of the other as one, such as heads."""
+    sizes = [{*itertools.accumulate(shape, operator.mul)} for shape in (ours, theirs)]
+    return math.prod(ours) == math.prod(theirs) and (sizes[0] <= sizes[1] or sizes[1] <= sizes[0])
 
 
 # Gradients of parameters, from the weight table or by Flax's usual names

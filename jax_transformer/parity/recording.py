@@ -97,47 +97,66 @@ def below(group: str, arrays: Arrays) -> dict[str, np.ndarray]:
     return {name.removeprefix(start): x for name, x in arrays.items() if name.startswith(start)}
 
 
-def record(
-    function: ModelFunction,
-    batch: Sequence[Any],
-    *,
-    dtype: str = "float64",
-    seed: int | None = 0,
-    wide: bool = True,
-    replacements: Arrays | None = None,
-) -> Recording:
-    """Run the model in ``dtype`` in one jitted function and record it.
+Replacements = Mapping[str, tuple[bool, np.ndarray]]
+"""Arrays by name, and True if the model goes on with them instead of its own of these names."""
 
-    The model's and the batch's floating-point and complex arrays are cast. float64 needs JAX in
-    64-bit mode; what the model computes in narrower floats is then computed in float64 too, if
-    ``wide`` and as far as that is possible. ``replacements`` are arrays that the model goes on with
-    instead of its own of these names. ``seed`` is that of ``torch_reference.recording.record``.
-    Raises ConfigError if the model returns no such array, or a module is called inside a while loop
-    or a condition.
-    """
-    theirs = {name: (True, _in_range(x, dtype)) for name, x in (replacements or {}).items()}
-    if dtype != "float64" or not wide:
-        return Program(function, batch, dtype, wide=False).record(seed, theirs)
-    try:
-        program = Program(function, batch, "float64")
-    except ConfigError:
-        raise
-    except Exception as error:  # of the model's own code
+
+@dataclass
+class Recorder:
+    """Runs of a model on one batch, each dtype traced once."""
+
+    function: ModelFunction
+    batch: Sequence[Any]
+    _programs: dict[Any, "Program"] = field(default_factory=dict)
+
+    def record(
+        self,
+        *,
+        dtype: str = "float64",
+        seed: int | None = 0,
+        wide: bool = True,
+        replacements: Replacements | None = None,
+    ) -> Recording:
+        """Run the model in ``dtype`` in one jitted function and record it.
+
+        The model's and the batch's floating-point and complex arrays are cast. float64 needs JAX in
+        64-bit mode; what the model computes in narrower floats is then computed in float64 too, if
+        ``wide`` and as far as that is possible. ``seed`` is that of
+        ``torch_reference.recording.record``. Raises ConfigError if the model returns no such array,
+        or a module is called inside a while loop or a condition.
+        """
+        theirs = {
+            name: (chosen, _in_range(x, dtype))
+            for name, (chosen, x) in (replacements or {}).items()
+        }
+        if dtype != "float64" or not wide:
+            return self._program(dtype, wide=False).record(seed, theirs)
         try:
-            narrow = Program(function, batch, "float64", traced_in="float32").record(seed, theirs)
-        except Exception:
-            raise error from None
-        narrow.note = f"the JAX model cannot be traced in float64 ({line_of(error)})"
-        narrow.rounded = [*(narrow.narrow or ())]
-        return narrow
-    try:
-        return program.record(seed, theirs)
-    except ConfigError:
-        raise
-    except Exception as error:  # of a primitive's rules or its compilation
-        as_it_is = Program(function, batch, "float64", wide=False).record(seed, theirs)
-        as_it_is.note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
-        return as_it_is
+            program = self._program("float64")
+        except ConfigError:
+            raise
+        except Exception as error:  # of the model's own code
+            try:
+                narrow = self._program("float64", traced_in="float32").record(seed, theirs)
+            except Exception:
+                raise error from None
+            narrow.note = f"the JAX model cannot be traced in float64 ({line_of(error)})"
+            narrow.rounded = [*(narrow.narrow or ())]
+            return narrow
+        try:
+            return program.record(seed, theirs)
+        except ConfigError:
+            raise
+        except Exception as error:  # of a primitive's rules or its compilation
+            as_it_is = self._program("float64", wide=False).record(seed, theirs)
+            as_it_is.note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
+            return as_it_is
+
+    def _program(self, dtype: str, **options: Any) -> "Program":
+        key = dtype, *options.items()
+        if key not in self._programs:
+            self._programs[key] = Program(self.function, self.batch, dtype, **options)
+        return self._programs[key]
 
 
 def line_of(error: Exception) -> str:
@@ -168,7 +187,15 @@ class Program:
             return _first_array(function.run({**parameters, **others}, inputs))
 
         self.arrays, self.wide = arrays(dtype), wide
-        self.jaxpr = jax.make_jaxpr(call)(*(arrays(traced_in) if traced_in else self.arrays))
+        # In 32-bit mode integers are as in the model's own runs
+        with jax.enable_x64(traced_in is None and bool(jax.config.read("jax_enable_x64"))):
+            traced = arrays(traced_in) if traced_in else self.arrays
+            self.jaxpr = jax.make_jaxpr(call)(*traced)
+        self.arrays = jax.tree.map(
+            lambda x, as_traced: x if _is_inexact(x) else x.astype(as_traced.dtype),
+            self.arrays,
+            traced,
+        )
         self._compiled = jax.jit(self._run, static_argnums=0)
 
     def _run(
@@ -192,12 +219,10 @@ class Program:
     def record(
         self,
         seed: int | None,
-        replacements: Mapping[str, tuple[bool, np.ndarray]],
+        replacements: Replacements,
         values: Mapping[str, Any] | None = None,
     ) -> Recording:
-        """Return the recording. The model goes on with ``replacements`` for arrays of these names,
-        if they are True; ``values`` take the places of its weights.
-        """
+        """Return the recording; ``values`` take the places of the model's weights."""
         new, (*groups, batch) = values or {}, self.arrays
         parameters, others = (
             {name: new.get(name, array) for name, array in group.items()} for group in groups
@@ -290,7 +315,7 @@ class Visitor:
                 pass
         if kind.startswith("mask"):
             self.recording.masks.setdefault(key, []).append(array)
-        if not jnp.issubdtype(array.dtype, jnp.inexact):
+        if not _is_inexact(array):
             return array
         name = f"{key}/{kind}"
         if name in self.perturbations:
@@ -339,7 +364,11 @@ def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
 
 def inexact(tree: Any) -> list[Any]:
     """Return the floating-point and complex arrays, in order; see :func:`map_arrays`."""
-    return [array for array in _arrays(tree) if jnp.issubdtype(array.dtype, jnp.inexact)]
+    return [array for array in _arrays(tree) if _is_inexact(array)]
+
+
+def _is_inexact(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
 def masks(tree: Any) -> list[Any]:

@@ -206,9 +206,11 @@ class Report:
         yield self.summary()
 
     def _below_the_table(self) -> Iterator[str]:
-        for dtype in dict.fromkeys(entry.narrow for entry in self.entries if entry.narrow):
-            names = dict.fromkeys(entry.ours for entry in self.entries if entry.narrow == dtype)
-            yield from _wrapped(f"{dtype} inside: {', '.join(names)}")
+        about = [(f"{e.narrow} inside", e.ours) for e in self.entries if e.narrow]
+        about += [(f"outputs {e.layout}", e.ours) for e in self.entries if e.layout]
+        for words in dict.fromkeys(words for words, _ in about):
+            names = dict.fromkeys(name for each, name in about if each == words)
+            yield from _wrapped(f"{words}: {', '.join(names)}")
         own = [f"  {entry.title}: {self.own_difference(entry)}" for entry in self.faults]
         if self.own_result is not None and self._outside:
             own.append(f"  outside of paired modules: {_own(*self.own_result)}")
@@ -245,7 +247,7 @@ class Report:
 
 
 def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
-    names = "ours theirs call faulty faulty_backward note narrow mask".split()
+    names = "ours theirs call faulty faulty_backward note narrow mask layout".split()
     data = {name: getattr(entry, name) for name in names} | {"first": first}
     if entry.own is not None:
         data["own"] = _own_data(entry.own, entry.own_place)

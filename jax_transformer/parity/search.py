@@ -207,18 +207,15 @@ class _Search:
 
     def _as_ours(self, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
         order = measuring.axes(ours, theirs, self.usual)
-        if order is not None:
-            return theirs.transpose(np.argsort(order))
-        heads = ours.ndim != theirs.ndim and ours.shape[:2] == theirs.shape[:2]
-        return theirs.reshape(ours.shape) if heads and ours.size == theirs.size else None
+        return None if order is None else measuring.as_ours(theirs, order, ours.shape)
 
     def _distance(self, ours: Any, theirs: np.ndarray) -> float:
         """Return the difference of two outputs, divided by the largest number."""
-        if ours.ndim != theirs.ndim:
-            return _off(ours.reshape(theirs.shape), theirs)
         order = measuring.axes(ours, theirs, self.usual)
-        off = float("inf") if order is None else _off(ours.transpose(order), theirs)
-        if order is not None and off < SAME and ours.ndim > 2:
+        if order is None:
+            return float("inf")
+        off = _off(measuring.as_theirs(ours, order, theirs.shape), theirs)
+        if off < SAME and theirs.ndim == ours.ndim > 2:
             self.usual.setdefault(ours.ndim, order)
         return off
 
