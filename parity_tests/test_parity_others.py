@@ -83,6 +83,18 @@ def test_an_nnx_module_is_paired_by_patterns(sequential):
     assert entries == [("first", linear), ("norm", norm), ("second", linear)]
 
 
+def test_sizes_of_parameters_pair_modules_without_gradients_too(sequential):
+    linear, norm, second = sequential
+    both = nn.Sequential(collections.OrderedDict(linear=linear, last=norm))
+    theirs = nn.Sequential(collections.OrderedDict(norm=both, second=second))
+    wrong = ported(sequential)
+    wrong.first.bias[...] += 1
+    report = compare(wrong, theirs, batch(), gradients=False)
+    entries = [(entry.ours, entry.theirs) for entry in report.entries]
+    assert entries == [("first", "norm.linear"), ("norm", "norm.last"), ("second", "second")]
+    assert [entry.ours for entry in report.faults] == ["first"]
+
+
 def test_a_fault_in_gradients_only_is_named_backward(sequential):
     report = compare(
         ported(sequential, stop_gradient=True), sequential, batch(), list(RULES.items())

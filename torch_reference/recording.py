@@ -51,6 +51,8 @@ class Recording:
     """The modules that have tensors besides parameters, which may be rounded to such a dtype."""
     note: str = ""
     """The reason why it was left so."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes of parameters by name; tied parameters appear once."""
     masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """The booleans that go into each call."""
 
@@ -152,7 +154,7 @@ def _record(
     module = copy.deepcopy(module)
     module._apply(lambda tensor: _cast(tensor, kind))
     module.zero_grad(set_to_none=True)
-    recording = Recording()
+    recording = Recording(sizes={name: p.numel() for name, p in module.named_parameters()})
     narrow: dict[str, torch.dtype] = {}
     recorded = {
         id(part): name
@@ -335,7 +337,8 @@ def main(arguments: Sequence[str]) -> None:
     for dtype in settings["dtypes"]:
         recording = record(module, batch, dtype=dtype, seed=settings["seed"])
         order[dtype] = recording.order
-        about[dtype] = {name: getattr(recording, name) for name in ("narrow", "rounded", "note")}
+        fields = "narrow", "rounded", "note", "sizes"
+        about[dtype] = {name: getattr(recording, name) for name in fields}
         arrays |= {
             f"{dtype}/{name}": np.ascontiguousarray(array)
             for name, array in recording.named_arrays()

@@ -227,11 +227,11 @@ def _pairs(
         return pairs.from_patterns(rules, *called)
     if table is not None:
         return pairs.from_table(table, *called)
-    # The sizes of PyTorch's parameters are those of their gradients, if there are any
-    known = bool(theirs.parameters)
+    sizes = {name: np.broadcast_to(0, size) for name, size in theirs.sizes.items()}
+    known = bool(sizes)
     guessed = pairs.guessed(
         _called(ours, model.parameters if known and not ours.points else None),
-        _called(theirs, theirs.parameters if known else None),
+        _called(theirs, sizes if known else None),
     )
     if not guessed:
         raise ConfigError(

@@ -101,7 +101,9 @@ def create(
         "source": dict(source),
         "order": {dtype: recording.order for dtype, recording in recordings.items()},
         "about": {
-            dtype: {name: getattr(recording, name) for name in ("narrow", "rounded", "note")}
+            dtype: {
+                name: getattr(recording, name) for name in ("narrow", "rounded", "note", "sizes")
+            }
             for dtype, recording in recordings.items()
         },
         "versions": getattr(recorder, "versions", None)

@@ -72,6 +72,8 @@ class Recording:
     """The call in which each call was made; the model's is ""."""
     masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """The booleans that go into each call."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes of PyTorch's parameters by name."""
 
     def get(self, name: str) -> np.ndarray | None:
         """Return the array of that name, or None."""
@@ -87,7 +89,7 @@ class Recording:
         values, gradients = (
             below(f"{dtype}/{group}", arrays) for group in ("arrays", "parameters")
         )
-        more = {name: about[name] for name in ("narrow", "rounded", "note") if name in about}
+        more = {"sizes": {name: x.size for name, x in gradients.items()}} | dict(about)
         return cls(list(order), values, gradients, arrays[f"{dtype}/result"], **more)
 
 
