@@ -64,7 +64,7 @@ def unbuffered(text: Corpus) -> Iterator[Batch]:
     for number in itertools.count():
         bucket, pairs = text.plan.batch_indices(number)
         yield batches.make_batch(
-            text.train, pairs, text.plan.widths[bucket], text.plan.rows[bucket]
+            text.train.take(pairs), text.plan.widths[bucket], text.plan.rows[bucket]
         )
 
 

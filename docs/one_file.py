@@ -4,8 +4,7 @@
 lists in German, French and Spanish, then translates three lines. From the same first weights,
 ``train.py --data.vocab-size 259 --data.tokens-per-batch 2048`` has the same losses: a test says so.
 
-Axes by initials: batch, source, target, n (s or t), query, key, head, e (its width), d_model,
-feed-forward, vocabulary.
+Axes: batch, source, target, n (s or t), query, key, head, e (its width), d_model, ff, vocabulary.
 """
 
 import lzma
@@ -71,8 +70,10 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config, rngs):
         linear = partial(nnx.Linear, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
-        self.up = linear(config.d_model, config.d_ff)
-        self.down = linear(config.d_ff, config.d_model)
+        self.up, self.down = (
+            linear(config.d_model, config.d_ff),
+            linear(config.d_ff, config.d_model),
+        )
 
     def __call__(self, x):
         return self.down(jax.nn.relu(self.up(x)))  # b n d -> b n f -> b n d
@@ -135,8 +136,7 @@ class Transformer(nnx.Module):
         # One matrix is source embedding, target embedding and output layer: section 3.4
         table = jax.random.normal(rngs.params(), (config.vocab_size, config.d_model))
         self.embedding = nnx.Param(table / math.sqrt(config.d_model))
-        self.encoder = Stack(config, "encoder", rngs)
-        self.decoder = Stack(config, "decoder", rngs)
+        self.encoder, self.decoder = (Stack(config, name, rngs) for name in ("encoder", "decoder"))
 
     def __call__(self, source, target, key=None):  # b s, b t -> b t v
         return self.decode(self.encode(source, key), source, target, key)
@@ -153,41 +153,35 @@ class Transformer(nnx.Module):
         return x @ self.embedding[...].T
 
 
-def weight_table(config):
-    """Return the modules here that hold the weights of each module of torch.nn.Transformer."""
-    table = {"encoder.norm.": ["encoder.norm"], "decoder.norm.": ["decoder.norm"]}
-    cross = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}
-    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", [*cross])):
-        for i in range(config.num_layers):
-            torch, flax = f"{stack}.layers.{i}", f"{stack}.blocks.{i}"
-            for name in attentions:  # PyTorch has query, key and value in one matrix
-                parts = [f"{flax}.{cross[name]}.{part}" for part in ("query", "key", "value")]
-                table[f"{torch}.{name}.in_proj_"] = parts
-                table[f"{torch}.{name}.out_proj."] = [f"{flax}.{cross[name]}.out"]
-            table[f"{torch}.linear1."] = [f"{flax}.feed_forward.up"]
-            table[f"{torch}.linear2."] = [f"{flax}.feed_forward.down"]
-            for k in range(1 + len(attentions)):
-                table[f"{torch}.norm{k + 1}."] = [f"{flax}.norms.{k}"]
-    return table
+TORCH_NAMES = {  # of modules and weights; PyTorch has query, key and value in one matrix
+    "blocks": "layers", "self_attention": "self_attn", "cross_attention": "multihead_attn",
+    ".query.": ".in_proj_", ".key.": ".in_proj_", ".value.": ".in_proj_", ".out.": ".out_proj.",
+    "feed_forward.up": "linear1", "feed_forward.down": "linear2", "embedding": "tgt_emb.weight",
+    "norms.0": "norm1", "norms.1": "norm2", "norms.2": "norm3", "kernel": "weight",
+    "scale": "weight",
+}  # fmt: skip
 
 
-def load_torch(model, config, state_dict):
+def load_torch(model, state_dict):
     """Give the model all weights of a PyTorch model, as ``torch.load`` returns them."""
-    names = {"tgt_emb.weight": ["embedding"]}
-    for torch, modules in weight_table(config).items():
-        weight = "scale" if ".norm" in torch else "kernel"
-        names[f"{torch}weight"] = [f"{module}.{weight}" for module in modules]
-        names[f"{torch}bias"] = [f"{module}.bias" for module in modules]
-    if wrong := names.keys() ^ (state_dict.keys() - {"src_emb.weight", "linear.weight"}):  # tied
-        raise ValueError(f"tensors that are missing or unexpected: {sorted(wrong)}")
-    state = nnx.state(model)
-    weights = {".".join(map(str, path)): weight for path, weight in nnx.to_flat_state(state)}
-    for torch, ours in names.items():
-        for part, name in zip(np.split(np.array(state_dict[torch]), len(ours)), ours, strict=True):
-            array = part.T if name.endswith("kernel") else part  # PyTorch has (outputs, inputs)
-            if array.shape != weights[name].shape:
-                raise ValueError(f"{torch}: {array.shape} is not {weights[name].shape}")
-            weights[name].set_value(jnp.array(array))
+    state, unused = (
+        nnx.state(model),
+        state_dict.keys() - {"src_emb.weight", "linear.weight"},
+    )  # tied
+    for path, weight in nnx.to_flat_state(state):
+        name = ".".join(map(str, path))
+        for flax, torch in TORCH_NAMES.items():
+            name = name.replace(flax, torch)
+        array = np.array(state_dict[name])
+        if "in_proj_" in name:
+            array = np.split(array, 3)[("query", "key", "value").index(path[-2])]
+        array = array.T if path[-1] == "kernel" else array  # PyTorch has (outputs, inputs)
+        if array.shape != weight.shape:
+            raise ValueError(f"{name}: {array.shape} is not {weight.shape}")
+        weight.set_value(jnp.array(array))
+        unused -= {name}
+    if unused:
+        raise ValueError(f"unexpected tensors: {sorted(unused)}")
     nnx.update(model, state)
 
 
@@ -200,49 +194,56 @@ def read_pairs(split="train"):
 
 
 def encode(text):
-    return [TOKENS[byte] for byte in text.encode()]
+    return [*(TOKENS[byte] for byte in text.encode()), EOS]
 
 
-def pad(rows, count, width):
-    array = np.full((count, width), PAD, np.int32)
-    for i, row in enumerate(rows):
-        array[i, : len(row)] = row
-    return array
+def pad(rows, width):
+    return np.array([[*row, *[PAD] * (width - len(row))] for row in rows], np.int32)
+
+
+def permutation(count, keys):
+    """Permute ``range(count)`` by hashing each number; those that leave it are hashed again."""
+    bits = (count - 1).bit_length()
+    order, beyond = np.arange(count, dtype=np.uint64), slice(None)
+    while len(order[beyond]):
+        for key in keys:  # all of this is one to one on numbers of so many bits
+            hashed = (order[beyond] + (key >> 32)) * (key | 1) & (2**bits - 1)
+            order[beyond] = hashed ^ (hashed >> ((bits + 1) // 2))
+        beyond = order >= count
+    return order
 
 
 def batches(pairs, config):
     """Yield batches of similar lengths for ever: source, decoder input and its next tokens."""
     pairs = [(encode(source), encode(target)) for source, target in pairs]
-    longest = np.array([max(len(source), len(target)) + 1 for source, target in pairs])
-    buckets = np.searchsorted(config.widths, longest)  # the narrowest that fits
+    pairs.sort(key=lambda pair: -(-max(map(len, pair)) // 4))
+    longest = [max(map(len, pair)) for pair in pairs]
+    ends = np.searchsorted(longest, config.widths[:-1], side="right")
+    buckets = np.split(np.arange(len(pairs)), ends)
     for epoch in range(2**63):
-        random = np.random.Philox(key=np.array([config.seed, epoch], np.uint64))
-        order = np.argsort(random.random_raw(len(pairs)), kind="stable")  # a permutation
-        groups, left = [], order[:0]
-        for bucket, width in enumerate(config.widths):
+        keys = np.random.Philox(key=[config.seed, epoch]).random_raw((1 + 2 * len(buckets), 8))
+        groups, left = [], []
+        for width, bucket, key in zip(config.widths, buckets, keys[1::2], strict=True):
             rows = config.tokens_per_batch // width
-            members = np.concatenate([left, order[buckets[order] == bucket]])
-            whole = len(members) // rows * rows  # those left over go into the next bucket
-            groups += [(rows, width, group) for group in members[:whole].reshape(-1, rows)]
-            left = members[whole:]
+            drawn = [*left, *bucket[permutation(len(bucket), key)]]
+            *full, left = np.split(drawn, range(rows, len(drawn) + 1, rows))
+            groups += [(rows, width, group) for group in full]  # what is left goes into the next
         groups += [(rows, width, left)] if len(left) else []
-        for i in np.argsort(random.random_raw(len(groups)), kind="stable"):
+        for i in permutation(len(groups), keys[0]):
             rows, width, group = groups[i]
-            sources, targets = zip(*(pairs[j] for j in group), strict=True)
-            filler = [[]] * (rows - len(group))
-            source = pad([[*ids, EOS] for ids in [*sources, *filler]], rows, width)
-            target_in = pad([[BOS, *ids] for ids in [*targets, *filler]], rows, width)
-            yield source, target_in, pad([[*ids, EOS] for ids in targets], rows, width)
+            filler = [([EOS], [])] * (rows - len(group))
+            sources, targets = zip(*(pairs[j] for j in group), *filler, strict=True)
+            target_in = [[BOS, *ids[:-1]] for ids in targets]
+            yield [pad(each, width) for each in (sources, target_in, targets)]
 
 
 # Training: section 5
-def loss_per_token(model, config, batch, key=None):
+def loss_per_token(params, graphdef, config, batch, key=None):
     """Return the cross entropy with label smoothing: a part of the target is spread evenly."""
     source, target_in, target_out = batch
-    log_probs = jax.nn.log_softmax(model(source, target_in, key))  # b t v
-    of_targets = jnp.take_along_axis(log_probs, target_out[..., None], axis=-1)[..., 0]
-    smoothing, counted = config.label_smoothing, target_out != PAD
-    loss = -(1 - smoothing) * of_targets - smoothing * log_probs.mean(axis=-1)
+    logits, counted = nnx.merge(graphdef, params)(source, target_in, key), target_out != PAD
+    labels = optax.smooth_labels(jnp.eye(config.vocab_size)[target_out], config.label_smoothing)
+    loss = optax.softmax_cross_entropy(logits, labels)  # b t v -> b t
     return jnp.where(counted, loss, 0).sum() / counted.sum()
 
 
@@ -257,9 +258,7 @@ def train(model, config, pairs):
 
     @jax.jit
     def step(params, opt_state, batch, key):
-        loss, gradients = jax.value_and_grad(
-            lambda params: loss_per_token(nnx.merge(graphdef, params), config, batch, key)
-        )(params)
+        loss, gradients = jax.value_and_grad(loss_per_token)(params, graphdef, config, batch, key)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
@@ -286,8 +285,8 @@ def greedy(model, source, length):
 
 
 def translate(model, config, lines):
-    rows = [[*encode(line), EOS] for line in lines]
-    ids = np.array(greedy(model, pad(rows, len(rows), max(map(len, rows))), config.widths[-1]))
+    rows = list(map(encode, lines))
+    ids = np.array(greedy(model, pad(rows, max(map(len, rows))), config.widths[-1]))
     return [bytes(BYTES[i - 3] for i in row if i > EOS).decode(errors="replace") for row in ids]
 
 

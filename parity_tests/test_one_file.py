@@ -40,7 +40,7 @@ def package_config(config) -> jt.TransformerConfig:
 def with_weights(config, theirs: jt.Transformer):
     """The model of the file with the weights of the package's, which cross as PyTorch's."""
     model = one_file.Transformer(config, nnx.Rngs(1))
-    one_file.load_torch(model, config, jt.convert.to_torch(theirs))
+    one_file.load_torch(model, jt.convert.to_torch(theirs))
     return model
 
 
@@ -85,7 +85,7 @@ def test_gradients_equal_the_package(pair):
     graphdef, params = nnx.split(model, nnx.Param)
 
     def our_loss(params):
-        return one_file.loss_per_token(nnx.merge(graphdef, params), config, batch, key)
+        return one_file.loss_per_token(params, graphdef, config, batch, key)
 
     def their_loss(arrays):
         return step.loss_sum(arrays, {}, batch, theirs.config, config.label_smoothing, key)[0]
@@ -141,8 +141,9 @@ def test_twenty_losses_equal_train_py(tmp_path):
 def test_the_default_batches_are_those_of_train_py():
     texts = one_file.read_pairs()
     assert texts == phrases.load()["train"]
-    longest = np.array([max(len(s.encode()), len(t.encode())) + 1 for s, t in texts])
-    assert one_file.Config.widths == batches.choose_widths(longest, 4, 128)
+    lengths = np.array([[len(side.encode()) + 1 for side in pair] for pair in texts])
+    table, _ = batches.LengthTable.of(lengths)
+    assert one_file.Config.widths == batches.choose_widths(table, 4, 128)
 
 
 def test_it_is_300_lines_and_imports_no_package_of_this_project():
@@ -159,13 +160,15 @@ def test_it_is_300_lines_and_imports_no_package_of_this_project():
 
 
 def test_weights_of_another_model_are_refused(pair):
-    config, model, theirs, _ = pair
+    _, model, theirs, _ = pair
     state = jt.convert.to_torch(theirs)
     fewer = {name: array for name, array in state.items() if name != "decoder.norm.bias"}
-    with pytest.raises(ValueError, match=r"decoder\.norm\.bias"):
-        one_file.load_torch(model, config, fewer)
+    with pytest.raises(ValueError, match=r"unexpected tensors: \['other'\]"):
+        one_file.load_torch(model, state | {"other": np.zeros(3)})
+    with pytest.raises(KeyError, match=r"decoder\.norm\.bias"):
+        one_file.load_torch(model, fewer)
     with pytest.raises(ValueError, match=r"decoder.norm.bias: \(3,\) is not \(16,\)"):
-        one_file.load_torch(model, config, state | {"decoder.norm.bias": np.zeros(3)})
+        one_file.load_torch(model, state | {"decoder.norm.bias": np.zeros(3)})
 
 
 def test_each_question_of_the_page_names_a_definition():

@@ -47,7 +47,7 @@ class Run:
         """
         bucket, rows = self.plan.batch_indices(number)
         batch = batches.make_batch(
-            self.text, rows, self.plan.widths[bucket], self.plan.rows[bucket]
+            self.text.take(rows), self.plan.widths[bucket], self.plan.rows[bucket]
         )
         return [torch.from_numpy(side).long() for side in batch]
 
@@ -88,14 +88,11 @@ def read(folder: Path) -> Run:
     text = encoding.encode_pairs(
         pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
+    table, order = batches.LengthTable.of(text.lengths, corpus.parts(data, train, text))
     plan = batches.BatchPlan(
-        text.lengths,
-        tuple(recorded["widths"]),
-        tuple(recorded["rows"]),
-        options.seed,
-        corpus.weights(data, train, text) if data.train_weights else None,
+        table, tuple(recorded["widths"]), tuple(recorded["rows"]), options.seed, data.train_weights
     )
-    return Run(config, options, text, plan)
+    return Run(config, options, text.take(order), plan)
 
 
 def make_optimizer(

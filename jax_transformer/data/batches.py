@@ -8,45 +8,85 @@ Axes: b batch, s source, t target, n all pairs. A side's length counts the speci
 """
 
 import functools
+import itertools
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int, Int32
+from jaxtyping import Int, Int32, UInt64
 
 from jax_transformer import errors
+from jax_transformer.data import shuffle
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.tokenizer import SpecialTokens
 
+STEP = 4
+"""Widths are multiples of so many tokens, unless the maximum length is none."""
+WINDOW = 16
+"""Batches that are made at a time: text on disk is read for all of them together."""
 _ROWS_GROWTH = 4
 """Each number of rows in :func:`row_counts` is this many times the one before."""
 
 
-def choose_widths(
-    lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4
-) -> tuple[int, ...]:
-    """Return at most ``count`` bucket widths, ascending, that pad ``lengths`` the least.
+@dataclass(frozen=True, eq=False)
+class LengthTable:
+    """Numbers of pairs by their longer side, in steps of :data:`STEP` tokens.
 
-    The optimum is exact, by dynamic programming over the histogram of lengths.
+    It is all that a plan of batches needs to know, if pairs are in its order: by part, and within
+    one by step.
 
-    Widths are multiples of ``multiple``, at most ``max_length``; the last covers the longest pair.
+    Axes: p parts, s steps.
     """
-    if min(count, max_length, multiple) < 1:
-        raise errors.ConfigError(
-            f"count={count}, max_length={max_length} and multiple={multiple} must be positive"
+
+    counts: Int[np.ndarray, "p s"]
+    tokens: Int[np.ndarray, "p s 2"]
+    """Sums of the lengths of sources and of targets."""
+    longest: Int[np.ndarray, "p s 2"]
+    """The longest source and the longest target; 0 without pairs."""
+
+    @classmethod
+    def of(
+        cls, lengths: Int[np.ndarray, "n 2"], parts: Int[np.ndarray, " n"] | None = None
+    ) -> "tuple[LengthTable, Int[np.ndarray, ' n']]":
+        """Return the table of pairs of these lengths and parts, which count from 0, and the indices
+        that put the pairs in its order; those of one step keep their own.
+        """
+        steps = -(-lengths.max(axis=1, initial=1) // STEP) - 1
+        parts = np.zeros_like(steps) if parts is None else parts
+        shape = (int(parts.max(initial=0)) + 1, int(steps.max(initial=0)) + 1)
+        counts, tokens, longest = (
+            np.zeros((*shape, *sides), np.int64) for sides in ((), (2,), (2,))
         )
-    if len(lengths) == 0 or lengths.max() > max_length:
+        np.add.at(counts, (parts, steps), 1)
+        np.add.at(tokens, (parts, steps), lengths)
+        np.maximum.at(longest, (parts, steps), lengths)
+        return cls(counts, tokens, longest), np.lexsort((steps, parts))
+
+    @functools.cached_property
+    def widest(self) -> Int[np.ndarray, " s"]:
+        """The longest length of each step, of sources and targets."""
+        return self.longest.max(axis=(0, 2))
+
+
+def choose_widths(table: LengthTable, count: int, max_length: int) -> tuple[int, ...]:
+    """Return at most ``count`` bucket widths, ascending, that pad the pairs the least.
+
+    The optimum is exact, by dynamic programming over the lengths of the table.
+
+    Widths are multiples of :data:`STEP`, at most ``max_length``; the last covers the longest pair.
+    """
+    if min(count, max_length) < 1:
+        raise errors.ConfigError(f"count={count} and max_length={max_length} must be positive")
+    pairs, longest = table.counts.sum(axis=0), int(table.widest.max())
+    if not pairs.any() or longest > max_length:
         raise errors.ConfigError(
-            f"{len(lengths)} lengths up to {lengths.max(initial=0)} "
-            f"do not fit max_length={max_length}"
+            f"{pairs.sum()} lengths up to {longest} do not fit max_length={max_length}"
         )
     # An optimal width is always some pair's: only these are candidates.
-    rounded = np.minimum(-(-lengths // multiple) * multiple, max_length)
-    widths, pairs = np.unique(rounded, return_counts=True)
-    below = np.concatenate([[0], np.cumsum(pairs)])
+    widths = np.minimum((np.flatnonzero(pairs) + 1) * STEP, max_length)
+    below = np.concatenate([[0], np.cumsum(pairs[pairs > 0])])
     # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so
     # far; one bucket to begin with.
     least = np.concatenate([[0], widths * below[1:]])
@@ -64,13 +104,11 @@ def choose_widths(
     return tuple(widths[ends[ends > 0] - 1].tolist())
 
 
-def target_widths(
-    lengths: Int[np.ndarray, "n 2"], widths: tuple[int, ...], multiple: int = 4
-) -> tuple[int, ...]:
+def target_widths(table: LengthTable, widths: tuple[int, ...]) -> tuple[int, ...]:
     """Return the widths that hold the targets of each bucket and of those before it."""
     longest = np.zeros(len(widths), int)
-    np.maximum.at(longest, narrowest(lengths.max(axis=1), widths), lengths[:, 1])
-    rounded = -(-np.maximum.accumulate(longest) // multiple) * multiple
+    np.maximum.at(longest, narrowest(table.widest, widths), table.longest[..., 1].max(axis=0))
+    rounded = -(-np.maximum.accumulate(longest) // STEP) * STEP
     return tuple(np.minimum(rounded, widths).tolist())
 
 
@@ -92,112 +130,120 @@ def rows_per_batch(
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """The pairs of batch n, for every n from 0 on.
+    """The pairs of batch n, for every n from 0 on, in memory that does not grow with the text.
 
     Each epoch holds every pair once, or as often as ``weights`` say, in another order.
     """
 
-    lengths: Int[np.ndarray, "n 2"]
-    """Lengths of source and target, see ``EncodedPairs.lengths``."""
+    table: LengthTable
+    """Lengths of the pairs; of packed rows, if there are any."""
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     seed: int
-    weights: Float[np.ndarray, " n"] | None = None
-    """Number of times that each pair comes in an epoch, on average. None: once."""
+    weights: tuple[float, ...] = ()
+    """Number of times that each pair of a part comes in an epoch, on average. Empty: once."""
     target_widths: tuple[int, ...] | None = None
     """The widths of targets, if they differ from those of sources."""
     packed: Sequence[Int[np.ndarray, " _"]] | None = None
-    """The pairs of each row, if rows are packed: ``lengths`` and ``weights`` are those of rows."""
-    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    """The pairs of each row, if rows are packed."""
 
     @functools.cached_property
-    def _buckets(self) -> Int[np.ndarray, " n"]:
-        """The narrowest bucket of each pair."""
-        return narrowest(self.lengths.max(axis=1), self.widths)
+    def _sizes(self) -> Int[np.ndarray, "p k"]:
+        """The number of pairs in each bucket, by part."""
+        sizes = np.zeros((len(self.table.counts), len(self.widths)), np.int64)
+        np.add.at(sizes.T, narrowest(self.table.widest, self.widths), self.table.counts.T)
+        return sizes
 
     @functools.cached_property
-    def _groups(self) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
-        """Each pair's group, by bucket and weight, and each group's number of pairs in an epoch."""
-        assert self.weights is not None
-        keys = np.stack([self._buckets, self.weights], axis=1)
-        unique, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        return group.reshape(-1), np.maximum(1, np.rint(sizes * unique[:, 1])).astype(np.int64)
-
-    def _drawn(self, order: Int[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
-        """Return every pair as often as its weight says; the first in ``order`` come once more if a
-        weight is not a whole number.
-        """
-        group = self._groups[0][order]
-        return np.concatenate(
-            [np.resize(order[group == i], count) for i, count in enumerate(self._groups[1])]
-        )
+    def _begins(self) -> Int[np.ndarray, "p k"]:
+        """The number of the first pair in each bucket, by part."""
+        return (np.cumsum(self._sizes) - self._sizes.reshape(-1)).reshape(self._sizes.shape)
 
     @functools.cached_property
-    def _batches_per_bucket(self) -> tuple[int, ...]:
+    def _draws(self) -> Int[np.ndarray, "p k"]:
+        """How many pairs of each part an epoch has in a bucket."""
+        if not self.weights:
+            return self._sizes
+        draws = np.rint(self._sizes * np.array(self.weights)[:, None]).astype(np.int64)
+        return np.where(self._sizes > 0, np.maximum(1, draws), 0)
+
+    @functools.cached_property
+    def _left(self) -> Int[np.ndarray, " k"]:
+        """How many pairs each bucket gets from the narrower ones, where they fill no batch."""
+        left, sizes = [0], self._draws.sum(axis=0)
+        for size, rows in zip(sizes[:-1].tolist(), self.rows, strict=False):
+            left.append((left[-1] + size) % rows)
+        return np.array(left)
+
+    @functools.cached_property
+    def _batches(self) -> Int[np.ndarray, " k"]:
         """The number of batches of each bucket.
 
         It is the same in every epoch: it depends on the number of pairs in a bucket, not on which.
         """
-        buckets = self._buckets
-        if self.weights is not None:
-            buckets = buckets[self._drawn(np.arange(len(buckets)))]
-        counts, left = [], 0
-        sizes = np.bincount(buckets, minlength=len(self.rows))
-        for pairs, rows in zip(sizes, self.rows, strict=True):
-            full, left = divmod(int(pairs) + left, rows)
-            counts.append(full)
-        counts[-1] += left > 0
-        return tuple(counts)
+        total = self._left + self._draws.sum(axis=0)
+        batches = total // self.rows
+        batches[-1] += total[-1] % self.rows[-1] > 0
+        return batches
 
     @property
     def batches_per_epoch(self) -> int:
-        return sum(self._batches_per_bucket)
+        return int(self._batches.sum())
 
     def fill(self) -> float:
         """Return the share of positions that hold a token and not padding."""
         both = np.array(self.widths) + np.array(self.target_widths or self.widths)
-        cells = int(np.prod([self._batches_per_bucket, self.rows, both], axis=0).sum())
-        weights = 1 if self.weights is None else self.weights
-        return float((self.lengths.sum(axis=1) * weights).sum()) / cells
+        cells = int((self._batches * self.rows * both).sum())
+        tokens = self.table.tokens.sum(axis=(1, 2)) * np.array(self.weights or 1.0)
+        return float(tokens.sum()) / cells
 
-    def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
-        """Return an epoch's batches in order, each a bucket and the pairs in it.
-
-        They are a pure function of seed and epoch. Pairs left over in a bucket move on to the next
-        wider one, so only one batch of an epoch, of the widest, is partly filled.
-        """
-        random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
-        order = permutation(random, len(self.lengths))
-        if self.weights is not None:
-            order = self._drawn(order)
-            order = order[permutation(random, len(order))]
-        buckets = self._buckets[order]
-        batches, left = [], order[:0]
-        for bucket, rows in enumerate(self.rows):
-            pool = np.concatenate([left, order[buckets == bucket]])
-            full = len(pool) // rows * rows
-            batches += [(bucket, pool[i : i + rows]) for i in range(0, full, rows)]
-            left = pool[full:]
-        if len(left):
-            batches.append((len(self.rows) - 1, left))
-        return [batches[i] for i in permutation(random, len(batches))]
+    def pairs_of_rows(self, indices: Int[np.ndarray, " b"]) -> list[Int[np.ndarray, " _"]]:
+        """Return the pairs of each packed row; all of them as one row, if rows are not packed."""
+        return [indices] if self.packed is None else [self.packed[i] for i in indices.tolist()]
 
     def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
-        """Return the bucket and pairs of the batch of a step, counted from 0 over all epochs."""
+        """Return the bucket and pairs of the batch of a step, counted from 0 over all epochs.
+
+        They are a pure function of seed and step. Pairs left over in a bucket move on to the next
+        wider one, so only one batch of an epoch, of the widest, is partly filled.
+        """
         if step < 0:
             raise errors.ConfigError(f"step={step} is negative")
         epoch, position = divmod(step, self.batches_per_epoch)
-        # prefetch threads ask for both sides of an epoch's end at the same time: two epochs are
-        # kept, each made once
-        with self._lock:
-            if epoch not in self._epochs:
-                if len(self._epochs) > 1:
-                    del self._epochs[min(self._epochs)]
-                self._epochs[epoch] = self.epoch_batches(epoch)
-            return self._epochs[epoch][position]
+        parts, buckets = self._sizes.shape
+        keys = shuffle.keys(self.seed, epoch, 1 + buckets * (1 + parts))
+        number = shuffle.shuffled(np.array([position]), self.batches_per_epoch, keys[0])
+        ends = np.cumsum(self._batches)
+        bucket = int(np.searchsorted(ends, number, side="right")[0])
+        begin = int(number[0] - ends[bucket] + self._batches[bucket]) * self.rows[bucket]
+        total = int(self._left[bucket] + self._draws[:, bucket].sum())
+        positions = np.arange(begin, min(begin + self.rows[bucket], total))
+        return bucket, self._pairs(bucket, positions, keys[1:].reshape(buckets, 1 + parts, -1))
+
+    def _pairs(
+        self, bucket: int, positions: Int[np.ndarray, " b"], keys: UInt64[np.ndarray, "k q rounds"]
+    ) -> Int[np.ndarray, " b"]:
+        """Return the pairs at these positions of an epoch's pairs in a bucket.
+
+        The first are those that the bucket before has left over, its last ones.
+        """
+        pairs = np.empty_like(positions)
+        others = positions < self._left[bucket]
+        if others.any():
+            used = self._batches[bucket - 1] * self.rows[bucket - 1]
+            pairs[others] = self._pairs(bucket - 1, positions[others] + used, keys)
+        draws, sizes = self._draws[:, bucket], self._sizes[:, bucket]
+        own = shuffle.shuffled(
+            positions[~others] - self._left[bucket], int(draws.sum()), keys[bucket, 0]
+        )
+        ends = np.cumsum(draws)
+        parts = np.searchsorted(ends, own, side="right")
+        within = own - (ends - draws)[parts]
+        for part in np.flatnonzero(draws != sizes).tolist():  # some come again, or others stay out
+            drawn, size = parts == part, int(sizes[part])
+            within[drawn] = shuffle.shuffled(within[drawn] % size, size, keys[bucket, 1 + part])
+        pairs[~others] = self._begins[parts, bucket] + within
+        return pairs
 
 
 def narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
@@ -207,14 +253,6 @@ def narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
             f"a length of {lengths.max()} tokens is over the widest bucket, {widths[-1]}"
         )
     return np.searchsorted(widths, lengths).astype(np.int16)
-
-
-def permutation(random: np.random.Philox, count: int) -> np.ndarray:
-    """Return a permutation from the generator's raw words.
-
-    NumPy never changes these, but may change ``Generator.permutation`` (NEP 19).
-    """
-    return np.argsort(random.random_raw(count), kind="stable")
 
 
 class Batch(NamedTuple):
@@ -239,57 +277,45 @@ class PackedBatch(NamedTuple):
     target_in: Int32[np.ndarray, "b t"]
     target_out: Int32[np.ndarray, "b t"]
     segments: tuple[Int32[np.ndarray, "b s"], Int32[np.ndarray, "b t"]]
-    """The pair of each token, from 1 on in each row; 0 at padding."""
+    """The number of each token's pair in its row, from 1 on; 0 at padding."""
 
 
 def make_batch(
-    encoded: EncodedPairs,
-    indices: Int[np.ndarray, " b"],
-    width: int,
-    rows: int,
-    target_width: int | None = None,
+    encoded: EncodedPairs, width: int, rows: int, target_width: int | None = None
 ) -> Batch:
     """Return the arrays of a batch, of one width unless ``target_width`` is another.
 
     They are new each time: JAX may still read a batch's memory while the next is made.
     """
     ids, (around_source, around_target) = encoded.ids, encoded.special_tokens
-    sources, targets = [], []
-    for i in indices.tolist():
-        sources.append(encoded.sources[i])
-        targets.append(encoded.targets[i])
-    source = pad_rows(sources, width, rows, ids.source_pad, around_source)
-    target_width = target_width or width
-    target_out = pad_rows(targets, target_width, rows, ids.target_pad, around_target)
+    count, target_width = len(encoded.sources), target_width or width
+    source = pad_rows(encoded.sources, width, rows, ids.source_pad, around_source)
+    target_out = pad_rows(encoded.targets, target_width, rows, ids.target_pad, around_target)
     lengths = np.ones(rows, np.int64)
-    lengths[: len(indices)] = encoded.lengths[indices, 1]
+    lengths[:count] = encoded.lengths[:, 1]
     target_in = np.empty_like(target_out)
     target_in[:, 0] = ids.target_bos
     target_in[:, 1:] = np.where(
         np.arange(1, target_width) < lengths[:, None], target_out[:, :-1], ids.target_pad
     )
-    target_out[len(indices) :] = ids.target_pad
+    target_out[count:] = ids.target_pad
     return Batch(source, target_in, target_out)
 
 
 def packed_batch(
-    encoded: EncodedPairs,
-    rows: Sequence[Int[np.ndarray, " _"]],
-    widths: tuple[int, int],
-    count: int,
+    encoded: EncodedPairs, sizes: Sequence[int], widths: tuple[int, int], count: int
 ) -> PackedBatch:
     """Return the arrays of ``count`` packed rows of these widths, of sources and of targets.
 
-    Those beyond ``rows`` are filler, as in :func:`make_batch`.
+    Each row has so many pairs as ``sizes`` say. Further ones are filler, as in :func:`make_batch`.
     """
-    pairs, filler = np.concatenate(rows), count - len(rows)
-    sizes = np.array([*map(len, rows), *[1] * filler])
-    added = encoded.special_tokens[0].size
-    lengths = np.concatenate([encoded.lengths[pairs], np.full((filler, 2), (added, 1))])
+    filler, added = count - len(sizes), encoded.special_tokens[0].size
+    lengths = np.concatenate([encoded.lengths, np.full((filler, 2), (added, 1))])
     longest, longest_target = lengths.max(axis=0).tolist()
-    flat = make_batch(encoded, pairs, longest, len(lengths), longest_target)
-    first = np.cumsum(sizes) - sizes
-    numbers = np.arange(len(lengths)) - np.repeat(first, sizes) + 1
+    flat = make_batch(encoded, longest, len(lengths), longest_target)
+    pairs = np.array([*sizes, *[1] * filler])
+    first = np.cumsum(pairs) - pairs
+    numbers = np.arange(len(lengths)) - np.repeat(first, pairs) + 1
 
     def rows_of(tokens: Int32[np.ndarray, " _"], side: int, fill: int) -> Int32[np.ndarray, "b n"]:
         totals = np.add.reduceat(lengths[:, side], first)
@@ -336,63 +362,92 @@ def pad_rows(
 
 @runtime_checkable
 class Drawn(Protocol):
-    """Pairs that have other tokens at every step."""
+    """What gives pairs other tokens at every step."""
 
-    def at(self, step: int, indices: Int[np.ndarray, " b"], width: int) -> EncodedPairs:
-        """Return the pairs ``indices`` with the tokens of a step, within ``width``."""
+    def at(
+        self, step: int, numbers: Int[np.ndarray, " b"], pairs: EncodedPairs, width: int
+    ) -> EncodedPairs:
+        """Return pairs, which have these numbers, with their tokens of a step, within ``width``."""
+
+    def lengths(self, encoded: EncodedPairs, longest: int) -> Int[np.ndarray, "n 2"]:
+        """Return the lengths of pairs to plan batches by, up to ``longest``."""
+
+
+@runtime_checkable
+class PairSource(Protocol):
+    """Pairs by number, in the order of a :class:`LengthTable`."""
+
+    def take(self, numbers: Int[np.ndarray, " b"]) -> EncodedPairs:
+        """Return the pairs of these numbers."""
 
 
 def train_stream(
-    encoded: EncodedPairs,
+    source: PairSource,
     plan: BatchPlan,
     start_step: int = 0,
     stop_step: int | None = None,
     *,
     drawn: Drawn | None = None,
     num_threads: int = 1,
-    prefetch_buffer_size: int = 16,
+    prefetch_buffer_size: int = 2,
 ) -> Iterator[Batch | PackedBatch]:
     """Yield the batches of steps ``start_step`` up to ``stop_step`` (endless without one), made
-    ahead by Grain's threads.
+    ahead by Grain's threads, :data:`WINDOW` at a time.
 
     With ``drawn``, the pairs have its tokens of each step. Closing the stream, or dropping it, ends
     the threads.
     """
     import grain  # takes a second, and only training needs it
 
-    steps = grain.MapDataset.source(_Steps(encoded, plan, drawn))[start_step:stop_step]
+    steps = range(start_step, sys.maxsize if stop_step is None else stop_step)
+    windows = grain.MapDataset.source(_Windows(source, plan, drawn, steps))
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_buffer_size)
-    iterator = iter(steps.to_iter_dataset(options))
+    iterator = iter(windows.to_iter_dataset(options))
     try:
-        yield from iterator
+        yield from itertools.chain.from_iterable(iterator)
     finally:
         iterator.close()
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """The batches of all steps, as the random-access source that Grain reads."""
+class _Windows:
+    """The batches of steps, several at a time, as the random-access source that Grain reads."""
 
-    encoded: EncodedPairs
+    source: PairSource
     plan: BatchPlan
     drawn: Drawn | None
+    steps: range
 
     def __len__(self) -> int:
-        return sys.maxsize
+        return -(-len(self.steps) // WINDOW)
 
-    def __getitem__(self, step: int) -> Batch | PackedBatch:
-        bucket, indices = self.plan.batch_indices(step)
-        width, rows = self.plan.widths[bucket], self.plan.rows[bucket]
-        target_width = (self.plan.target_widths or self.plan.widths)[bucket]
-        encoded, packed = self.encoded, self.plan.packed
-        groups = [indices] if packed is None else [packed[i] for i in indices.tolist()]
+    def __getitem__(self, number: int) -> list[Batch | PackedBatch]:
+        steps = self.steps[number * WINDOW : (number + 1) * WINDOW]
+        planned = [self.plan.batch_indices(step) for step in steps]
+        buckets = [bucket for bucket, _ in planned]
+        rows = [self.plan.pairs_of_rows(indices) for _, indices in planned]
+        numbers = [np.concatenate(each) for each in rows]
+        ends = np.cumsum(list(map(len, numbers)))
+        taken = self.source.take(np.concatenate(numbers))  # of all steps in one read
+        of_steps = map(taken.take, np.split(np.arange(ends[-1]), ends[:-1]))
+        return list(map(self._batch, steps, buckets, rows, numbers, of_steps))
+
+    def _batch(
+        self,
+        step: int,
+        bucket: int,
+        rows: list[Int[np.ndarray, " _"]],
+        numbers: Int[np.ndarray, " n"],
+        pairs: EncodedPairs,
+    ) -> Batch | PackedBatch:
+        plan = self.plan
+        width, count = plan.widths[bucket], plan.rows[bucket]
+        target_width = (plan.target_widths or plan.widths)[bucket]
         if self.drawn is not None:
-            encoded = self.drawn.at(step, np.concatenate(groups), width)
-            ends = np.cumsum(list(map(len, groups)))
-            groups = np.split(np.arange(ends[-1]), ends[:-1])
-        if packed is None:
-            return make_batch(encoded, groups[0], width, rows, target_width)
-        return packed_batch(encoded, groups, (width, target_width), rows)
+            pairs = self.drawn.at(step, numbers, pairs, width)
+        if plan.packed is None:
+            return make_batch(pairs, width, count, target_width)
+        return packed_batch(pairs, list(map(len, rows)), (width, target_width), count)
 
 
 def eval_batches(
@@ -402,7 +457,7 @@ def eval_batches(
     result[indices] = outputs[: len(indices)].
     """
     return [
-        (indices, make_batch(encoded, indices, widths[bucket], rows[bucket]))
+        (indices, make_batch(encoded.take(indices), widths[bucket], rows[bucket]))
         for bucket, indices in by_length(encoded.lengths.max(axis=1), widths, rows)
     ]
 

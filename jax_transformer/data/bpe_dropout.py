@@ -2,9 +2,10 @@
 
 The draws of ``tokenizers`` cannot be seeded. So the library normalises text, cuts it into words and
 says what the usual tokens of a word are; the merges that are dropped are drawn here, as a function
-of seed and step, and a resumed run equals an uninterrupted one.
+of seed, step and pair, and a resumed run equals an uninterrupted one.
 """
 
+import dataclasses
 import itertools
 import json
 import random
@@ -107,50 +108,49 @@ class BpeDropout:
 class DroppedPairs:
     """Training pairs with other tokens at every step."""
 
-    encoded: EncodedPairs
     pairs: Sequence[tuple[str, str]]
-    """The text of each encoded pair."""
+    """The text that was encoded."""
     source: BpeDropout
     target: BpeDropout
     seed: int
 
-    def at(self, step: int, indices: Int[np.ndarray, " b"], width: int) -> EncodedPairs:
-        """Return the pairs ``indices`` with the tokens of a step, within ``width``."""
-        draw = random.Random(f"{self.seed} {step}").random
-        encoded, numbers = self.encoded, indices.tolist()
-        rooms = [width - special_tokens.size for special_tokens in encoded.special_tokens]
+    def at(
+        self, step: int, numbers: Int[np.ndarray, " b"], pairs: EncodedPairs, width: int
+    ) -> EncodedPairs:
+        """Return pairs with their tokens of a step, within ``width``."""
+        del numbers
+        texts = [self.pairs[i] for i in pairs.indices.tolist()]
+        draws = [random.Random(f"{self.seed} {step} {i}").random for i in pairs.indices.tolist()]
+        rooms = [width - special_tokens.size for special_tokens in pairs.special_tokens]
 
         def drawn(side: int, dropout: BpeDropout, usual: list[np.ndarray]) -> list[np.ndarray]:
-            tokens = (
-                dropout.encode(self.pairs[i][side], usual[i].tolist(), rooms[side], draw)
-                for i in numbers
-            )
-            return [np.array(each, np.int32) for each in tokens]
+            return [
+                np.array(dropout.encode(text[side], ids.tolist(), rooms[side], draw), np.int32)
+                for text, ids, draw in zip(texts, usual, draws, strict=True)
+            ]
 
-        sources = drawn(0, self.source, encoded.sources)
-        targets = drawn(1, self.target, encoded.targets)
-        return EncodedPairs(sources, targets, encoded.ids, indices, 0, added=encoded.added)
+        sources = drawn(0, self.source, pairs.sources)
+        return dataclasses.replace(
+            pairs, sources=sources, targets=drawn(1, self.target, pairs.targets)
+        )
 
-    def lengths(self, longest: int) -> Int[np.ndarray, "n 2"]:
+    def lengths(self, encoded: EncodedPairs, longest: int) -> Int[np.ndarray, "n 2"]:
         """Return lengths to plan batches by: grown as the first pairs grow, up to ``longest``."""
-        some = np.arange(min(_SAMPLE, len(self.pairs)))
-        usual = self.encoded.lengths
-        growth = self.at(-1, some, longest).lengths.sum() / usual[some].sum()
+        usual, some = encoded.lengths, np.arange(min(_SAMPLE, len(encoded.sources)))
+        growth = self.at(-1, some, encoded.take(some), longest).lengths.sum() / usual[some].sum()
         return np.maximum(usual, np.minimum(np.ceil(usual * growth).astype(usual.dtype), longest))
 
 
 def dropped_pairs(
     rate: float,
-    encoded: EncodedPairs,
     pairs: Sequence[tuple[str, str]],
     source: Tokenizer,
     target: Tokenizer,
     seed: int,
 ) -> DroppedPairs:
-    """Return the pairs that were encoded, with BPE dropout.
+    """Return pairs with BPE dropout.
 
     Raises ConfigError for tokenizers that are not byte-pair encoding.
     """
     both = BpeDropout(source, rate)
-    other = both if target is source else BpeDropout(target, rate)
-    return DroppedPairs(encoded, [pairs[i] for i in encoded.indices], both, other, seed)
+    return DroppedPairs(pairs, both, both if target is source else BpeDropout(target, rate), seed)

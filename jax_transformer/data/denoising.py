@@ -6,6 +6,7 @@ it replaces. The spans are other ones at every step.
 Axes: n texts, p parts of one.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,34 +71,33 @@ def corrupt(
 class CorruptedTexts:
     """Texts with other spans replaced at every step."""
 
-    encoded: EncodedPairs
-    """The texts, as sources; the targets are empty."""
     noise: Noise
     sentinels: tuple[int, ...]
     seed: int
 
-    def at(self, step: int, indices: Int[np.ndarray, " b"], width: int) -> EncodedPairs:
-        """Return the texts ``indices`` with the spans of a step, as sources and targets."""
+    def at(
+        self, step: int, numbers: Int[np.ndarray, " b"], pairs: EncodedPairs, width: int
+    ) -> EncodedPairs:
+        """Return texts with the spans of a step, as sources and targets."""
         del width  # the lengths are the same at every step
         # Keys of epochs have a second word below 2**63
-        random = np.random.Philox(key=np.array([self.seed % 2**64, 2**63 + step], np.uint64))
+        key = np.array([self.seed % 2**64, 2**63 + step], np.uint64)
         sources, targets = [], []
-        for i in indices.tolist():
-            tokens = self.encoded.sources[i]
+        for number, tokens in zip(numbers.tolist(), pairs.sources, strict=True):
+            random = np.random.Philox(key=key, counter=[0, number, 0, 0])
             replaced, spans = self.noise.counts(len(tokens))
             sizes = [_parts(n, spans, random) for n in (len(tokens) - replaced, replaced)]
             source, target = corrupt(tokens, np.stack(sizes, axis=1), self.sentinels)
             sources.append(source)
             targets.append(target)
-        return EncodedPairs(
-            sources, targets, self.encoded.ids, indices, 0, added=self.encoded.added
-        )
+        return dataclasses.replace(pairs, sources=sources, targets=targets)
 
-    def lengths(self) -> Int[np.ndarray, "n 2"]:
+    def lengths(self, encoded: EncodedPairs, longest: int) -> Int[np.ndarray, "n 2"]:
         """Return the lengths of sources and targets, with their special tokens."""
-        of_length = {n: self.noise.lengths(n) for n in set(map(len, self.encoded.sources))}
-        sizes = [added.size for added in self.encoded.special_tokens]
-        return np.array([of_length[len(text)] for text in self.encoded.sources]) + np.array(sizes)
+        del longest  # of the texts, to which they were cut
+        of_length = {n: self.noise.lengths(n) for n in set(map(len, encoded.sources))}
+        sizes = [added.size for added in encoded.special_tokens]
+        return np.array([of_length[len(text)] for text in encoded.sources]) + np.array(sizes)
 
 
 def _parts(total: int, count: int, random: np.random.Philox) -> Int[np.ndarray, " p"]:
@@ -113,8 +113,9 @@ def corrupted_texts(
     max_source_length: int,
     max_target_length: int,
     seed: int,
-) -> CorruptedTexts:
-    """Return lines as texts, in pieces whose source and target are within the maxima.
+) -> tuple[EncodedPairs, CorruptedTexts]:
+    """Return lines as texts, in pieces whose source and target are within the maxima: as sources
+    with empty targets, and with their spans of each step.
 
     Lines and pieces of fewer than two tokens are left out. Raises ConfigError if the tokenizer has
     too few sentinels or a maximum has no room, InputError if no text is left.
@@ -146,4 +147,4 @@ def corrupted_texts(
     encoded = EncodedPairs(
         texts, [empty] * len(texts), special, np.array(indices), 0, added=(added, added)
     )
-    return CorruptedTexts(encoded, noise, sentinels, seed)
+    return encoded, CorruptedTexts(noise, sentinels, seed)

@@ -5,6 +5,7 @@ Axes: n all pairs. The length of a side counts the special tokens around it, of 
 tokenizers have one, the end.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,16 @@ class EncodedPairs:
     def special_tokens(self) -> tuple[SpecialTokens, SpecialTokens]:
         ends = self.ids.source_eos, self.ids.target_eos
         return self.added or (SpecialTokens((), ends[:1]), SpecialTokens((), ends[1:]))
+
+    def take(self, numbers: Int[np.ndarray, " b"]) -> "EncodedPairs":
+        """Return the pairs of these numbers, in this order."""
+        chosen = numbers.tolist()
+        return dataclasses.replace(
+            self,
+            sources=[self.sources[i] for i in chosen],
+            targets=[self.targets[i] for i in chosen],
+            indices=self.indices[numbers],
+        )
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:

@@ -9,10 +9,10 @@ Axes: n all pairs, p pairs of a row, r rows.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import permutation
+from jax_transformer.data import shuffle
 from jax_transformer.errors import ConfigError
 
 _MULTIPLE = 4
@@ -60,7 +60,7 @@ class PackedRows(NamedTuple):
     pairs: list[Int[np.ndarray, " _"]]
     """The pairs of each row."""
     lengths: Int[np.ndarray, "r 2"]
-    weights: Float[np.ndarray, " r"] | None
+    parts: Int[np.ndarray, " r"]
     widths: tuple[int, int]
     """Widths of sources and targets."""
 
@@ -69,11 +69,11 @@ def pack_all(
     lengths: Int[np.ndarray, "n 2"],
     width: int,
     seed: int,
-    weights: Float[np.ndarray, " n"] | None = None,
+    parts: Int[np.ndarray, " n"] | None = None,
 ) -> PackedRows:
     """Return all pairs in rows of which the longer side has this ``width``.
 
-    Which pairs share a row depends on the seed. Pairs of different weights share none. Raises
+    Which pairs share a row depends on the seed. Pairs of different parts share none. Raises
     ConfigError if a pair does not fit.
     """
     longest, totals = lengths.max(axis=0), lengths.sum(axis=0)
@@ -85,14 +85,13 @@ def pack_all(
     in_ratio = -(-width * totals // (totals.max() * _MULTIPLE)) * _MULTIPLE
     source, target = np.clip(in_ratio, longest, width).tolist()
     # The last of the keys of which the first ones are those of epochs
-    random = np.random.Philox(key=np.array([seed % 2**64, 2**64 - 1], np.uint64))
-    order, rows = permutation(random, len(lengths)), []
-    for weight in np.unique([1.0] if weights is None else weights):
-        same = order if weights is None else order[weights[order] == weight]
-        rows += pack(lengths, (source, target), same)
+    (keys,), count = shuffle.keys(seed, 2**64 - 1, 1), len(lengths)
+    order, rows = shuffle.shuffled(np.arange(count), count, keys), []
+    parts = np.zeros(count, int) if parts is None else parts
+    for part in np.unique(parts):
+        rows += pack(lengths, (source, target), order[parts[order] == part])
     sums = np.array([lengths[row].sum(axis=0) for row in rows])
-    of_rows = None if weights is None else np.array([weights[row[0]] for row in rows])
-    return PackedRows(rows, sums, of_rows, (source, target))
+    return PackedRows(rows, sums, np.array([parts[row[0]] for row in rows]), (source, target))
 
 
 def check(width: int, config: TransformerConfig) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
 from jax_transformer.data import batches, denoising, encoding, packing, parallel_text
-from jax_transformer.data.batches import BatchPlan, Drawn
+from jax_transformer.data.batches import BatchPlan, Drawn, LengthTable
 from jax_transformer.data.encoding import EncodedPairs, Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
@@ -28,6 +28,10 @@ from jax_transformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
     from jax_transformer.training.init_source import InitSource
+
+
+ORDER = "hashed"
+"""The order of training pairs, :mod:`jax_transformer.data.shuffle`: a run goes on in no other."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Corpus:
     init_source: "InitSource | None" = None
     """The model that the run starts from. None: random weights."""
     drawn: Drawn | None = None
-    """``train`` with the tokens of each step: of BPE dropout, or of span corruption."""
+    """What gives ``train`` other tokens at each step: BPE dropout, or span corruption."""
 
 
 def prepare(
@@ -76,11 +80,12 @@ def prepare(
     if words is None:
         words = _train_tokenizer(data, train.pairs, config)
         config = model_config(options, words)
-    encoded, encoded_valid, drawn, lengths = _encode(options, config, words, train, valid, limits)
-    weights = None  # of the encoded pairs: their files'
-    if data.train_weights:
-        weights = np.repeat(np.array(data.train_weights), train.counts)[encoded.indices]
-    plan, valid_shapes = _plan(options, config, folder, lengths, weights, devices())
+    encoded, encoded_valid, drawn = _encode(options, words, train, valid, limits)
+    lengths = encoded.lengths if drawn is None else drawn.lengths(encoded, config.longest)
+    plan, valid_shapes, order = _plan(
+        options, config, folder, lengths, parts(data, train, encoded), devices()
+    )
+    encoded = encoded.take(order)
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
@@ -93,6 +98,7 @@ def prepare(
         "widths": list(plan.widths),
         "rows": list(plan.rows),
         **({"target_widths": list(plan.target_widths)} if plan.target_widths else {}),
+        "order": ORDER,
         "batches_per_epoch": plan.batches_per_epoch,
         "fill": round(plan.fill(), 4),
         **({"init_sha256": source.sha256} if source else {}),
@@ -235,43 +241,42 @@ def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Transf
 
 
 def _encode(
-    options: TrainOptions,
-    config: TransformerConfig,
-    words: Vocabulary,
-    train: Pairs,
-    valid: Pairs,
-    limits: tuple[int, int],
-) -> tuple[EncodedPairs, EncodedPairs, Drawn | None, Int[np.ndarray, "n 2"]]:
-    """Return both texts as ids, the training text with the tokens of each step if they differ, and
-    the lengths to plan its batches by.
-    """
+    options: TrainOptions, words: Vocabulary, train: Pairs, valid: Pairs, limits: tuple[int, int]
+) -> tuple[EncodedPairs, EncodedPairs, Drawn | None]:
+    """Return both texts as ids, and what gives the training text its tokens of each step."""
     data = options.data
     if data.task is Task.SPAN_CORRUPTION:
         noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
         most = [min(limit, data.packing or limit) for limit in limits]
-        corrupted, valid_texts = (
+        (encoded, corrupted), (texts, _) = (
             denoising.corrupted_texts(
                 [text for text, _ in split.pairs], words, noise, most[0], most[1], options.seed
             )
             for split in (train, valid)
         )
-        encoded_valid = valid_texts.at(-1, np.arange(len(valid_texts.encoded.sources)), 0)
-        return corrupted.encoded, encoded_valid, corrupted, corrupted.lengths()
+        return encoded, corrupted.at(-1, np.arange(len(texts.sources)), texts, 0), corrupted
     encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
     encoded = encoding.encode_pairs(
         train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
     if not data.bpe_dropout:
-        return encoded, encoded_valid, None, encoded.lengths
+        return encoded, encoded_valid, None
     from jax_transformer.data import bpe_dropout
 
     dropped = bpe_dropout.dropped_pairs(
-        data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
+        data.bpe_dropout, train.pairs, words.source, words.target, options.seed
     )
-    return encoded, encoded_valid, dropped, dropped.lengths(config.longest)
+    return encoded, encoded_valid, dropped
 
 
 # Batches
+
+
+def parts(options: DataOptions, text: Pairs, encoded: EncodedPairs) -> Int[np.ndarray, " n"] | None:
+    """Return the file of each encoded pair, from 0 on; None if files have no weights."""
+    if not options.train_weights:
+        return None
+    return np.repeat(np.arange(len(text.counts)), text.counts)[encoded.indices]
 
 
 def _plan(
@@ -279,24 +284,31 @@ def _plan(
     config: TransformerConfig,
     folder: RunFolder,
     lengths: Int[np.ndarray, "n 2"],
-    weights: Float[np.ndarray, " n"] | None,
+    parts: Int[np.ndarray, " n"] | None,
     rows_multiple: int,
-) -> tuple[BatchPlan, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the batches of training, and the widths and rows of those of validation."""
+) -> tuple[BatchPlan, tuple[tuple[int, ...], tuple[int, ...]], Int[np.ndarray, " n"]]:
+    """Return the batches of training, the widths and rows of those of validation, and the order of
+    the pairs that the plan numbers.
+    """
     data = options.data
-    widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
+    table, order = LengthTable.of(lengths, parts)
+    widths = batches.choose_widths(table, data.buckets, config.longest)
+    plan = partial(BatchPlan, seed=options.seed, weights=data.train_weights)
     if data.packing:
-        packed, lengths, weights, (width, other) = packing.pack_all(
-            lengths, data.packing, options.seed, weights
+        packed = packing.pack_all(
+            lengths[order], data.packing, options.seed, None if parts is None else parts[order]
         )
-        rows = _rows(options, folder, (data.packing,), rows_multiple, len(packed), "packed rows")
-        plan = BatchPlan(lengths, (width,), rows, options.seed, weights, (other,), packed)
+        of_rows, order_of_rows = LengthTable.of(packed.lengths, packed.parts)
+        chosen = [packed.pairs[i] for i in order_of_rows.tolist()]
+        width, other = packed.widths
+        rows = _rows(options, folder, (data.packing,), rows_multiple, len(chosen), "packed rows")
         valid_rows = batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
-        return plan, (widths, valid_rows)
+        batch_plan = plan(of_rows, (width,), rows, target_widths=(other,), packed=chosen)
+        return batch_plan, (widths, valid_rows), order
     rows = _rows(options, folder, widths, rows_multiple, len(lengths))
     apart = data.task is Task.SPAN_CORRUPTION  # whose targets are short
-    others = batches.target_widths(lengths, widths) if apart else None
-    return BatchPlan(lengths, widths, rows, options.seed, weights, others), (widths, rows)
+    others = batches.target_widths(table, widths) if apart else None
+    return plan(table, widths, rows, target_widths=others), (widths, rows), order
 
 
 def _rows(

@@ -3,8 +3,6 @@
 import dataclasses
 import itertools
 import threading
-import time
-from concurrent import futures
 
 import hypothesis
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import batches, encoding
+from jax_transformer.data import batches, encoding, shuffle
 from parity_tests.unit import runs
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
@@ -20,23 +18,38 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 
 
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
-    """Return pairs of random lengths; the first source token identifies the pair."""
+    """Return pairs of random lengths, in a plan's order; the first source token is the number."""
     random = np.random.default_rng(seed)
     sources, targets = (
         [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
         for _ in range(2)
     )
-    for i, source in enumerate(sources):
+    encoded = encoding.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
+    encoded = encoded.take(batches.LengthTable.of(encoded.lengths)[1])
+    for i, source in enumerate(encoded.sources):
         source[0] = 1000 + i
-    return encoding.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
+    return encoded
+
+
+def table(lengths, parts=None) -> batches.LengthTable:
+    lengths = np.array(lengths)
+    counted, order = batches.LengthTable.of(lengths, None if parts is None else np.array(parts))
+    assert (order == np.arange(len(lengths))).all(), "not in the table's order"
+    return counted
+
+
+def epoch_batches(plan: batches.BatchPlan, epoch: int) -> list[tuple[int, np.ndarray]]:
+    steps = range(epoch * plan.batches_per_epoch, (epoch + 1) * plan.batches_per_epoch)
+    return list(map(plan.batch_indices, steps))
 
 
 def plan_for(
     encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1
 ) -> batches.BatchPlan:
-    widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
+    counted = table(encoded.lengths)
+    widths = batches.choose_widths(counted, buckets, longest)
     rows = batches.rows_per_batch(widths, tokens, rows_multiple)
-    return batches.BatchPlan(encoded.lengths, widths, rows, seed)
+    return batches.BatchPlan(counted, widths, rows, seed)
 
 
 ENCODED = corpus(503, 60)
@@ -70,14 +83,13 @@ def positions(lengths, widths) -> int:
 @hypothesis.given(
     st.lists(st.integers(1, 30), min_size=1, max_size=40),
     st.integers(1, 4),
-    st.sampled_from([1, 3, 8]),
-    st.sampled_from([30, 33]),
+    st.sampled_from([30, 32, 33]),
 )
-def test_bucket_widths_are_optimal(lengths, count, multiple, max_length):
-    widths = batches.choose_widths(np.array(lengths), count, max_length, multiple)
+def test_bucket_widths_are_optimal(lengths, count, max_length):
+    both = np.array([lengths, [1] * len(lengths)]).T
+    widths = batches.choose_widths(batches.LengthTable.of(both)[0], count, max_length)
     assert list(widths) == sorted(set(widths)) and len(widths) <= count
-    multiples = range(multiple, max_length + multiple, multiple)
-    allowed = sorted({min(width, max_length) for width in multiples})
+    allowed = sorted({min(width, max_length) for width in range(4, max_length + 4, 4)})
     assert set(widths) <= set(allowed)
     assert widths[-1] == min(width for width in allowed if width >= max(lengths))
     sizes = range(1, min(count, len(allowed)) + 1)
@@ -87,15 +99,16 @@ def test_bucket_widths_are_optimal(lengths, count, multiple, max_length):
 
 
 def test_widths_never_pass_the_limit():
-    assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
+    assert batches.choose_widths(table([[3, 1], [18, 18], [19, 2], [2, 20]]), 4, 18 + 2) == (4, 20)
 
 
 @pytest.mark.parametrize(
-    "arguments", [([], 1, 8), ([9], 1, 8), ([1], 0, 8), ([1], 1, 0), ([1], 1, 8, 0)]
+    "arguments", [([], 1, 8), ([[9, 1]], 1, 8), ([[1, 1]], 0, 8), ([[1, 1]], 1, 0)]
 )
 def test_invalid_widths_are_refused(arguments):
+    lengths = np.array(arguments[0], int).reshape(-1, 2)
     with pytest.raises(errors.ConfigError):
-        batches.choose_widths(np.array(arguments[0], int), *arguments[1:])
+        batches.choose_widths(table(lengths), *arguments[1:])
 
 
 def test_rows_fill_the_budget():
@@ -121,22 +134,21 @@ def test_rows_fill_the_budget():
 def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens, epoch, seed):
     encoded = corpus(count, longest)
     plan = plan_for(encoded, buckets=buckets, tokens=tokens, seed=seed)
-    epoch_batches = plan.epoch_batches(epoch)
-    assert len(epoch_batches) == plan.batches_per_epoch
-    drawn = np.concatenate([indices for _, indices in epoch_batches])
+    planned = epoch_batches(plan, epoch)
+    drawn = np.concatenate([indices for _, indices in planned])
     assert sorted(drawn.tolist()) == list(range(count))
-    for bucket, indices in epoch_batches:
+    for bucket, indices in planned:
         assert 0 < len(indices) <= plan.rows[bucket]
         assert encoded.lengths[indices].max() <= plan.widths[bucket]
-    partly = [bucket for bucket, indices in epoch_batches if len(indices) < plan.rows[bucket]]
+    partly = [bucket for bucket, indices in planned if len(indices) < plan.rows[bucket]]
     assert partly in ([], [len(plan.widths) - 1])
 
 
 def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
     lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
-    plan = batches.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
+    plan = batches.BatchPlan(table(lengths), (8, 16, 24), (3, 2, 4), seed=0)
     planned = []
-    for bucket, indices in plan.epoch_batches(0):
+    for bucket, indices in epoch_batches(plan, 0):
         planned.append((bucket, tuple(sorted(lengths[indices].max(axis=1).tolist()))))
     planned.sort()
     assert [bucket for bucket, _ in planned] == [0, 0, 1, 1, 2]
@@ -147,7 +159,7 @@ def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
 
 def test_the_order_is_a_pure_function_of_seed_and_epoch():
     def order(seed, epoch):
-        planned = plan_for(ENCODED, seed=seed).epoch_batches(epoch)
+        planned = epoch_batches(plan_for(ENCODED, seed=seed), epoch)
         return [(bucket, *indices.tolist()) for bucket, indices in planned]
 
     assert order(7, 0) == order(7, 0)
@@ -161,97 +173,87 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
 
 def test_the_order_is_the_same_in_every_version():
     # A changed order would make every unfinished run continue on other data.
-    plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
-    expected = [[2, 1], [9, 7, 8, 3], [5, 6, 4, 0]]
-    assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == expected
+    plan = batches.BatchPlan(table(np.full((10, 2), 5)), (8,), (4,), seed=3)
+    expected = [[6, 3, 0, 7], [4, 5], [9, 8, 2, 1]]
+    assert [indices.tolist() for _, indices in epoch_batches(plan, 1)] == expected
+
+
+@NO_DEADLINE
+@hypothesis.given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
+def test_a_computed_permutation_has_every_element_once(count, seed):
+    (keys,), everything = shuffle.keys(seed, 3, 1), np.arange(count)
+    order = shuffle.shuffled(everything, count, keys)
+    assert sorted(order.tolist()) == everything.tolist()
+    some = everything[::3]
+    assert np.array_equal(shuffle.shuffled(some, count, keys), order[::3])
+
+
+def test_a_computed_permutation_is_as_random_as_one_that_is_drawn():
+    at, after = np.zeros((12, 12)), np.zeros((12, 12))
+    for epoch in range(4000):
+        order = shuffle.shuffled(np.arange(12), 12, shuffle.keys(5, epoch, 1)[0])
+        at[np.arange(12), order] += 1
+        after[order[:-1], order[1:]] += 1
+    apart = after[~np.eye(12, dtype=bool)]
+    expected = 4000 / 12  # of both, with a standard deviation of 17
+    assert np.abs(at - expected).max() < 80 and np.abs(apart - expected).max() < 80
 
 
 def test_pairs_come_as_often_as_their_weights_say():
-    weights = np.repeat([2.0, 1.0, 0.4], [100, 203, 200])
-    plan = dataclasses.replace(PLAN, weights=weights)
+    parts = np.repeat([0, 1, 2], [100, 203, 200])
+    counted, order = batches.LengthTable.of(ENCODED.lengths, parts)
+    encoded, parts = ENCODED.take(order), parts[order]
+    weights = (2.0, 1.0, 0.4)
+    plan = dataclasses.replace(PLAN, table=counted, weights=weights)
     counts = np.zeros((30, 503), np.int64)
     for epoch in range(30):
-        planned = plan.epoch_batches(epoch)
-        assert len(planned) == plan.batches_per_epoch
-        for bucket, indices in planned:
+        for bucket, indices in epoch_batches(plan, epoch):
             assert len(indices) <= plan.rows[bucket]
-            assert ENCODED.lengths[indices].max() <= plan.widths[bucket]
+            assert encoded.lengths[indices].max() <= plan.widths[bucket]
             np.add.at(counts[epoch], indices, 1)
-    assert (counts[:, :100] == 2).all() and (counts[:, 100:303] == 1).all()
-    rare = counts[:, 303:]
+    assert (counts[:, parts == 0] == 2).all() and (counts[:, parts == 1] == 1).all()
+    rare = counts[:, parts == 2]
     assert rare.max() == 1 and 74 <= rare.sum(axis=1).min() == rare.sum(axis=1).max() <= 86
     assert rare.sum(axis=0).min() > 0, "every epoch draws others"
-    tokens = (ENCODED.lengths.sum(axis=1) * weights).sum()
-    cells = sum(2 * plan.rows[b] * plan.widths[b] for b, _ in plan.epoch_batches(0))
+    tokens = (encoded.lengths.sum(axis=1) * np.array(weights)[parts]).sum()
+    cells = sum(2 * plan.rows[b] * plan.widths[b] for b, _ in epoch_batches(plan, 0))
     assert plan.fill() == pytest.approx(tokens / cells)
-    again = dataclasses.replace(PLAN, weights=weights).epoch_batches(3)
-    for one, other in zip(again, plan.epoch_batches(3), strict=True):
-        assert np.array_equal(one[1], other[1])
 
 
-def test_the_number_of_pairs_of_a_weight_is_rounded_and_never_0():
+def test_the_number_of_pairs_of_a_part_is_rounded_and_never_0():
     """Three pairs with weight 0.6 come 1.8 times, seven with 0.01 come 0.07 times."""
-    weights = np.repeat([0.6, 0.01], [3, 7])
-    plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3, weights=weights)
-    drawn = np.concatenate([indices for _, indices in plan.epoch_batches(0)])
+    counted = table(np.full((10, 2), 5), np.repeat([0, 1], [3, 7]))
+    plan = batches.BatchPlan(counted, (8,), (4,), seed=3, weights=(0.6, 0.01))
+    drawn = np.concatenate([indices for _, indices in epoch_batches(plan, 0)])
     assert [(drawn < 3).sum(), (drawn >= 3).sum()] == [2, 1]
 
 
 def test_a_batch_of_weighted_pairs_is_shuffled_like_any_other():
-    plan = batches.BatchPlan(np.full((8, 2), 5), (8,), (4,), seed=3, weights=np.full(8, 2.0))
-    drawn = np.concatenate([indices for _, indices in plan.epoch_batches(0)]).tolist()
+    plan = batches.BatchPlan(table(np.full((8, 2), 5)), (8,), (4,), seed=3, weights=(2.0,))
+    drawn = np.concatenate([indices for _, indices in epoch_batches(plan, 0)]).tolist()
     assert len(drawn) == 16 and sorted(drawn) == sorted([*range(8)] * 2)
     assert sorted(drawn[:8]) != [*range(8)], "not each pair once and then once more"
 
 
 def test_steps_count_on_across_epochs():
     count = PLAN.batches_per_epoch
-    for epoch in range(4):
-        for position, (bucket, indices) in enumerate(PLAN.epoch_batches(epoch)):
-            assert PLAN.batch_indices(epoch * count + position)[0] == bucket
-            assert np.array_equal(PLAN.batch_indices(epoch * count + position)[1], indices)
+    assert not np.array_equal(PLAN.batch_indices(0)[1], PLAN.batch_indices(count)[1])
     far = PLAN.batch_indices(10**9)[1]
     assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
-    # an earlier step again, after its epoch left the cache
-    assert np.array_equal(PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1])
     with pytest.raises(errors.ConfigError, match="step=-1"):
         PLAN.batch_indices(-1)
 
 
-def test_epoch_plans_are_cached(monkeypatch):
-    plan, epochs = plan_for(ENCODED), []
-    epoch_batches = batches.BatchPlan.epoch_batches
-
-    def planned(self, epoch):
-        epochs.append(epoch)
-        return epoch_batches(self, epoch)
-
-    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", planned)
-    for step in range(3 * plan.batches_per_epoch):
-        plan.batch_indices(step)
-        plan.batch_indices(max(0, step - 5))
-    assert epochs == [0, 1, 2]
-    assert len(plan._epochs) == 2
-
-
-def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
-    plan, epochs, together = plan_for(ENCODED), [], threading.Barrier(4)
-    epoch_batches = batches.BatchPlan.epoch_batches
-
-    def slow(self, epoch):
-        epochs.append(epoch)
-        time.sleep(0.05)  # long enough for the others to ask as well
-        return epoch_batches(self, epoch)
-
-    def ask(step):
-        together.wait(30)
-        return plan.batch_indices(step)[1].tolist()
-
-    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", slow)
-    with futures.ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(ask, range(4)))
-    assert epochs == [0]
-    assert answers == [PLAN.batch_indices(step)[1].tolist() for step in range(4)]
+def test_the_plan_of_billions_of_pairs_is_as_small():
+    counts = np.array([[3 * 10**9, 10**9]])
+    both = np.stack([counts, counts], axis=-1)
+    counted = batches.LengthTable(counts, 5 * both, np.array([[[4, 4], [8, 8]]]))
+    plan = batches.BatchPlan(counted, (4, 8), (64, 32), seed=1)
+    first = [plan.batch_indices(step) for step in (0, 10**7, plan.batches_per_epoch - 1)]
+    for bucket, indices in first:
+        assert len(set(indices.tolist())) == plan.rows[bucket]
+        assert (indices >= 3 * 10**9).all() == bucket
+        assert np.abs(np.diff(indices)).min() > 1000
 
 
 def test_fill_is_the_share_of_tokens():
@@ -259,24 +261,23 @@ def test_fill_is_the_share_of_tokens():
     sources, targets = zip(*((each.source, each.target_out) for each in stream), strict=True)
     tokens = sum((ids != IDS.source_pad).sum() for ids in sources)
     tokens += sum((ids != IDS.target_pad).sum() for ids in targets)
-    filler = sum(PLAN.rows[bucket] - len(indices) for bucket, indices in PLAN.epoch_batches(0))
+    filler = sum(PLAN.rows[bucket] - len(indices) for bucket, indices in epoch_batches(PLAN, 0))
     size = sum(ids.size for ids in (*sources, *targets))
     assert PLAN.fill() == pytest.approx((tokens - filler) / size, abs=1e-12)
-    assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
-    narrow = batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), 0, target_widths=(6,))
+    assert batches.BatchPlan(table([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
+    narrow = batches.BatchPlan(table([[2, 6]] * 3), (8,), (2,), 0, target_widths=(6,))
     assert narrow.fill() == 24 / 56
 
 
 def test_the_targets_of_a_bucket_fit_with_those_left_over_in_others():
-    lengths = np.array([[3, 11], [14, 2]])
-    assert batches.target_widths(lengths, (12, 16)) == (12, 12)
-    assert batches.target_widths(np.array([[2, 3], [14, 13]]), (12, 16, 20)) == (4, 16, 16)
-    assert batches.target_widths(np.array([[2, 13]]), (14,)) == (14,)
+    assert batches.target_widths(table([[3, 11], [14, 2]]), (12, 16)) == (12, 12)
+    assert batches.target_widths(table([[2, 3], [14, 13]]), (12, 16, 20)) == (4, 16, 16)
+    assert batches.target_widths(table([[2, 13]]), (14,)) == (14,)
 
 
 def test_a_pair_wider_than_all_buckets_is_refused():
     with pytest.raises(errors.ConfigError, match=r"length of 9 .* widest bucket, 8"):
-        batches.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
+        batches.BatchPlan(table([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
     with pytest.raises(errors.ConfigError, match="widest bucket, 8"):
         list(batches.by_length(np.array([9]), (8,), (2,)))
 
@@ -292,7 +293,7 @@ def test_a_batch_has_tokens_special_tokens_and_padding():
         np.arange(2),
         dropped_long=0,
     )
-    batch = batches.make_batch(encoded, np.array([1, 0]), width=4, rows=3)
+    batch = batches.make_batch(encoded.take(np.array([1, 0])), width=4, rows=3)
     assert batch.source.tolist() == [[3, 1, 1, 1], [10, 11, 3, 1], [3, 1, 1, 1]]
     assert batch.target_in.tolist() == [[2, 21, 22, 23], [2, 20, 0, 0], [2, 0, 0, 0]]
     assert batch.target_out.tolist() == [[21, 22, 23, 4], [20, 4, 0, 0], [0, 0, 0, 0]]
@@ -369,7 +370,7 @@ def test_an_open_stream_does_not_delay_the_exit():
         "from jax_transformer.data import batches as b, encoding as e\n"
         "rows = [np.ones(3, np.int32)] * 9\n"
         "encoded = e.EncodedPairs(rows, rows, e.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0)\n"
-        "plan = b.BatchPlan(encoded.lengths, (8,), (2,), 0)\n"
+        "plan = b.BatchPlan(b.LengthTable.of(encoded.lengths)[0], (8,), (2,), 0)\n"
         "stream = b.train_stream(encoded, plan, num_threads=2)\n"
         "print(next(stream).source.shape)"
     )

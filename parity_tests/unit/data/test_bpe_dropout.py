@@ -25,8 +25,20 @@ PAIRS = [(line, line[::-1]) for line in LINES if line]
 ENCODED = encoding.encode_pairs(PAIRS, WORDS, WORDS, 40)
 
 
+EVERYTHING = np.arange(len(PAIRS))
+
+
 def dropped(rate: float, seed: int = 0) -> bpe_dropout.DroppedPairs:
-    return bpe_dropout.dropped_pairs(rate, ENCODED, PAIRS, WORDS, WORDS, seed)
+    return bpe_dropout.dropped_pairs(rate, PAIRS, WORDS, WORDS, seed)
+
+
+def drawn_at(step: int, rate: float, seed: int = 0, width: int = 40) -> encoding.EncodedPairs:
+    return dropped(rate, seed).at(step, EVERYTHING, ENCODED, width)
+
+
+def plan() -> tuple[encoding.EncodedPairs, batches.BatchPlan]:
+    table, order = batches.LengthTable.of(dropped(0.3).lengths(ENCODED, 40))
+    return ENCODED.take(order), batches.BatchPlan(table, (16, 40), (4, 2), 0)
 
 
 def test_tokens_are_as_likely_as_in_the_library():
@@ -52,12 +64,11 @@ def test_without_a_drop_the_merges_are_those_of_the_library():
 
 
 def test_tokens_depend_on_seed_and_step_and_keep_the_text():
-    everything = np.arange(len(PAIRS))
-    first = dropped(0.3).at(7, everything, 40)
+    first = drawn_at(7, 0.3)
     for other, same in (
-        (dropped(0.3).at(7, everything, 40), True),
-        (dropped(0.3).at(8, everything, 40), False),
-        (dropped(0.3, seed=1).at(7, everything, 40), False),
+        (drawn_at(7, 0.3), True),
+        (drawn_at(8, 0.3), False),
+        (drawn_at(7, 0.3, seed=1), False),
     ):
         equal = [np.array_equal(a, b) for a, b in zip(first.sources, other.sources, strict=True)]
         assert all(equal) == same
@@ -68,46 +79,46 @@ def test_tokens_depend_on_seed_and_step_and_keep_the_text():
 
 
 def test_no_line_outgrows_its_batch():
-    everything = np.arange(len(PAIRS))
     width = int(ENCODED.lengths.max())
-    tight = dropped(0.9).at(0, everything, width)
+    tight = drawn_at(0, 0.9, width=width)
     assert tight.lengths.max() == width
     assert [WORDS.decode(ids) for ids in tight.sources] == [source for source, _ in PAIRS]
-    lengths = dropped(0.9).lengths(40)
+    lengths = dropped(0.9).lengths(ENCODED, 40)
     assert (lengths >= ENCODED.lengths).all() and lengths.max() <= 40
     assert lengths.sum() > 1.2 * ENCODED.lengths.sum()
 
 
 def test_a_stream_that_begins_later_has_the_same_batches():
-    plan = batches.BatchPlan(dropped(0.3).lengths(40), (16, 40), (4, 2), 0)
+    ordered, batch_plan = plan()
     complete, later = (
-        list(batches.train_stream(ENCODED, plan, start, 12, drawn=dropped(0.3))) for start in (0, 5)
+        list(batches.train_stream(ordered, batch_plan, start, 12, drawn=dropped(0.3)))
+        for start in (0, 5)
     )
     assert len(complete[5:]) == len(later)
     for one, other in zip(complete[5:], later, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-    without = next(batches.train_stream(ENCODED, plan, 0, 1))
+    without = next(batches.train_stream(ordered, batch_plan, 0, 1))
     assert not np.array_equal(complete[0].source, without.source)
 
 
 def test_every_seed_and_step_has_tokens_of_its_own():
-    everything, numbers = np.arange(len(PAIRS)), (0, 1, 11, 111)
+    numbers = (0, 1, 11, 111)
     drawn = {
-        np.concatenate(dropped(0.5, seed).at(step, everything, 40).sources).tobytes()
+        np.concatenate(drawn_at(step, 0.5, seed).sources).tobytes()
         for seed, step in itertools.product(numbers, repeat=2)
     }
     assert len(drawn) == len(numbers) ** 2
 
 
 def test_each_epoch_is_dropped_anew():
-    plan = batches.BatchPlan(dropped(0.3).lengths(40), (16, 40), (4, 2), 0)
-    steps = batches._Steps(ENCODED, plan, dropped(0.3))
-    for step in (0, plan.batches_per_epoch, 2 * plan.batches_per_epoch + 1):
-        bucket, indices = plan.batch_indices(step)
-        width, rows = plan.widths[bucket], plan.rows[bucket]
-        drawn = dropped(0.3).at(step, indices, width)
-        expected = batches.make_batch(drawn, np.arange(len(indices)), width, rows)
-        assert all(map(np.array_equal, steps[step], expected))
+    ordered, batch_plan = plan()
+    count = batch_plan.batches_per_epoch
+    for step in (0, count, 2 * count + 1):
+        bucket, indices = batch_plan.batch_indices(step)
+        width, rows = batch_plan.widths[bucket], batch_plan.rows[bucket]
+        drawn = dropped(0.3).at(step, indices, ordered.take(indices), width)
+        batch = next(batches.train_stream(ordered, batch_plan, step, step + 1, drawn=dropped(0.3)))
+        assert all(map(np.array_equal, batch, batches.make_batch(drawn, width, rows)))
 
 
 @pytest.mark.parametrize("width", [None, 60])
@@ -124,9 +135,9 @@ def test_each_side_is_dropped_by_its_own_tokenizer_within_its_own_room(width):
     both = zip(encoded.sources, encoded.targets, strict=True)
     lengths = [[len(s) + 2, len(t) + 3] for s, t in both]
     assert encoded.lengths.tolist() == lengths and encoded.dropped_long == 1
-    pairs_of_steps = bpe_dropout.dropped_pairs(0.9, encoded, pairs, WORDS, small, 0)
+    pairs_of_steps = bpe_dropout.dropped_pairs(0.9, pairs, WORDS, small, 0)
     width = width or encoded.lengths.max() + 2
-    drawn = pairs_of_steps.at(3, np.arange(len(PAIRS)), int(width))
+    drawn = pairs_of_steps.at(3, EVERYTHING, encoded, int(width))
     assert drawn.added == encoded.added and drawn.lengths.max() <= width
     assert [WORDS.decode(ids) for ids in drawn.sources] == [source for source, _ in pairs[1:]]
     assert [small.decode(ids) for ids in drawn.targets] == [t.lower() for _, t in pairs[1:]]

@@ -95,8 +95,11 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     limits = {"max_source_length": 30, "max_target_length": 30}
     data = prepared(tmp_path, **named, **limits, train_weights=(3.0, 0.5))
     assert data.about["dropped_long"] == 1
-    assert data.plan.weights.tolist() == [3.0] * 19 + [0.5] * 41
-    assert prepared(tmp_path, **named, **limits).plan.weights is None
+    assert data.plan.weights == (3.0, 0.5)
+    assert data.plan.table.counts.sum(axis=1).tolist() == [19, 41]
+    texts = [data.tokenizer.decode(ids) for ids in data.train.sources]
+    assert sorted(texts[:19]) == sorted(source for source, _ in TRAIN[:19])
+    assert prepared(tmp_path, **named, **limits).plan.weights == ()
     a, b, valid = (
         write_lines(tmp_path, **{name: pairs}).values()
         for name, pairs in (("a", [("", "leer"), *TRAIN[:19]]), ("b", TRAIN[19:]), ("valid", VALID))
@@ -104,17 +107,18 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     names = ("train_source", "train_target", "valid_source", "valid_target")
     files = dict(zip(names, (*map(operator.add, a, b), *valid), strict=True))
     data = prepared(tmp_path, **files, train_weights=(3.0, 0.5))
-    assert data.plan.weights.tolist() == [3.0] * 19 + [0.5] * 41
+    assert data.plan.table.counts.sum(axis=1).tolist() == [19, 41]
 
 
 def test_dropout_has_the_seed_of_the_run_and_the_tokenizer_of_each_side(tmp_path, lines):
     chosen = options(OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, bpe_dropout=0.5)
     data = corpus.prepare(dataclasses.replace(chosen, seed=5), RunFolder(tmp_path / "run"))
-    drawn = data.drawn.at(0, np.arange(60), 40)
+    drawn = data.drawn.at(0, np.arange(60), data.train, 40)
     assert data.drawn.seed == 5
     assert (drawn.lengths.sum(axis=0) > 1.2 * data.train.lengths.sum(axis=0)).all()
-    assert (data.plan.lengths > data.train.lengths).any()
-    assert np.array_equal(data.plan.lengths, data.drawn.lengths(40))
+    lengths = data.drawn.lengths(data.train, 40)
+    assert (lengths > data.train.lengths).any()
+    assert data.plan.table.tokens.sum(axis=(0, 1)).tolist() == lengths.sum(axis=0).tolist()
 
 
 def test_two_vocabularies_that_are_trained_have_the_model_s_pad_ids():
@@ -273,8 +277,8 @@ def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     assert data.valid_pairs == [] and data.about["train_pairs"] == len(data.train.sources)
     texts = [data.tokenizer.decode(ids) for ids in data.train.sources]
     if packed is None:
-        assert texts == long
-    assert data.plan.lengths.max() <= (packed or 40)
+        assert sorted(texts) == sorted(long)
+    assert data.plan.table.longest.max() <= (packed or 40)
     first, second = (
         next(iter(batches.train_stream(data.train, data.plan, n, n + 1, drawn=data.drawn)))
         for n in (0, data.plan.batches_per_epoch)
@@ -286,9 +290,9 @@ def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     assert first.target_out.shape[1] in data.plan.target_widths
     if packed is None:
         bucket, indices = data.plan.batch_indices(data.plan.batches_per_epoch)
-        drawn = data.drawn.at(data.plan.batches_per_epoch, indices, 0)
-        expected = (data.plan.widths[bucket], data.plan.rows[bucket], other)
-        expected = batches.make_batch(drawn, np.arange(len(indices)), *expected)
+        drawn = data.drawn.at(data.plan.batches_per_epoch, indices, data.train.take(indices), 0)
+        shape = (data.plan.widths[bucket], data.plan.rows[bucket], other)
+        expected = batches.make_batch(drawn, *shape)
         assert all(map(np.array_equal, second, expected))
     for batch in (first, second):  # every text begins with a token and its target with a sentinel
         begins = batch.target_in == data.config.bos_id

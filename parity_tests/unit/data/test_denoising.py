@@ -49,8 +49,8 @@ def test_a_thousand_texts_equal_the_reference_with_the_same_spans(noise, monkeyp
 
     monkeypatch.setattr(denoising, "corrupt", recorded)
     sentinels = tuple(range(199, 99, -1))
-    corrupted = denoising.CorruptedTexts(encoded, noise, sentinels, 3)
-    drawn = corrupted.at(7, np.arange(1000), 0)
+    corrupted = denoising.CorruptedTexts(noise, sentinels, 3)
+    drawn = corrupted.at(7, np.arange(1000), encoded, 0)
     for i, text in enumerate(tokens):
         parts = all_parts[i]
         assert parts.min() >= 1 and parts.sum() == len(text)
@@ -58,7 +58,7 @@ def test_a_thousand_texts_equal_the_reference_with_the_same_spans(noise, monkeyp
         mask = np.repeat(np.arange(2 * len(parts)) % 2 == 1, parts.reshape(-1))
         expected = reference(text, mask, sentinels)
         assert [drawn.sources[i].tolist(), drawn.targets[i].tolist()] == expected
-    assert np.array_equal(drawn.lengths, corrupted.lengths())
+    assert np.array_equal(drawn.lengths, corrupted.lengths(encoded, 0))
 
 
 def test_the_amount_of_noise_is_that_of_t5():
@@ -82,21 +82,30 @@ def test_the_parts_of_a_text_are_drawn_uniformly():
 
 
 def test_spans_depend_on_step_and_seed_and_nothing_else():
-    chosen = np.array([2, 0])
-    first, again = (texts().at(3, chosen, 0) for _ in range(2))
-    assert list(map(list, first.sources)) == list(map(list, again.sources))
-    for other in (texts().at(4, chosen, 0), texts(seed=5).at(3, chosen, 0)):
-        assert list(map(list, first.sources)) != list(map(list, other.sources))
+    def drawn(step: int, seed: int = 4, chosen=(2, 0)) -> list[list[int]]:
+        encoded, corrupted = texts(seed=seed)
+        numbers = np.array(chosen)
+        return list(map(list, corrupted.at(step, numbers, encoded.take(numbers), 0).sources))
+
+    first = drawn(3)
+    assert drawn(3) == first and drawn(3, chosen=(0,)) == first[1:]
+    assert first not in (drawn(4), drawn(3, seed=5))
+
+
+def test_equal_texts_have_spans_of_their_own():
+    encoded, corrupted = texts([LINES[2]] * 2)
+    one, other = corrupted.at(0, np.arange(2), encoded.take(np.arange(2)), 0).sources
+    assert one.tolist() != other.tolist()
 
 
 def test_a_long_line_is_cut_into_texts_that_fit_with_their_special_tokens():
-    corrupted = texts(longest=(20, 9))
+    encoded, corrupted = texts(longest=(20, 9))
     tokens = [ids for line in LINES for ids in WORDS.encode(line)]
-    assert np.concatenate(corrupted.encoded.sources).tolist() == tokens
-    assert corrupted.lengths().max(axis=0).tolist() == [20, 5]
-    assert corrupted.encoded.indices.tolist() == sorted(corrupted.encoded.indices)
-    drawn = corrupted.at(0, np.arange(len(corrupted.encoded.sources)), 0)
-    assert np.array_equal(drawn.lengths, corrupted.lengths())
+    assert np.concatenate(encoded.sources).tolist() == tokens
+    assert corrupted.lengths(encoded, 0).max(axis=0).tolist() == [20, 5]
+    assert encoded.indices.tolist() == sorted(encoded.indices)
+    drawn = corrupted.at(0, np.arange(len(encoded.sources)), encoded, 0)
+    assert np.array_equal(drawn.lengths, corrupted.lengths(encoded, 0))
     assert drawn.special_tokens[0].suffix == (1,)
 
 
@@ -115,7 +124,7 @@ def test_what_cannot_be_corrupted_is_refused():
     with pytest.raises(ConfigError, match="the tokenizer has 0 sentinels <extra_id_0>"):
         texts(words=Tokenizer.train(LINES, 400, **IDS))
     few = Tokenizer.train(LINES, 400, **IDS, sentinels=3)
-    assert texts(words=few, longest=(59, 59)).sentinels == few.sentinels
+    assert texts(words=few, longest=(59, 59))[1].sentinels == few.sentinels
     with pytest.raises(
         ConfigError, match="replaces up to 4 spans of a text, and the tokenizer has 3"
     ):

@@ -181,7 +181,7 @@ def test_batches_have_the_special_tokens_of_a_line(family, languages, tmp_path):
     )
     lengths = [*zip(map(len, sources), map(len, targets), strict=True)]
     assert [*map(tuple, encoded.lengths.tolist())] == lengths
-    batch = batches.make_batch(encoded, np.array([0, 1]), 40, 3)
+    batch = batches.make_batch(encoded, 40, 3)
     sources.append([*loaded.source.prefix, *loaded.source.suffix])
     begun = [[loaded.bos_id, *target[:-1]] for target in targets] + [[loaded.bos_id]]
     for ids, expected in zip(batch, (sources, begun, [*targets, []]), strict=True):

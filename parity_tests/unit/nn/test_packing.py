@@ -56,10 +56,10 @@ def both(pairs: encoding.EncodedPairs) -> tuple[batches.PackedBatch, batches.Bat
     """The same pairs, packed in rows of which one is filler, and one a row."""
     rows = packing.pack(pairs.lengths, WIDTHS, np.arange(len(pairs.sources)))
     assert max(map(len, rows)) > 1 and len(rows) < ROWS
-    everything = np.arange(len(pairs.sources))
+    in_rows = pairs.take(np.concatenate(rows))
     return (
-        batches.packed_batch(pairs, rows, WIDTHS, ROWS),
-        batches.make_batch(pairs, everything, 9, len(everything)),
+        batches.packed_batch(in_rows, list(map(len, rows)), WIDTHS, ROWS),
+        batches.make_batch(pairs, 9, len(pairs.sources)),
     )
 
 
@@ -90,7 +90,7 @@ def test_packed_pairs_have_the_loss_and_the_gradients_of_pairs_alone(name):
 def test_the_segments_count_a_row_and_say_where_padding_is():
     config = model_of({"source_pad_id": 1, "target_pad_id": 0})
     pairs = encoded(config, np.array([(2, 1), (3, 4)]))
-    batch = batches.packed_batch(pairs, [np.array([1, 0])], (9, 8), 2)
+    batch = batches.packed_batch(pairs.take(np.array([1, 0])), [2], (9, 8), 2)
     a, b = (pairs.sources[i].tolist() for i in (0, 1))
     x, y = (pairs.targets[i].tolist() for i in (0, 1))
     eos, bos, source_pad, pad = config.eos_id, config.bos_id, 1, 0
@@ -109,17 +109,17 @@ def test_the_segments_count_a_row_and_say_where_padding_is():
 @hypothesis.given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60),
     st.integers(12, 40),
-    st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=60, max_size=60),
+    st.lists(st.integers(0, 2), min_size=60, max_size=60),
 )
-def test_every_pair_is_in_one_row_that_has_room(lengths, width, weights):
-    array, of_pairs = np.array(lengths), np.array(weights[: len(lengths)])
+def test_every_pair_is_in_one_row_that_has_room(lengths, width, parts):
+    array, of_pairs = np.array(lengths), np.array(parts[: len(lengths)])
     for each in (None, of_pairs):
         rows = packing.pack_all(array, width, 3, each)
         assert sorted(itertools.chain.from_iterable(rows.pairs)) == list(range(len(lengths)))
         assert rows.lengths.tolist() == [array[row].sum(axis=0).tolist() for row in rows.pairs]
         assert (rows.lengths.max(axis=0) <= rows.widths).all() and max(rows.widths) == width
         if each is not None:
-            assert [set(each[row]) for row in rows.pairs] == [{weight} for weight in rows.weights]
+            assert [set(each[row]) for row in rows.pairs] == [{part} for part in rows.parts]
 
 
 def test_rows_are_full_and_depend_on_the_seed():
