@@ -161,7 +161,7 @@ class BatchPlan:
 
     @functools.cached_property
     def _draws(self) -> Int[np.ndarray, "p k"]:
-        """How many pairs of each part an epoch has in a bucket."""
+        """The number of pairs of each part that an epoch has in a bucket."""
         if not self.weights:
             return self._sizes
         draws = np.rint(self._sizes * np.array(self.weights)[:, None]).astype(np.int64)
@@ -169,7 +169,7 @@ class BatchPlan:
 
     @functools.cached_property
     def _left(self) -> Int[np.ndarray, " k"]:
-        """How many pairs each bucket gets from the narrower ones, where they fill no batch."""
+        """The number of pairs each bucket gets from the narrower ones, where they fill no batch."""
         left, sizes = [0], self._draws.sum(axis=0)
         for size, rows in zip(sizes[:-1].tolist(), self.rows, strict=False):
             left.append((left[-1] + size) % rows)
@@ -362,7 +362,7 @@ def pad_rows(
 
 @runtime_checkable
 class Drawn(Protocol):
-    """What gives pairs other tokens at every step."""
+    """A source of other tokens for pairs at every step."""
 
     def at(
         self, step: int, numbers: Int[np.ndarray, " b"], pairs: EncodedPairs, width: int

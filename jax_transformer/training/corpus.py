@@ -52,7 +52,7 @@ class Corpus:
     init_source: "InitSource | None" = None
     """The model that the run starts from. None: random weights."""
     drawn: Drawn | None = None
-    """What gives ``train`` other tokens at each step: BPE dropout, or span corruption."""
+    """Other tokens for ``train`` at each step: of BPE dropout, or span corruption."""
 
 
 def prepare(
