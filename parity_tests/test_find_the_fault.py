@@ -11,7 +11,6 @@ NOTEBOOK = runs.ROOT / "docs/notebooks/find_the_fault.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 EXERCISES = [code for code in CODE if "class Ours(" in code and "\ncheck(" in code]
-IN_ATTENTION = "attention: its input agrees and its output differs"
 # What the report says, the wrong piece, and the right one
 SOLUTIONS = [
     ("down | down: its input agrees and its output differs", ", use_bias=False", ""),
@@ -37,9 +36,17 @@ SOLUTIONS = [
         "self.table[...]",
         "self.tokens.embedding[...]",
     ),
-    (IN_ATTENTION, "math.sqrt(WIDTH)", "math.sqrt(q.shape[-1])"),
-    (IN_ATTENTION, "(weights @ v).reshape", "(weights @ v).swapaxes(1, 2).reshape"),
-    (IN_ATTENTION, "axis=-2", "axis=-1"),
+    (
+        "in it, the input of softmax is the first that differs",
+        "math.sqrt(WIDTH)",
+        "math.sqrt(q.shape[-1])",
+    ),
+    (
+        "in it, the input of out is the first that differs after softmax",
+        "(weights @ v).reshape",
+        "(weights @ v).swapaxes(1, 2).reshape",
+    ),
+    ("attention.softmax: its input agrees and its output differs", "axis=-2", "axis=-1"),
     ("its mask differs in 6 of 50 places", "k=1, ", ""),
     ("its mask differs in 16 of 50 places, first at (0, 0, 1)", "| (ids", "& (ids"),
 ]
