@@ -1,9 +1,11 @@
-"""Pictures of trained runs for the documentation.
+"""Pictures of trained runs and of a report, for the documentation.
 
     python tools/pictures.py curves docs/documents-curves.png RUN ...
     python tools/pictures.py attention docs/attention.png RUN "<2de> March 5, 2024"
+    python tools/pictures.py parity docs/parity-map.png
 
-The first takes the ten runs of the notebooks docs/notebooks/document_*.ipynb.
+The first takes the ten runs of the notebooks docs/notebooks/document_*.ipynb. The last makes a port
+with one fault, and draws the report of its comparison.
 """
 
 import argparse
@@ -15,8 +17,12 @@ from typing import Any
 
 import matplotlib.style
 import numpy as np
+import torch
+from flax import nnx
 from matplotlib.figure import Figure
 
+import jax_transformer as jt
+from jax_transformer.architectures import twins
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator
 from jax_transformer.storage.run_folder import RunFolder
@@ -76,20 +82,61 @@ def draw_attention(run: Path, line: str) -> Figure:
     return drawn
 
 
+def draw_parity() -> Figure:
+    """Largest difference of each module's output, in order, for a port with one fault; 0 is 1e-17."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 64}
+    port = jt.Transformer(jt.preset("lesson10", **sizes), rngs=nnx.Rngs(0))
+    original = twins.twin(port.config).eval()
+    jt.convert.into_torch(port, original)
+    kernel = port.encoder.blocks[1].feed_forward.down.kernel
+    kernel[...] = kernel[...].at[5, 3].add(1e-3)
+    batch = [np.random.default_rng(seed).integers(4, 50, (2, 9)) for seed in (0, 1)]
+    report = jt.parity.compare(port, original, batch, gradients=False)
+    first = report.first_fault
+    assert first is not None
+    outputs = {entry.ours: entry.output for entry in report.entries if entry.output}
+    values = [max(each.wide.max_abs, 1e-17) for each in outputs.values()]
+    with matplotlib.style.context(["default", curves.STYLE]):
+        drawn = Figure(figsize=(9, 4.6), layout="constrained")
+        axes = drawn.subplots()
+        at = list(outputs).index(first.ours)
+        for agrees, colour in ((True, curves.BLUE), (False, curves.ORANGE)):
+            chosen = [i for i, each in enumerate(outputs.values()) if each.agrees is agrees]
+            label = "agrees" if agrees else "differs"
+            axes.plot(chosen, [values[i] for i in chosen], "o", color=colour, label=label)
+        axes.legend(frameon=False, loc="lower right")
+        axes.set_yscale("log")
+        axes.annotate(
+            f"the first that differs:\n{first.ours}",
+            (at, values[at]),
+            (0.02, 0.72),
+            textcoords="axes fraction",
+            arrowprops={"arrowstyle": "->", "color": "#555555"},
+        )
+        axes.set_title("One weight of a port is wrong by 0.001")
+        axes.set_xlabel("modules, in the order in which they end")
+        axes.set_ylabel("largest difference in float64")
+    return drawn
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="picture", required=True)
-    for name in ("curves", "attention"):
+    for name, runs in (("curves", "+"), ("attention", 1), ("parity", 0)):
         each = commands.add_parser(name)
         each.add_argument("file", type=Path)
-        each.add_argument("runs", type=Path, nargs="+" if name == "curves" else 1)
+        if runs:
+            each.add_argument("runs", type=Path, nargs=runs)
         if name == "attention":
             each.add_argument("line")
     options = parser.parse_args()
     if options.picture == "curves":
         drawn = draw_curves(options.runs)
+    elif options.picture == "parity":
+        drawn = draw_parity()
     else:
         drawn = draw_attention(options.runs[0], options.line)
     drawn.savefig(options.file, dpi=150)
