@@ -6,7 +6,7 @@ Importing this package loads neither jax nor torch: every name below is looked u
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Architecture": "architectures.base",
