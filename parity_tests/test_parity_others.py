@@ -172,6 +172,23 @@ def test_models_that_cannot_be_compared_are_refused(sequential):
         assert message in str(error.value)
 
 
+def test_padding_is_not_compared(sequential):
+    positions = np.arange(5) < np.array([[5], [3], [1]])
+    model, other = ported(sequential), jnp.where(positions[..., None], 0, 1)
+    options = {"call_flax": lambda model, x: model(x + other.astype(x.dtype))}
+    assert not compare(model, sequential, batch(), RULES, **options).agrees
+    options["positions"] = positions
+    report = compare(model, sequential, batch(), RULES, **options)
+    report.check()
+    assert all(len(entry.parameters) == 2 for entry in report.entries)
+    model.norm.bias[...] += 1
+    report = compare(model, sequential, batch(), RULES, **options)
+    assert report.first_fault.ours == "norm" and [each.ours for each in report.faults] == ["norm"]
+    for wrong in (positions.T, positions.astype(int)):
+        with pytest.raises(ConfigError, match="must be booleans for the first axes of the result"):
+            compare(model, sequential, batch(), RULES, positions=wrong)
+
+
 def test_a_batch_may_be_one_array_and_is_not_a_dict(sequential):
     x = batch()[0]
     report = compare(ported(sequential), sequential, x, RULES, gradients=False)

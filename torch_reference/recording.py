@@ -76,6 +76,7 @@ def record(
     dtype: str = "float64",
     seed: int | None = 0,
     call: Callable[..., Any] | None = None,
+    positions: np.ndarray | None = None,
 ) -> Recording:
     """Run a copy of ``module`` in ``dtype`` on ``batch`` and record it.
 
@@ -86,16 +87,17 @@ def record(
         seed: seed of R in the loss ``sum(R * output)`` whose gradients are recorded, with R
             standard normal; None records no gradients.
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
+        positions: R is 0 but where these booleans are True, on the first axes of the output.
     """
     if dtype == "float64":
         try:
-            return _record(module, batch, names, dtype, seed, call, wide=True)
+            return _record(module, batch, names, dtype, seed, call, positions, wide=True)
         except Exception as error:  # an operation that needs its dtype, among others
-            recording = _record(module, batch, names, dtype, seed, call, wide=False)
+            recording = _record(module, batch, names, dtype, seed, call, positions, wide=False)
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
             recording.note = f"the PyTorch model is not run in float64 everywhere ({reason})"
             return recording
-    return _record(module, batch, names, dtype, seed, call, wide=False)
+    return _record(module, batch, names, dtype, seed, call, positions, wide=False)
 
 
 class _Wide(TorchDispatchMode):
@@ -147,6 +149,7 @@ def _record(
     dtype: str,
     seed: int | None,
     call: Callable[..., Any] | None,
+    positions: np.ndarray | None,
     *,
     wide: bool,
 ) -> Recording:
@@ -210,6 +213,8 @@ def _record(
         recording.result = _array(output)
         if seed is not None and output.requires_grad:
             weights = np.random.default_rng(seed).standard_normal(output.shape)
+            if positions is not None and positions.shape == output.shape[: positions.ndim]:
+                weights[~positions] = 0
             (output * torch.from_numpy(weights).to(output.dtype)).sum().backward()
             recording.parameters = {
                 name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None

@@ -131,6 +131,7 @@ def recorded(
     dtype: str,
     seed: int | None,
     call: Callable[..., object] | None = None,
+    positions: np.ndarray | None = None,
 ) -> Any:
     """Return inputs and outputs of every module of a PyTorch model, computed in ``dtype``.
 
@@ -138,7 +139,8 @@ def recorded(
     """
     from torch_reference import recording
 
-    return recording.record(module, batch, dtype=dtype, seed=seed, call=call)
+    options: dict[str, Any] = {"dtype": dtype, "seed": seed, "call": call}
+    return recording.record(module, batch, **options, positions=positions)
 
 
 def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig) -> Arguments:

@@ -42,6 +42,7 @@ def compare(
     seed: int = 0,
     call_flax: Callable[..., Any] | None = None,
     call_torch: Callable[..., Any] | None = None,
+    positions: np.ndarray | None = None,
     architecture: Architecture | str | None = None,
 ) -> Report:
     """Return a report on the first module in which two models that should be equal differ.
@@ -66,6 +67,8 @@ def compare(
         call_flax: ``call_flax(model, *batch)`` instead of ``model(*batch)``: another method, or
             dropout with given masks.
         call_torch: the same for the PyTorch module.
+        positions: booleans, such as (b, t): arrays that begin with these axes are compared where
+            they are True, and only there the result counts for gradients. Padding may differ.
         architecture: whose names the PyTorch module has, as an Architecture or a registered name;
             ``flax_model.config.architecture`` if None. Only for this project's models.
 
@@ -76,9 +79,11 @@ def compare(
     from jax_transformer.architectures import twins
 
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        return twins.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
+        options: dict[str, Any] = {"call": call_torch, "positions": positions}
+        return twins.recorded(torch_module, batch, dtype=dtype, seed=seed, **options)
 
     options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
+    options |= {"positions": positions}
     options |= {"call": call_flax, "architecture": architecture}
     report = compare_recorded(flax_model, record, batch, rules_or_pairs, **options)
     if torch_module.training and not report.agrees:
@@ -96,11 +101,13 @@ def compare_recorded(
     gradients: bool = True,
     seed: int = 0,
     call: Callable[..., Any] | None = None,
+    positions: np.ndarray | None = None,
     architecture: Architecture | str | None = None,
 ) -> Report:
     """Return a report as :func:`compare` returns it, for a PyTorch model that may run anywhere.
 
-    ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns.
+    ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns, with
+    gradients at the same ``positions``.
     """
     table = _weight_table(flax_model, architecture)
     function = model_function(flax_model, call)
@@ -109,7 +116,7 @@ def compare_recorded(
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
     batch = arguments(batch)
-    ours = recording.Recorder(function, batch)
+    ours = recording.Recorder(function, batch, positions)
 
     def record_ours(dtype: str, **options: Any) -> Recording:
         x64 = dtype == "float64" or bool(jax.config.read("jax_enable_x64"))
@@ -135,7 +142,7 @@ def compare_recorded(
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     notes += [_GUESSED] if guessed else []
-    compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest)
+    compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest, positions)
     getters = pairs.gradient_getters(table, function, paired)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed, "pairs": len(paired)}

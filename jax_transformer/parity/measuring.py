@@ -24,7 +24,8 @@ _NEARER = 1e-3
 
 class PairedRuns:
     """Recordings of both models by dtype, float64 among them, or in its place ``widest``. ``split``
-    names modules whose input gradients cannot be compared.
+    names modules whose input gradients cannot be compared. ``positions`` are those of
+    :func:`.comparison.compare`.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class PairedRuns:
         native_dtype: str,
         split: Collection[str],
         widest: str = "float64",
+        positions: np.ndarray | None = None,
     ):
         self.runs, self.native_dtype, self.split = runs, native_dtype, split
+        self.positions = positions
         self.widest = widest
         self.ours, self.theirs = runs["float64"]
         self.calls: dict[str, str] = {}
@@ -55,6 +58,12 @@ class PairedRuns:
             raise ConfigError(
                 f"the Flax model returns shape {ours} and the PyTorch model {theirs}: pass"
                 " call_flax= or call_torch= to make them equal"
+            )
+        at = self.positions
+        if at is not None and (at.dtype != bool or at.shape != (theirs or ())[: at.ndim]):
+            raise ConfigError(
+                f"positions have shape {at.shape} and dtype {at.dtype}: must be booleans for the"
+                f" first axes of the result, {theirs}"
             )
         both = {dtype: (one.result, other.result) for dtype, (one, other) in self.runs.items()}
         measurement = self._measure(both)
@@ -241,21 +250,31 @@ class PairedRuns:
         self, arrays: Mapping[str, tuple[Any, Any]], order: Sequence[int], native_dtype: str
     ) -> Measurement:
         """Return the measurement of an array, by dtype, with our axes in that order."""
-        sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
+        both = {
+            dtype: [self._compared(x) for x in (as_theirs(ours, order, theirs.shape), theirs)]
+            for dtype, (ours, theirs) in arrays.items()
+        }
+        sides = list(zip(both["float32"], both["float64"], strict=True))
 
         def in_dtype(key: str, dtype: str) -> tuple[difference.Difference, float]:
-            ours, theirs = arrays[key]
-            ours = as_theirs(ours, order, theirs.shape)
+            ours, theirs = both[key]
             measured = difference.difference(ours, theirs, dtype)
             floor = difference.rounding_floor(sides, dtype)
             return measured, difference.times_floor(measured, floor)
 
         errors = (
             difference.rounding_error(narrow, wide)
-            for narrow, wide in zip(arrays[native_dtype], arrays["float64"], strict=True)
+            for narrow, wide in zip(both[native_dtype], both["float64"], strict=True)
         )
         wide, narrow = in_dtype("float64", self.widest), in_dtype(native_dtype, native_dtype)
         return Measurement(*wide, *narrow, *errors)
+
+    def _compared(self, array: np.ndarray) -> np.ndarray:
+        """Return an array with zeros at the positions that are not compared."""
+        if self.positions is None or array.shape[: self.positions.ndim] != self.positions.shape:
+            return array
+        ones = [1] * (array.ndim - self.positions.ndim)
+        return np.where(self.positions.reshape(*self.positions.shape, *ones), array, 0)
 
 
 def shows(measurement: Measurement | None) -> bool:

@@ -109,6 +109,8 @@ class Recorder:
 
     function: ModelFunction
     batch: Sequence[Any]
+    positions: np.ndarray | None = None
+    """Those at which the result counts for gradients; all if None."""
     _programs: dict[Any, "Program"] = field(default_factory=dict)
 
     def record(
@@ -157,6 +159,7 @@ class Recorder:
     def _program(self, dtype: str, **options: Any) -> "Program":
         key = dtype, *options.items()
         if key not in self._programs:
+            options |= {"positions": self.positions}
             self._programs[key] = Program(self.function, self.batch, dtype, **options)
         return self._programs[key]
 
@@ -177,6 +180,7 @@ class Program:
         *,
         traced_in: str | None = None,
         wide: bool = True,
+        positions: np.ndarray | None = None,
     ):
         def arrays(dtype: str) -> tuple[Any, Any, Any]:
             parameters, others = (
@@ -188,7 +192,7 @@ class Program:
         def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
             return _first_array(function.run({**parameters, **others}, inputs))
 
-        self.arrays, self.wide = arrays(dtype), wide
+        self.arrays, self.wide, self.positions = arrays(dtype), wide, positions
         # In 32-bit mode integers are as in the model's own runs
         with jax.enable_x64(traced_in is None and bool(jax.config.read("jax_enable_x64"))):
             traced = arrays(traced_in) if traced_in else self.arrays
@@ -215,6 +219,9 @@ class Program:
         if seed is None:
             return jnp.zeros((), output.dtype), (self.traced.arrays, output, self.traced.masks)
         weights = np.random.default_rng(seed).standard_normal(output.shape)
+        at = self.positions
+        if at is not None and at.shape == output.shape[: at.ndim]:
+            weights[~at] = 0
         loss = (output * jnp.asarray(weights, output.dtype)).sum()
         return loss, (self.traced.arrays, output, self.traced.masks)
 
