@@ -83,7 +83,7 @@ def draw_attention(run: Path, line: str) -> Figure:
 
 
 def draw_parity() -> Figure:
-    """Largest difference of each module's output, in order, for a port with one fault; 0 is 1e-17."""
+    """Largest difference of each output, in order, for a port with one fault; 0 is 1e-17."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 64}
     port = jt.Transformer(jt.preset("lesson10", **sizes), rngs=nnx.Rngs(0))
