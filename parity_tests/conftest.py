@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import functools
 import gc
 import os
 import shutil
@@ -21,7 +22,9 @@ os.environ.pop("GITHUB_ACTIONS", None)  # there `parity` prints annotations too
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-for-tests-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Reading the program of a single operation takes as long as compiling it
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "false")
 # In the background of a shell script (`pytest &`) Ctrl-C is ignored, here and in every command that
 # the tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,6 +33,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import jax
 import jaxtyping
 import pytest
+from jax._src.interpreters import mlir
+
+# JAX 0.10 makes a context of MLIR for every program, which takes longer than lowering a small one
+_shares_contexts = jax.__version__.startswith("0.10.")
+if _shares_contexts:
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -82,6 +91,8 @@ def _programs_of_a_few_files():
     gc.freeze()
     if _compiled > _KEPT:
         jax.clear_caches()
+        if _shares_contexts:
+            mlir.make_ir_context.cache_clear()  # with the constants of the programs
         gc.unfreeze()
         gc.collect()
         gc.freeze()
