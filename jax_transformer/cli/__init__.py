@@ -28,6 +28,7 @@ __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 ENTRY_POINTS = "jax_transformer.commands"
 _CORE = {
     "train": "Train an encoder-decoder on parallel text.",
+    "prepare": "Encode text once, for training on corpora that are larger than memory.",
     "translate": "Translate lines from standard input to standard output, one line out for each "
     "line in.",
     "evaluate": "Score a model on a test set: BLEU, chrF, TER, exact match, and loss.",

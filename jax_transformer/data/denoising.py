@@ -21,7 +21,7 @@ from jax_transformer.data.encoding import (
     special_tokens,
 )
 from jax_transformer.data.tokenizer import SENTINEL
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import ConfigError
 
 Tokens = Int32[np.ndarray, " _"]
 
@@ -118,7 +118,7 @@ def corrupted_texts(
     with empty targets, and with their spans of each step.
 
     Lines and pieces of fewer than two tokens are left out. Raises ConfigError if the tokenizer has
-    too few sentinels or a maximum has no room, InputError if no text is left.
+    too few sentinels or a maximum has no room.
     """
     tokenizer = vocabulary.source
     added = special_tokens(tokenizer)
@@ -141,8 +141,6 @@ def corrupted_texts(
             for j in range(0, len(ids) - 1, most):
                 texts.append(np.array(ids[j : j + most], np.int32))
                 indices.append(i)
-    if not texts:
-        raise InputError(f"none of the {len(lines)} lines has two tokens")
     empty, special = np.zeros(0, np.int32), special_ids(vocabulary.source, vocabulary.target)
     encoded = EncodedPairs(
         texts, [empty] * len(texts), special, np.array(indices), 0, added=(added, added)

@@ -175,7 +175,31 @@ def encode_pairs(
     A huge line is never encoded whole, unless its tokenizer is one that cannot bound tokens by
     characters (``Tokenizer.fewest_tokens``).
     """
-    source_limit, target_limit = max_length, max_target_length or max_length
+    limits = max_length, max_target_length or max_length
+    encoded = encode_some(pairs, source_tokenizer, target_tokenizer, *limits, cut=cut)
+    if not encoded.sources:
+        raise errors.InputError(none_fits(len(pairs), limits))
+    return encoded
+
+
+def none_fits(count: int, limits: tuple[int, int]) -> str:
+    """Return the message that none of ``count`` pairs is within the maxima."""
+    limit = f"max_length={limits[0]}"
+    if limits[0] != limits[1]:
+        limit = f"max_source_length={limits[0]}, max_target_length={limits[1]}"
+    return f"none of the {count} pairs is within {limit} tokens; raise it, or shorten the lines"
+
+
+def encode_some(
+    pairs: Sequence[tuple[str, str]],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    source_limit: int,
+    target_limit: int,
+    *,
+    cut: bool = False,
+) -> EncodedPairs:
+    """Return what :func:`encode_pairs` does, also if no pair is left."""
     one, other = source_tokenizer, target_tokenizer
     added = special_tokens(one), special_tokens(other)
     source_room, target_room = source_limit - added[0].size, target_limit - added[1].size
@@ -205,14 +229,6 @@ def encode_pairs(
                 cut_long += too_long
                 sources.append(np.array(source[:source_room], np.int32))
                 targets.append(np.array(target[:target_room], np.int32))
-    if not indices:
-        limit = f"max_length={source_limit}"
-        if source_limit != target_limit:
-            limit = f"max_source_length={source_limit}, max_target_length={target_limit}"
-        raise errors.InputError(
-            f"none of the {len(pairs)} pairs is within {limit} tokens; "
-            "raise it, or shorten the lines"
-        )
     return EncodedPairs(
         sources,
         targets,

@@ -53,6 +53,7 @@ class DataSource(enum.StrEnum):
     LINES = "lines"  # files of source lines and of target lines
     PAIRS = "pairs"  # .tsv and .jsonl files
     DATASET = "dataset"  # a Hugging Face data set
+    PREPARED = "prepared"  # the folder of `jax-transformer prepare`
 
 
 _SOURCES = {
@@ -62,11 +63,15 @@ _SOURCES = {
     "train": DataSource.PAIRS,
     "valid": DataSource.PAIRS,
     "dataset": DataSource.DATASET,
+    "prepared": DataSource.PREPARED,
 }
 """The options that name text, and its form."""
 _DATASET = ("dataset_config", "train_split", "valid_split")
 _FIELDS = ("source_field", "target_field")
 _NOISE = ("noise_density", "mean_noise_span_length")
+_NOT_PREPARED = (
+    "vocab_size tokenizer target_tokenizer bpe_dropout packing source_lang target_lang".split()
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ class DataOptions:
     """Epochs of each training file in an epoch (default: 1)."""
     valid: tuple[option.PathText, ...] = ()
     """Validation pairs in .tsv or .jsonl files."""
+    prepared: option.Rare[option.PathText | None] = None
+    """Folder of jax-transformer prepare, instead of text."""
     dataset: option.Rare[option.PathText | None] = None
     """Hugging Face data set or its folder (needs the extra [hub])."""
     dataset_config: option.Rare[option.Name | None] = None
@@ -219,7 +226,7 @@ class DataOptions:
                     f"data.{split}_target {targets}; each source needs its target"
                 )
         files = len(self.train or self.train_source)
-        if self.train_weights and len(self.train_weights) != files:
+        if self.train_weights and len(self.train_weights) != files and not self.prepared:
             raise ConfigError(
                 f"data.train_weights has {len(self.train_weights)} weights, and there are {files} "
                 "training files; each needs one"
@@ -236,7 +243,8 @@ class DataOptions:
     def _check_plain_lines(self) -> None:
         """Check that a task of plain lines gets them, and one vocabulary."""
         task = f"data.task={self.task.value}"
-        others = [name for name in _SOURCES if not name.endswith("_source") and getattr(self, name)]
+        plain = ("train_source", "valid_source", "prepared")
+        others = [name for name in _SOURCES if name not in plain and getattr(self, name)]
         if others:
             raise ConfigError(
                 f"{task} reads plain lines from data.train_source and data.valid_source, and no "
@@ -258,6 +266,8 @@ class DataOptions:
                 raise ConfigError(
                     f"data.{name}={value!r} has no meaning without data.task=span-corruption"
                 )
+            if name in _NOT_PREPARED and self.prepared:
+                raise ConfigError(f"data.{name}={value!r} has no meaning with data.prepared")
             if name in _DATASET:
                 raise ConfigError(f"data.{name}={value!r} has no meaning without data.dataset")
             if name in _FIELDS and ".jsonl" not in suffixes:

@@ -8,6 +8,7 @@ local folder. The rules for all text are here too: line ends, pairs that are dro
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -103,6 +104,28 @@ def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
     return paired(read_lines(source_path), read_lines(target_path), source_path, target_path)
 
 
+def read_blocks(paths: Sequence[str], size: int) -> Iterator[tuple[list[str], ...]]:
+    """Yield ``size`` lines of each of the files at a time. Raises InputError if one has more."""
+    streams = [itertools.chain.from_iterable(read_chunks(path)) for path in paths]
+    count = 0
+    while any(blocks := tuple(list(itertools.islice(stream, size)) for stream in streams)):
+        if len(set(map(len, blocks))) > 1:
+            counts = [
+                count + len(block) + sum(1 for _ in stream)
+                for block, stream in zip(blocks, streams, strict=True)
+            ]
+            raise _uneven(paths, counts)
+        yield blocks
+        count += size
+
+
+def _uneven(paths: Sequence[str | Path], counts: Sequence[int]) -> errors.InputError:
+    return errors.InputError(
+        f"{paths[0]} has {errors.counted(counts[0], 'line')} and {paths[1]} has {counts[1]:,}; "
+        "line n of one must translate line n of the other"
+    )
+
+
 def read_texts(path: str | Path) -> Pairs:
     """Return the lines of a file that are not empty, as sources with empty targets."""
     lines = read_lines(path)
@@ -117,11 +140,7 @@ def paired(
 ) -> Pairs:
     """Return the lines of two files as pairs; the paths are for messages."""
     if len(sources) != len(targets):
-        raise errors.InputError(
-            f"{source_path} has {errors.counted(len(sources), 'line')} and {target_path} has "
-            f"{len(targets):,}; "
-            "line n of one must translate line n of the other"
-        )
+        raise _uneven((source_path, target_path), (len(sources), len(targets)))
     return checked(list(zip(sources, targets, strict=True)), f"{source_path} and {target_path}")
 
 
@@ -143,9 +162,16 @@ def read_pair_lines(path: str, source_field: str, target_field: str) -> list[tup
 
     Raises InputError that names file and line.
     """
+    return pairs_of_lines(read_lines(path), path, source_field, target_field)
+
+
+def pairs_of_lines(
+    lines: Sequence[str], path: str, source_field: str, target_field: str, first: int = 1
+) -> list[tuple[str, str]]:
+    """Return the pairs of some lines of a file, of which ``first`` is the first one's number."""
     is_table = suffix(path) == ".tsv"
     pairs = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(lines, first):
         where = f"{path}: line {number}"
         if not line.strip(" "):
             pairs.append(("", ""))

@@ -15,12 +15,13 @@ from jaxtyping import Int
 
 from jax_transformer.config import Mask, TransformerConfig, Tying
 from jax_transformer.data import batches, denoising, encoding, packing, parallel_text
-from jax_transformer.data.batches import BatchPlan, Drawn, LengthTable
+from jax_transformer.data.batches import BatchPlan, Drawn, LengthTable, PairSource
 from jax_transformer.data.encoding import EncodedPairs, Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
+from jax_transformer.data.prepared import Prepared
 from jax_transformer.data.tokenizer import BOS, SENTINELS, Tokenizer, TokenizerPair
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import ConfigError, InputError, counted
 from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, huggingface_folder, run_files
 from jax_transformer.storage.run_folder import RunFolder
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from jax_transformer.training.init_source import InitSource
 
 
+SWAPPED = (
+    "the validation sources are in the language of the training targets, and the targets "
+    "in that of the sources; swap one of the two"
+)
 ORDER = "hashed"
 """The order of training pairs, :mod:`jax_transformer.data.shuffle`: a run goes on in no other."""
 
@@ -40,7 +45,7 @@ class Corpus:
 
     tokenizer: Vocabulary
     config: TransformerConfig
-    train: EncodedPairs
+    train: PairSource
     valid: EncodedPairs
     valid_pairs: list[tuple[str, str]]
     """The text of ``valid``; empty if it is not translated."""
@@ -71,28 +76,37 @@ def prepare(
         from jax_transformer.training import init_source
 
         source = init_source.find(options, folder)
+    prepared = Prepared.open(data.prepared) if data.prepared else None
+    if prepared is not None:
+        prepared.check(data)
     words = source.tokenizer if source else _existing_tokenizer(options, folder.path)
+    if prepared is not None:
+        if words is not None and words.hash != prepared.tokenizer.hash:
+            raise ConfigError(f"{prepared.folder} was prepared with another tokenizer")
+        words = words or prepared.tokenizer
     config = options.model.executed(source.config) if source else model_config(options, words)
     limits = encoding.limits(data, config)
     if data.packing:
         packing.check(data.packing, config)
-    train, valid = read_text(data)
-    if words is None:
-        words = _train_tokenizer(data, train.pairs, config)
-        config = model_config(options, words)
-    encoded, encoded_valid, drawn = _encode(options, words, train, valid, limits)
-    lengths = encoded.lengths if drawn is None else drawn.lengths(encoded, config.longest)
-    plan, valid_shapes, order = _plan(
-        options, config, folder, lengths, parts(data, train, encoded), devices()
-    )
-    encoded = encoded.take(order)
+    if prepared is None:
+        train, valid = read_text(data)
+        if words is None:
+            words = train_tokenizer(data, train.pairs, config)
+            config = model_config(options, words)
+        text = _encode(options, config, words, train, limits)
+    else:
+        valid, limits = prepared.valid(), prepared.limits
+        text = _prepared(options, config, prepared)
+    assert words is not None
+    encoded_valid = _encode_valid(options, words, valid, limits)
+    plan, valid_shapes = _plan(options, config, folder, text, devices())
     about = {
-        "train_pairs": len(encoded.sources),
+        "train_pairs": int(text.table.counts.sum()),
         "valid_pairs": len(encoded_valid.sources),
-        "dropped_empty": train.dropped_empty + valid.dropped_empty,
-        "dropped_long": encoded.dropped_long + encoded_valid.dropped_long,
-        "cut_long": encoded.cut_long,
-        "train_sha256": parallel_text.content_hash(train.pairs),
+        "dropped_empty": text.dropped_empty + valid.dropped_empty,
+        "dropped_long": text.dropped_long + encoded_valid.dropped_long,
+        "cut_long": text.cut_long,
+        "train_sha256": text.sha256,
         "valid_sha256": parallel_text.content_hash(valid.pairs),
         "tokenizer_sha256": words.hash,
         "widths": list(plan.widths),
@@ -108,14 +122,14 @@ def prepare(
     return Corpus(
         words,
         config,
-        encoded,
+        text.pairs,
         encoded_valid,
         valid_pairs,
         plan,
         valid_shapes,
         about,
         source,
-        drawn,
+        text.drawn,
     )
 
 
@@ -130,10 +144,7 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     """
     valid, train = read_split(options, "valid"), read_split(options, "train")
     if parallel_text.looks_swapped(train.pairs, valid.pairs):
-        raise InputError(
-            "the validation sources are in the language of the training targets, and the targets "
-            "in that of the sources; swap one of the two"
-        )
+        raise InputError(SWAPPED)
     return train, valid
 
 
@@ -184,7 +195,7 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
     return loaded
 
 
-def _train_tokenizer(
+def train_tokenizer(
     data: DataOptions, pairs: list[tuple[str, str]], model: TransformerConfig
 ) -> Vocabulary:
     """Train one tokenizer for both sides or one for each, with the model's special ids."""
@@ -240,33 +251,115 @@ def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Transf
     return model
 
 
+@dataclass(frozen=True)
+class TrainingText:
+    """The training text as ids, in memory or on disk."""
+
+    pairs: PairSource
+    """The pairs, in the order of the table."""
+    table: LengthTable
+    drawn: Drawn | None
+    dropped_empty: int
+    dropped_long: int
+    cut_long: int
+    sha256: str
+    lengths: Int[np.ndarray, "n 2"] | None = None
+    """The lengths to plan by of each pair in memory."""
+    parts: Int[np.ndarray, " n"] | None = None
+
+
 def _encode(
-    options: TrainOptions, words: Vocabulary, train: Pairs, valid: Pairs, limits: tuple[int, int]
-) -> tuple[EncodedPairs, EncodedPairs, Drawn | None]:
-    """Return both texts as ids, and what gives the training text its tokens of each step."""
+    options: TrainOptions,
+    config: TransformerConfig,
+    words: Vocabulary,
+    train: Pairs,
+    limits: tuple[int, int],
+) -> TrainingText:
+    """Return the training text as ids, in memory."""
     data = options.data
+    drawn: Drawn | None = None
+    if data.task is Task.SPAN_CORRUPTION:
+        encoded, drawn = _texts(options, words, train, limits)
+    else:
+        encoded = encoding.encode_pairs(
+            train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
+        )
+        if data.bpe_dropout:
+            from jax_transformer.data import bpe_dropout
+
+            drawn = bpe_dropout.dropped_pairs(
+                data.bpe_dropout, train.pairs, words.source, words.target, options.seed
+            )
+    lengths = encoded.lengths if drawn is None else drawn.lengths(encoded, config.longest)
+    files = parts(data, train, encoded)
+    table, order = LengthTable.of(lengths, files)
+    return TrainingText(
+        encoded.take(order),
+        table,
+        drawn,
+        train.dropped_empty,
+        encoded.dropped_long,
+        encoded.cut_long,
+        parallel_text.content_hash(train.pairs),
+        lengths[order],
+        None if files is None else files[order],
+    )
+
+
+def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepared) -> TrainingText:
+    """Return the training text of a prepared corpus. Raises ConfigError if it does not fit."""
+    data, manifest = options.data, prepared.manifest
+    pairs = prepared.train(by_part=bool(data.train_weights))
+    table = pairs.table
+    if table.widest.max() > config.longest:
+        raise ConfigError(
+            f"{prepared.folder} has pairs of {table.widest.max()} tokens, over the model's "
+            f"max_length={config.longest}: raise it, or prepare with a lower maximum"
+        )
+    if data.train_weights and len(data.train_weights) != manifest.parts:
+        raise ConfigError(
+            f"data.train_weights has {len(data.train_weights)} weights, and "
+            f"{prepared.folder} was prepared from {counted(manifest.parts, 'file')}"
+        )
+    drawn = None
     if data.task is Task.SPAN_CORRUPTION:
         noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
-        most = [min(limit, data.packing or limit) for limit in limits]
-        (encoded, corrupted), (texts, _) = (
-            denoising.corrupted_texts(
-                [text for text, _ in split.pairs], words, noise, most[0], most[1], options.seed
-            )
-            for split in (train, valid)
-        )
-        return encoded, corrupted.at(-1, np.arange(len(texts.sources)), texts, 0), corrupted
-    encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
-    encoded = encoding.encode_pairs(
-        train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
+        sentinels = prepared.tokenizer.source.sentinels
+        drawn = denoising.CorruptedTexts(noise, sentinels, options.seed)
+    return TrainingText(
+        pairs,
+        table,
+        drawn,
+        manifest.total("dropped_empty"),
+        manifest.total("dropped_long"),
+        manifest.total("cut_long"),
+        prepared.sha256,
     )
-    if not data.bpe_dropout:
-        return encoded, encoded_valid, None
-    from jax_transformer.data import bpe_dropout
 
-    dropped = bpe_dropout.dropped_pairs(
-        data.bpe_dropout, train.pairs, words.source, words.target, options.seed
+
+def _encode_valid(
+    options: TrainOptions, words: Vocabulary, valid: Pairs, limits: tuple[int, int]
+) -> EncodedPairs:
+    if options.data.task is Task.SPAN_CORRUPTION:
+        texts, corrupted = _texts(options, words, valid, limits)
+        return corrupted.at(-1, np.arange(len(texts.sources)), texts, 0)
+    return encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
+
+
+def _texts(
+    options: TrainOptions, words: Vocabulary, text: Pairs, limits: tuple[int, int]
+) -> tuple[EncodedPairs, denoising.CorruptedTexts]:
+    """Return lines as texts for span corruption. Raises InputError if none is left."""
+    data = options.data
+    noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
+    most = [min(limit, data.packing or limit) for limit in limits]
+    lines = [line for line, _ in text.pairs]
+    encoded, corrupted = denoising.corrupted_texts(
+        lines, words, noise, most[0], most[1], options.seed
     )
-    return encoded, encoded_valid, dropped
+    if not encoded.sources:
+        raise InputError(f"none of the {len(lines)} lines has two tokens")
+    return encoded, corrupted
 
 
 # Batches
@@ -283,32 +376,27 @@ def _plan(
     options: TrainOptions,
     config: TransformerConfig,
     folder: RunFolder,
-    lengths: Int[np.ndarray, "n 2"],
-    parts: Int[np.ndarray, " n"] | None,
+    text: TrainingText,
     rows_multiple: int,
-) -> tuple[BatchPlan, tuple[tuple[int, ...], tuple[int, ...]], Int[np.ndarray, " n"]]:
-    """Return the batches of training, the widths and rows of those of validation, and the order of
-    the pairs that the plan numbers.
-    """
-    data = options.data
-    table, order = LengthTable.of(lengths, parts)
+) -> tuple[BatchPlan, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the batches of training, and the widths and rows of those of validation."""
+    data, table = options.data, text.table
     widths = batches.choose_widths(table, data.buckets, config.longest)
     plan = partial(BatchPlan, seed=options.seed, weights=data.train_weights)
     if data.packing:
-        packed = packing.pack_all(
-            lengths[order], data.packing, options.seed, None if parts is None else parts[order]
-        )
-        of_rows, order_of_rows = LengthTable.of(packed.lengths, packed.parts)
-        chosen = [packed.pairs[i] for i in order_of_rows.tolist()]
+        assert text.lengths is not None
+        packed = packing.pack_all(text.lengths, data.packing, options.seed, text.parts)
+        of_rows, order = LengthTable.of(packed.lengths, packed.parts)
+        chosen = [packed.pairs[i] for i in order.tolist()]
         width, other = packed.widths
         rows = _rows(options, folder, (data.packing,), rows_multiple, len(chosen), "packed rows")
         valid_rows = batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
         batch_plan = plan(of_rows, (width,), rows, target_widths=(other,), packed=chosen)
-        return batch_plan, (widths, valid_rows), order
-    rows = _rows(options, folder, widths, rows_multiple, len(lengths))
+        return batch_plan, (widths, valid_rows)
+    rows = _rows(options, folder, widths, rows_multiple, int(table.counts.sum()))
     apart = data.task is Task.SPAN_CORRUPTION  # whose targets are short
     others = batches.target_widths(table, widths) if apart else None
-    return plan(table, widths, rows, target_widths=others), (widths, rows), order
+    return plan(table, widths, rows, target_widths=others), (widths, rows)
 
 
 def _rows(

@@ -41,8 +41,9 @@ Figures = Mapping[int, Mapping[str, Any]]
 FREE = frozenset(
     "run resume log_every samples tensorboard wandb compilation_cache keep "
     "data.train_source data.train_target data.valid_source data.valid_target "
-    "data.train data.valid data.dataset data.dataset_config data.train_split data.valid_split "
-    "data.source_field data.target_field data.tokenizer data.target_tokenizer".split()
+    "data.train data.valid data.prepared data.dataset data.dataset_config data.train_split "
+    "data.valid_split data.source_field data.target_field data.tokenizer "
+    "data.target_tokenizer".split()
 )
 # The run continues with a warning: it may not end where the uninterrupted one would
 WARNED = frozenset(

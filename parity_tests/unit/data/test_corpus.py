@@ -123,7 +123,7 @@ def test_dropout_has_the_seed_of_the_run_and_the_tokenizer_of_each_side(tmp_path
 
 def test_two_vocabularies_that_are_trained_have_the_model_s_pad_ids():
     separate = DataOptions(vocab_size=300, vocabularies=Vocabularies.SEPARATE)
-    both = corpus._train_tokenizer(separate, TRAIN, tiny(source_pad_id=1, target_pad_id=4))
+    both = corpus.train_tokenizer(separate, TRAIN, tiny(source_pad_id=1, target_pad_id=4))
     assert (both.source.pad_id, both.target.pad_id) == (1, 4)
 
 
