@@ -97,7 +97,8 @@ class CorruptedTexts:
         del longest  # of the texts, to which they were cut
         of_length = {n: self.noise.lengths(n) for n in set(map(len, encoded.sources))}
         sizes = [added.size for added in encoded.special_tokens]
-        return np.array([of_length[len(text)] for text in encoded.sources]) + np.array(sizes)
+        lengths = [of_length[len(text)] for text in encoded.sources]
+        return np.array(lengths, np.int64).reshape(-1, 2) + np.array(sizes)
 
 
 def _parts(total: int, count: int, random: np.random.Philox) -> Int[np.ndarray, " p"]:
@@ -143,6 +144,6 @@ def corrupted_texts(
                 indices.append(i)
     empty, special = np.zeros(0, np.int32), special_ids(vocabulary.source, vocabulary.target)
     encoded = EncodedPairs(
-        texts, [empty] * len(texts), special, np.array(indices), 0, added=(added, added)
+        texts, [empty] * len(texts), special, np.array(indices, np.int64), 0, added=(added, added)
     )
     return encoded, CorruptedTexts(noise, sentinels, seed)

@@ -79,7 +79,8 @@ class EncodedPairs:
     def lengths(self) -> Int[np.ndarray, "n 2"]:
         """Lengths of source and target, with the special tokens of each."""
         source, target = self.special_tokens
-        lengths = np.array([list(map(len, self.sources)), list(map(len, self.targets))]).T
+        sides = (list(map(len, self.sources)), list(map(len, self.targets)))
+        lengths = np.array(sides, np.int64).T
         return lengths + np.array([source.size, target.size])
 
 
@@ -233,7 +234,7 @@ def encode_some(
         sources,
         targets,
         special_ids(one, other),
-        np.array(indices),
+        np.array(indices, np.int64),
         dropped_long=len(pairs) - len(indices),
         cut_long=cut_long,
         added=added,

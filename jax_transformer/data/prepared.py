@@ -145,7 +145,7 @@ class PreparedPairs:
     """False if the files of the text are one part."""
 
     @functools.cached_property
-    def _cells(self) -> Int[np.ndarray, "c 7"]:
+    def _cells(self) -> Int[np.ndarray, "c 8"]:
         """Part, step, pairs, tokens and longest of both sides, and first record of each cell, in
         the order of the pairs' numbers.
         """

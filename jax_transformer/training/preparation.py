@@ -80,9 +80,8 @@ class Encoder:
             lengths = encoded.lengths
         path = self.folder / block.name
         with atomic.file(path) as temporary:
-            table = prepared.write_shard(
-                temporary, encoded, lengths.reshape(-1, 2), prepared.token_dtype(self.wide)
-            )
+            dtype = prepared.token_dtype(self.wide)
+            table = prepared.write_shard(temporary, encoded, lengths, dtype)
         shard = Shard(
             block.name,
             block.part,

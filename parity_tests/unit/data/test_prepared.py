@@ -1,0 +1,263 @@
+"""A prepared corpus gives the batches of the same text in memory, also after a kill; what does not
+fit is refused."""
+
+import dataclasses
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer.config import Tying
+from jax_transformer.data import batches
+from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
+from jax_transformer.data.prepared import Prepared, PreparedPairs
+from jax_transformer.errors import ConfigError, InputError, Refusal
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import corpus, preparation
+from jax_transformer.training.options import ModelOptions, TrainOptions
+from parity_tests.unit import runs
+
+WORDS = "the a red blue cat dog house sees and 12 eats".split()
+RANDOM = np.random.default_rng(0)
+PAIRS = [
+    (" ".join(RANDOM.choice(WORDS, n)), " ".join(RANDOM.choice(WORDS, m)).upper())
+    for n, m in RANDOM.integers(1, 14, (90, 2))
+]
+PAIRS[7], PAIRS[40] = ("", "LEER"), ("the " * 60, "DIE " * 60)
+SMALL = {"vocab_size": 300, "tokens_per_batch": 64, "buckets": 3}
+
+
+def tsv(path: Path, pairs) -> str:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    return str(path)
+
+
+@pytest.fixture
+def text(tmp_path) -> dict[str, tuple[str, ...]]:
+    """Two training files and one of validation."""
+    cut = 52
+    train = (tsv(tmp_path / "a.tsv", PAIRS[:cut]), tsv(tmp_path / "b.tsv", PAIRS[cut:]))
+    return {"train": train, "valid": (tsv(tmp_path / "valid.tsv", PAIRS[:5]),)}
+
+
+@pytest.fixture(autouse=True)
+def shards_of_20_lines(monkeypatch):
+    monkeypatch.setattr(preparation, "BLOCK", 20)
+
+
+def options(**data) -> TrainOptions:
+    return TrainOptions(
+        model=ModelOptions(tying=Tying.OUTPUT, max_length=60), data=DataOptions(**data), seed=3
+    )
+
+
+def prepare(folder: Path, processes: int = 1, **data):
+    return preparation.prepare(options(**data), folder / "corpus", processes)
+
+
+def read(folder: Path, **data) -> corpus.Corpus:
+    return corpus.prepare(options(**data), RunFolder(folder / "run"))
+
+
+def from_folder(folder: Path, **data) -> corpus.Corpus:
+    return read(folder, prepared=str(folder / "corpus"), **data)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+CASES = {
+    "two files": {},
+    "weights of files": {"train_weights": (2.0, 0.5)},
+    "two vocabularies, cut": {"vocabularies": Vocabularies.SEPARATE, "too_long": TooLong.CUT},
+}
+OF_TRAINING = {"train_weights", "tokens_per_batch", "buckets"}
+OF_THE_TEXT = {"vocab_size", "max_source_length", "max_target_length"}
+
+
+def both(tmp_path, text: dict, given: dict) -> tuple[corpus.Corpus, corpus.Corpus]:
+    """The same text in memory and prepared."""
+    given = SMALL | given
+    prepare(tmp_path, **text, **{k: v for k, v in given.items() if k not in OF_TRAINING})
+    training = {name: value for name, value in given.items() if name not in OF_THE_TEXT}
+    return read(tmp_path, **text, **given), from_folder(tmp_path, **training)
+
+
+def assert_equal_batches(memory: corpus.Corpus, disk: corpus.Corpus) -> None:
+    assert disk.tokenizer.hash == memory.tokenizer.hash and disk.config == memory.config
+    differ = {name for name in memory.about if memory.about[name] != disk.about[name]}
+    assert differ == {"train_sha256"} and memory.about.keys() == disk.about.keys()
+    assert isinstance(disk.train, PreparedPairs)
+    assert len(disk.train) == memory.about["train_pairs"] > 80
+    count = 2 * memory.plan.batches_per_epoch
+    assert count > batches.WINDOW
+    streams = (
+        batches.train_stream(each.train, each.plan, 0, count, drawn=each.drawn)
+        for each in (memory, disk)
+    )
+    for one, other in zip(*streams, strict=True):
+        assert all(map(np.array_equal, one, other))
+    assert list(map(list, memory.valid.sources)) == list(map(list, disk.valid.sources))
+    assert list(map(list, memory.valid.targets)) == list(map(list, disk.valid.targets))
+    assert memory.valid_pairs == disk.valid_pairs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_the_text_in_memory(case, tmp_path, text):
+    assert_equal_batches(*both(tmp_path, text, CASES[case]))
+
+
+def test_texts_of_span_corruption_are_those_in_memory(tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(source for source, _ in PAIRS[8:] * 2))
+    text = {"train_source": (str(lines),), "valid_source": (str(lines),)}
+    noise = {"task": Task.SPAN_CORRUPTION, "noise_density": 0.3, "mean_noise_span_length": 2.0}
+    memory, disk = both(tmp_path, text, noise | {"vocab_size": 400, "max_source_length": 12})
+    assert memory.plan.target_widths == disk.plan.target_widths
+    assert_equal_batches(memory, disk)
+
+
+def test_two_files_of_lines_are_read_together(tmp_path, text):
+    sides = []
+    for i, name in enumerate(("source", "target")):
+        (tmp_path / name).write_text("\n".join(pair[i] for pair in PAIRS) + "\n")
+        sides.append((str(tmp_path / name),))
+    valid = dict(zip(("valid_source", "valid_target"), sides, strict=True))
+    lines = dict(zip(("train_source", "train_target"), sides, strict=True)) | valid
+    assert_equal_batches(*both(tmp_path, lines, {}))
+    (tmp_path / "source").write_text("a b\n" * 101)
+    with pytest.raises(InputError, match=r"source has 101 lines and .*target has 90; line n"):
+        preparation.prepare(options(**lines), tmp_path / "other", 1)
+
+
+def test_the_manifest_counts_what_was_dropped(tmp_path, text):
+    manifest = prepare(tmp_path, **text, vocab_size=300)
+    assert [shard.part for shard in manifest.shards] == [0, 0, 0, 1, 1]
+    first, second = preparation.summary(manifest)
+    assert re.fullmatch(r"88 pairs, [\d,]+ tokens in 5 shards, [\d,]+ bytes", first)
+    assert second == "dropped: 1 with an empty side, 1 too long; cut: 0 too long"
+    data = from_folder(tmp_path, **{"tokens_per_batch": 64})
+    assert (data.about["dropped_empty"], data.about["dropped_long"]) == (1, 1)
+    lengths = data.train.take(np.arange(88)).lengths
+    table, order = batches.LengthTable.of(lengths)
+    assert order.tolist() == list(range(88))
+    for name in ("counts", "tokens", "longest"):
+        assert np.array_equal(getattr(table, name), getattr(data.plan.table, name))
+
+
+def test_a_preparation_that_was_killed_goes_on_and_makes_the_same_files(
+    tmp_path, text, monkeypatch
+):
+    expected = prepare(tmp_path / "a", **text, vocab_size=300)
+    made, encode = [], preparation.Encoder.__call__
+
+    def killed(self, block):
+        made.append(block.name)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return encode(self, block)
+
+    monkeypatch.setattr(preparation.Encoder, "__call__", killed)
+    (tmp_path / "b").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "b", **text, vocab_size=300)
+    folder = tmp_path / "b/corpus"
+    with pytest.raises(InputError, match=r"not a corpus .* completed: manifest.json: No such file"):
+        Prepared.open(str(folder))
+    damaged = folder / "train-00000.array_record"
+    damaged.write_bytes(damaged.read_bytes().replace(b"\0", b"\1"))
+    assert prepare(tmp_path / "b", **text, vocab_size=300) == expected
+    numbers = [int(re.search(r"\d+", name)[0]) for name in made]
+    assert numbers == [0, 1, 2, 0, 2, 3, 4]
+    assert files(folder) == files(tmp_path / "a/corpus")
+
+
+def test_several_processes_make_the_same_files(tmp_path, text):
+    prepare(tmp_path / "a", **text, vocab_size=300)
+    prepare(tmp_path / "b", 2, **text, vocab_size=300)
+    assert files(tmp_path / "a/corpus") == files(tmp_path / "b/corpus")
+    assert runs.main("prepare", str(tmp_path / "c"), "--data.vocab-size", "300") == 2
+
+
+def refusal(call) -> str:
+    with pytest.raises(Refusal) as caught:
+        call()
+    assert isinstance(caught.value, ConfigError | InputError) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
+    prepare(tmp_path, **text, vocab_size=300)
+    again = dict(text, vocab_size=300)
+    assert "begun with other options" in refusal(
+        lambda: prepare(tmp_path, **again, too_long=TooLong.CUT)
+    )
+    tsv(Path(text["train"][1]), [*PAIRS[52:-1], ("cat", "HUND")])
+    changed = refusal(lambda: prepare(tmp_path, **again))
+    assert "train-00004.array_record: its lines have changed since it was made" in changed
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    full = lambda: preparation.prepare(options(**again), tmp_path / "full", 1)  # noqa: E731
+    assert "is not empty: it holds file" in refusal(full)
+    fresh = itertools.count()
+
+    def of(**data) -> str:
+        folder = tmp_path / f"fresh{next(fresh)}"
+        return refusal(lambda: preparation.prepare(options(**data), folder, 1))
+
+    assert "prepare reads files" in of()
+    assert of(**again, packing=16) == "data.packing=16 is an option of train"
+    same = dict(again, train=(tsv(tmp_path / "same.tsv", [("cat", "cat")]),))
+    assert "have the same content" in of(**same)
+    empty = dict(again, train=(tsv(tmp_path / "empty.tsv", [("cat", ""), ("", "X")]),))
+    assert "has an empty side; nothing is left" in of(**empty)
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("a\tb\n" * 30 + "a\tb\tc\n")
+    assert "bad.tsv: line 31 has 2 tabs" in of(**dict(again, train=(str(bad),)))
+    longer = dict(again, train=(tsv(tmp_path / "longer.tsv", [("cat " * 90, "X " * 90)] * 3),))
+    assert "none of the 3 pairs is within max_length=20 tokens" in of(
+        **longer, max_source_length=20, max_target_length=20
+    )
+
+
+def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
+    prepare(tmp_path, **text, vocab_size=300)
+    folder = tmp_path / "corpus"
+
+    def of(**data) -> str:
+        return refusal(lambda: from_folder(tmp_path, **data))
+
+    assert "has no meaning with data.prepared" in of(vocab_size=500)
+    assert "data.packing=16 has no meaning with data.prepared" in of(packing=16)
+    assert "was prepared with --data.too-long drop (not cut)" in of(too_long=TooLong.CUT)
+    assert "--data.max-source-length 60 (not 20)" in of(max_source_length=20)
+    assert "1 weights, and " in of(train_weights=(1.0,))
+    assert "text comes from one place" in of(**text)
+    small = dataclasses.replace(options(prepared=str(folder)), model=ModelOptions(max_length=16))
+    assert "over the model's max_length=16" in refusal(
+        lambda: corpus.prepare(small, RunFolder(tmp_path / "run"))
+    )
+    shard = folder / "train-00002.array_record"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-3])
+    assert f"{shard}: {len(content) - 3:,} bytes long, and was {len(content):,}" in of()
+    shard.unlink()
+    assert f"{shard}: missing, and was" in of()
+    middle = len(content) // 2
+    shard.write_bytes(content[:middle] + bytes(64) + content[middle + 64 :])
+    pairs = Prepared.open(str(folder)).train(by_part=False)
+    assert f"{folder}: a shard cannot be read" in refusal(lambda: pairs.take(np.arange(88)))
+    shard.write_bytes(content)
+    valid = folder / "valid.jsonl"
+    valid.write_text(valid.read_text() + '["cat", "HUND"]\n')
+    assert f"{valid}: missing, or changed" in of()
+    manifest = folder / "manifest.json"
+    known = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(known | {"other": 1}))
+    assert f"{manifest}: unknown key 'other'" in of()
+    manifest.write_text(json.dumps(known | {"tokenizer_sha256": "0"}))
+    assert "its tokenizer has changed" in of()
