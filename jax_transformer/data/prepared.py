@@ -54,7 +54,7 @@ class Shard:
     part: int
     """The file that its lines are from, from 0 on."""
     text_sha256: str
-    """Of the lines, also those that were dropped."""
+    """SHA-256 of the lines, also those that were dropped."""
     dropped_empty: int
     dropped_long: int
     cut_long: int
@@ -211,7 +211,7 @@ class Prepared:
     folder: Path
     manifest: Manifest
     sha256: str
-    """Of the manifest, and so of all shards."""
+    """SHA-256 of the manifest, and so of all shards."""
     tokenizer: Vocabulary
 
     @classmethod
@@ -233,8 +233,8 @@ class Prepared:
             file = folder / shard.name
             size = file.stat().st_size if file.is_file() else None
             if size != shard.size:
-                found = "missing" if size is None else f"{size:,} bytes long"
-                raise InputError(f"{file}: {found}, and was {shard.size:,} bytes when prepared")
+                now = "missing" if size is None else f"{size:,} bytes long"
+                raise InputError(f"{file}: {now}, and was {shard.size:,} bytes when prepared")
         tokenizer = encoding.load_tokenizer(folder)
         if tokenizer.hash != manifest.tokenizer_sha256:
             raise InputError(f"{folder}: its tokenizer has changed since it was prepared")
@@ -244,10 +244,10 @@ class Prepared:
         """Raise ConfigError if a run's options differ from those of the preparation."""
         wrong = []
         for name, value in dataclasses.asdict(self.manifest.options).items():
-            given = getattr(options, name)
-            if given not in (value, None):  # None is a maximum that is not given
+            chosen = getattr(options, name)
+            if chosen not in (value, None):  # None: a maximum that is left to the preparation
                 flag = f"--data.{name.replace('_', '-')}"
-                wrong.append(f"{flag} {value} (not {given})")
+                wrong.append(f"{flag} {value} (not {chosen})")
         if wrong:
             raise ConfigError(f"{self.folder} was prepared with {', '.join(wrong)}")
 

@@ -172,8 +172,7 @@ class TrainOptions:
         option.PathText | None,
         Option(synonyms="pretrained from_pretrained finetune finetune_from_model"),
     ] = None
-    """Start from a run, a Hugging Face folder or hf:owner/name:
-    its weights, configuration and tokenizer."""
+    """Run, Hugging Face folder or hf:owner/name to start from."""
     resume: Annotated[Resume, Option(synonyms="resume_from_checkpoint restore")] = Resume.AUTO
     """Continue the run if it exists (auto), never, or fail if it does
     not (must)."""

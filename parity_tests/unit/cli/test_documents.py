@@ -36,7 +36,7 @@ def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, 
     capsys.readouterr()
     assert runs.main("translate", "--run", run, "--input", tmp_path / "lines", *attention) == 0
     told_now = capsys.readouterr()
-    lines = told_now.out.splitlines()
+    lines = told_now.out.removesuffix("\n").split("\n")
     assert len(lines) == len(LINES) and lines[2] == ""
     assert ("decoding runs the whole decoder again at each token" in told_now.err) == (
         name == "blog2023"

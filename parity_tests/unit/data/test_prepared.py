@@ -79,12 +79,12 @@ OF_TRAINING = {"train_weights", "tokens_per_batch", "buckets"}
 OF_THE_TEXT = {"vocab_size", "max_source_length", "max_target_length"}
 
 
-def both(tmp_path, text: dict, given: dict) -> tuple[corpus.Corpus, corpus.Corpus]:
+def both(tmp_path, text: dict, chosen: dict) -> tuple[corpus.Corpus, corpus.Corpus]:
     """The same text in memory and prepared."""
-    given = SMALL | given
-    prepare(tmp_path, **text, **{k: v for k, v in given.items() if k not in OF_TRAINING})
-    training = {name: value for name, value in given.items() if name not in OF_THE_TEXT}
-    return read(tmp_path, **text, **given), from_folder(tmp_path, **training)
+    chosen = SMALL | chosen
+    prepare(tmp_path, **text, **{k: v for k, v in chosen.items() if k not in OF_TRAINING})
+    training = {name: value for name, value in chosen.items() if name not in OF_THE_TEXT}
+    return read(tmp_path, **text, **chosen), from_folder(tmp_path, **training)
 
 
 def assert_equal_batches(memory: corpus.Corpus, disk: corpus.Corpus) -> None:
@@ -134,6 +134,11 @@ def test_two_files_of_lines_are_read_together(tmp_path, text):
         preparation.prepare(options(**lines), tmp_path / "other", 1)
 
 
+def test_a_shard_may_be_empty(tmp_path, text):
+    blank = (*text["train"], tsv(tmp_path / "c.tsv", [("", "X")] * 40 + PAIRS[:30]))
+    assert_equal_batches(*both(tmp_path, dict(text, train=blank), {}))
+
+
 def test_the_manifest_counts_what_was_dropped(tmp_path, text):
     manifest = prepare(tmp_path, **text, vocab_size=300)
     assert [shard.part for shard in manifest.shards] == [0, 0, 0, 1, 1]
@@ -153,11 +158,11 @@ def test_a_preparation_that_was_killed_goes_on_and_makes_the_same_files(
     tmp_path, text, monkeypatch
 ):
     expected = prepare(tmp_path / "a", **text, vocab_size=300)
-    made, encode = [], preparation.Encoder.__call__
+    begun, encode = [], preparation.Encoder.__call__
 
     def killed(self, block):
-        made.append(block.name)
-        if len(made) == 3:
+        begun.append(block.name)
+        if len(begun) == 3:
             raise KeyboardInterrupt
         return encode(self, block)
 
@@ -171,7 +176,7 @@ def test_a_preparation_that_was_killed_goes_on_and_makes_the_same_files(
     damaged = folder / "train-00000.array_record"
     damaged.write_bytes(damaged.read_bytes().replace(b"\0", b"\1"))
     assert prepare(tmp_path / "b", **text, vocab_size=300) == expected
-    numbers = [int(re.search(r"\d+", name)[0]) for name in made]
+    numbers = [int(re.search(r"\d+", name)[0]) for name in begun]
     assert numbers == [0, 1, 2, 0, 2, 3, 4]
     assert files(folder) == files(tmp_path / "a/corpus")
 
@@ -198,7 +203,7 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     )
     tsv(Path(text["train"][1]), [*PAIRS[52:-1], ("cat", "HUND")])
     changed = refusal(lambda: prepare(tmp_path, **again))
-    assert "train-00004.array_record: its lines have changed since it was made" in changed
+    assert "train-00004.array_record: its lines have changed since it was begun" in changed
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     full = lambda: preparation.prepare(options(**again), tmp_path / "full", 1)  # noqa: E731
