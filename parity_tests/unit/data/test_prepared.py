@@ -203,7 +203,7 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     )
     tsv(Path(text["train"][1]), [*PAIRS[52:-1], ("cat", "HUND")])
     changed = refusal(lambda: prepare(tmp_path, **again))
-    assert "train-00004.array_record: its lines have changed since it was begun" in changed
+    assert "train-00004.array_record: its lines have changed since it was made" in changed
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     full = lambda: preparation.prepare(options(**again), tmp_path / "full", 1)  # noqa: E731
