@@ -36,7 +36,7 @@ SWAPPED = (
     "in that of the sources; swap one of the two"
 )
 ORDER = "hashed"
-"""The order of training pairs, :mod:`jax_transformer.data.shuffle`: a run goes on in no other."""
+"""The name in data.json of the order of training pairs, :mod:`jax_transformer.data.shuffle`."""
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
 
     Raises InputError if the file is damaged.
     """
-    before = _read_about(folder)
+    before = {"order": ORDER} | _read_about(folder)
     return [
         f"{name} ({_short(before.get(name))} -> {_short(now)})"
         for name, now in corpus.about.items()
@@ -477,6 +477,11 @@ def check(corpus: Corpus, folder: RunFolder) -> None:
         raise ConfigError(
             f"{folder.path}: the data changed since this run began ({', '.join(changed)}); "
             "give another --run"
+        )
+    if folder.data.exists() and "order" not in _read_about(folder):
+        distributed.say(
+            f"warning: {folder.path} began with the order of pairs of version 0.1; "
+            "the result will not be that of an uninterrupted run"
         )
     first = distributed.from_first("data", corpus.about)
     if first != corpus.about:

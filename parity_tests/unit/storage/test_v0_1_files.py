@@ -5,10 +5,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
+from jax_transformer import cli
+from jax_transformer.data import batches
 from parity_tests.marks import quick_if
 from parity_tests.unit import v0_1_files as v0_1
 
@@ -68,6 +71,36 @@ def test_run_and_folder_of_v0_1_translate_as_they_did(name: str):
     assert actual == recorded["translations"]
 
 
+@pytest.fixture
+def order_of_v0_1(monkeypatch):
+    """Train in the order of v0.1, an argsort of Philox's words, so that all else is compared."""
+
+    def table_of(lengths, parts=None):
+        table, order = table_of.now(lengths, parts)
+        position = np.argsort(order, kind="stable")  # of each pair in the new order
+        object.__setattr__(table, "before", (lengths.max(axis=1), position))
+        return table, order
+
+    def batch_indices(plan, step):
+        epoch, number = divmod(step, plan.batches_per_epoch)
+        random = np.random.Philox(key=np.array([plan.seed, epoch], np.uint64))
+        longest, position = plan.table.before
+        order = np.argsort(random.random_raw(len(longest)), kind="stable")
+        buckets = batches.narrowest(longest[order], plan.widths)
+        groups, left = [], order[:0]
+        for bucket, rows in enumerate(plan.rows):
+            pool = np.concatenate([left, order[buckets == bucket]])
+            *full, left = np.split(pool, range(rows, len(pool) + 1, rows))
+            groups += [(bucket, group) for group in full]
+        groups += [(bucket, left)] if len(left) else []
+        bucket, group = groups[np.argsort(random.random_raw(len(groups)), kind="stable")[number]]
+        return bucket, position[group]
+
+    table_of.now = batches.LengthTable.of
+    monkeypatch.setattr(batches.LengthTable, "of", table_of)
+    monkeypatch.setattr(batches.BatchPlan, "batch_indices", batch_indices)
+
+
 def trained(name: str, *arguments: str, after: int) -> None:
     """Train by the recorded command, or another, and compare the end with v0.1's."""
     v0_1.command(*(arguments or RECORDED["commands"][name]))
@@ -75,6 +108,7 @@ def trained(name: str, *arguments: str, after: int) -> None:
     v0_1.assert_near(v0_1.losses(Path(name), after), recorded)
 
 
+@pytest.mark.usefixtures("order_of_v0_1")
 def test_run_of_v0_1_resumes(tmp_path, monkeypatch):
     """It was stopped at step 203, between two lines of metrics."""
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text"))
@@ -83,6 +117,15 @@ def test_run_of_v0_1_resumes(tmp_path, monkeypatch):
     assert Path("run/metrics.jsonl").read_text().startswith(before)
 
 
+def test_a_run_of_v0_1_goes_on_in_another_order_with_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text"))
+    assert cli.main(RECORDED["commands"]["run"]) == 0
+    assert "run began with the order of pairs of version 0.1" in capsys.readouterr().err
+    steps = [line["step"] for line in v0_1.losses(Path("run"), 0)]
+    assert steps == [line["step"] for line in RECORDED["ends"]["run"]]
+
+
+@pytest.mark.usefixtures("order_of_v0_1")
 def test_averaged_run_of_v0_1_resumes_and_is_averaged_again(tmp_path, monkeypatch):
     """It had ended at step 200: more steps continue its moving average."""
     monkeypatch.chdir(v0_1.copied(tmp_path, "averaged_run", "text"))
@@ -91,6 +134,7 @@ def test_averaged_run_of_v0_1_resumes_and_is_averaged_again(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("order_of_v0_1")
 def test_training_resumes_from_a_torch_file_of_v0_1(tmp_path, monkeypatch):
     """The run has lost its checkpoint of that step, and its options are passed as a file."""
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text", "torch_training.pt"))
@@ -102,6 +146,7 @@ def test_training_resumes_from_a_torch_file_of_v0_1(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("order_of_v0_1")
 def test_a_new_run_starts_from_a_run_of_v0_1(tmp_path, monkeypatch):
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text"))
     defaults = "--optimizer.schedule cosine --optimizer.warmup-steps 200".split()  # 0.1's
@@ -185,6 +230,7 @@ def test_a_changed_bit_is_detected(tmp_path):
     assert {key for key in recorded if changed[key] != recorded[key]} == {name}
 
 
+@pytest.mark.usefixtures("order_of_v0_1")
 def test_a_run_resumed_with_another_seed_is_detected(tmp_path, monkeypatch):
     """Only the seed, which decides dropout and the order of text, is not v0.1's."""
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text"))
