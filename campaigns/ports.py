@@ -27,7 +27,7 @@ from jax_transformer.parity.proposal import Proposal
 from jax_transformer.weights import Rule
 
 COLUMNS = ["port", "kind", "tensors", "without a rule", "rules proven", "outputs", "s"]
-BEGIN, END = "<!-- python -m campaigns.ports bonsai --write -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- python -m campaigns.ports {} -->\n", "<!-- end -->\n"
 IMAGE, IDS, WIDTH, HEADS, INNER, LABELS = (2, 8, 8, 3), (2, 7), 16, 2, 24, 5
 PORTS: dict[str, tuple[str, Callable[[], tuple]]] = {}
 
@@ -111,7 +111,7 @@ def qwen3() -> tuple:
     config = bonsai("qwen3").ModelConfig(**sizes, **names, **more)
 
     def call(model: Any, x: Any) -> Any:
-        cache = bonsai("qwen3").init_cache(config, *IDS, 2, jnp.float32)
+        cache = bonsai("qwen3").init_cache(config, *IDS, 2, model.lm_head.kernel.dtype)
         return model(x, cache=cache, segment_ids=jnp.ones(IDS, jnp.int32))
 
     heads = dict(num_attention_heads=4, num_key_value_heads=2)
@@ -195,11 +195,16 @@ def vjepa2() -> tuple:
     return theirs, ours, [normal(2, 4, 8, 8, 3)], *calls
 
 
-def proposed(name: str) -> Proposal:
+def models(name: str) -> tuple:
+    """Both models, a batch, and the calls of both."""
     torch.manual_seed(0)
-    theirs, ours, batch, call_flax, call_torch = PORTS[name][1]()
+    theirs, ours, *others = PORTS[name][1]()
     ours.eval()
-    return weights.propose(theirs.eval(), ours, batch, call_flax=call_flax, call_torch=call_torch)
+    return theirs.eval(), ours, *others
+
+
+def proposed(theirs: Any, ours: Any, batch: Any, call_flax: Any, call_torch: Any) -> Proposal:
+    return weights.propose(theirs, ours, batch, call_flax=call_flax, call_torch=call_torch)
 
 
 def row(name: str, proposal: Proposal, seconds: float) -> list[str]:
@@ -212,32 +217,41 @@ def row(name: str, proposal: Proposal, seconds: float) -> list[str]:
     return [name, PORTS[name][0], str(tensors), str(without), proven, off, f"{seconds:.0f}"]
 
 
-def table(rows: Iterable[list[str]]) -> str:
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def write(page: Path, command: str, columns: list[str], rows: Iterable[list[str]]) -> None:
+    """Write a table between the page's two comments for a command."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    begin, text = BEGIN.format(command), page.read_text(encoding="utf-8")
+    head, _, rest = text.partition(begin)
+    page.write_text(f"{head}{begin}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bonsai", type=Path, help="checkout of jax-ml/bonsai")
-    parser.add_argument("--only", nargs="+", default=list(PORTS), choices=list(PORTS))
+    parser.add_argument("--only", nargs="+", choices=list(PORTS))
+    parser.add_argument("--faults", action="store_true", help="seed faults into the ports")
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
     sys.path.append(str(options.bonsai))
     jax.config.update("jax_platforms", "cpu")
-    rows, failed = [], []
-    for name in options.only:
+    rows, failed, columns, command = [], [], COLUMNS, "bonsai --write"
+    if options.faults:
+        from campaigns import port_faults
+
+        columns, command = port_faults.COLUMNS, "bonsai --faults --write"
+        for name in options.only or port_faults.PORTS:
+            rows.append(port_faults.row(name))
+            print(*rows[-1], flush=True)
+    for name in () if options.faults else options.only or PORTS:
         began = time.monotonic()
-        proposal = proposed(name)
+        proposal = proposed(*models(name))
         rows.append(row(name, proposal, time.monotonic() - began))
         failed += [] if proposal.converts else [name]
         marked = [line for line in proposal.lines() if line[0] in "?!"]
-        print(f"{name}: {proposal.summary()}", *marked, sep="\n", flush=True)
-    print(table(rows))
+        print(f"{name}: {proposal.summary()}", *marked, " ".join(rows[-1]), sep="\n", flush=True)
     if options.write is not None:
-        head, _, rest = options.write.read_text(encoding="utf-8").partition(BEGIN)
-        text = f"{head}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}"
-        options.write.write_text(text, encoding="utf-8")
+        write(options.write, command, columns, rows)
     return bool(failed)
 
 
