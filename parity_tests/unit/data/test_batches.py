@@ -229,7 +229,7 @@ def test_the_number_of_pairs_of_a_part_is_rounded_and_never_0():
 
 
 def test_a_batch_of_weighted_pairs_is_shuffled_like_any_other():
-    plan = batches.BatchPlan(table(np.full((8, 2), 5)), (8,), (4,), seed=3, weights=(2.0,))
+    plan = batches.BatchPlan(table(np.full((8, 2), 5)), (8,), (8,), seed=3, weights=(2.0,))
     drawn = np.concatenate([indices for _, indices in epoch_batches(plan, 0)]).tolist()
     assert len(drawn) == 16 and sorted(drawn) == sorted([*range(8)] * 2)
     assert sorted(drawn[:8]) != [*range(8)], "not each pair once and then once more"

@@ -129,9 +129,11 @@ def test_two_files_of_lines_are_read_together(tmp_path, text):
     valid = dict(zip(("valid_source", "valid_target"), sides, strict=True))
     lines = dict(zip(("train_source", "train_target"), sides, strict=True)) | valid
     assert_equal_batches(*both(tmp_path, lines, {}))
-    (tmp_path / "source").write_text("a b\n" * 101)
-    with pytest.raises(InputError, match=r"source has 101 lines and .*target has 90; line n"):
-        preparation.prepare(options(**lines), tmp_path / "other", 1)
+    longer = tmp_path / "longer"
+    longer.write_text("a b\n" * 101)
+    uneven = dict(lines, train_source=(str(longer),))
+    with pytest.raises(InputError, match=r"longer has 101 lines and .*target has 90; line n"):
+        preparation.prepare(options(**uneven), tmp_path / "other", 1)
 
 
 def test_a_shard_may_be_empty(tmp_path, text):
@@ -222,7 +224,8 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     assert "has an empty side; nothing is left" in of(**empty)
     bad = tmp_path / "bad.tsv"
     bad.write_text("a\tb\n" * 30 + "a\tb\tc\n")
-    assert "bad.tsv: line 31 has 2 tabs" in of(**dict(again, train=(str(bad),)))
+    named = {"tokenizer": str(tmp_path / "corpus/tokenizer.json"), "valid": text["valid"]}
+    assert "bad.tsv: line 31 has 2 tabs" in of(**named, train=(str(bad),))
     longer = dict(again, train=(tsv(tmp_path / "longer.tsv", [("cat " * 90, "X " * 90)] * 3),))
     assert "none of the 3 pairs is within max_length=20 tokens" in of(
         **longer, max_source_length=20, max_target_length=20
