@@ -107,6 +107,11 @@ class _Wide(TorchDispatchMode):
         super().__init__()
         self.report = report
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave out torch.compile's wrapper, whose import takes five seconds."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,18 +72,19 @@ def test_every_product_with_a_weight_is_rounded_also_backward(name, changes):
     def total(model):
         return jnp.square(model(source, target)).sum()
 
-    def computed(precision: MatmulPrecision) -> tuple[set[str], float]:
+    def computed(precision: MatmulPrecision) -> tuple[set[str], Any]:
         model = random_model(config.with_sizes(matmul_precision=precision), dtype="float32")
         step = nnx.jit(nnx.value_and_grad(total)).lower(model)
         products = [line for line in step.as_text().splitlines() if "dot_general" in line]
         with_weights = [line for line in products if "batching_dims" not in line]
         assert len(with_weights) < len(products)
         kinds = re.findall(r": \(tensor<\S*x(\w+)>, tensor", "\n".join(with_weights))
-        return set(kinds), float(step.compile()(model)[0])
+        return set(kinds), lambda: float(step.compile()(model)[0])
 
     (exact, value), (medium, other) = map(computed, MatmulPrecision)
     assert (exact, medium) == ({"f32"}, {"bf16"})
-    assert 0 < abs(other / value - 1) < 1e-2
+    if name == "t5" and not changes:  # what the programs compute is compared of one
+        assert 0 < abs(other() / value() - 1) < 1e-2
 
 
 def test_on_a_mesh_factors_are_rounded_and_multiplied_in_float32():
