@@ -23,7 +23,7 @@ from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.encoding import load_tokenizer
-from jax_transformer.data.options import TooLong
+from jax_transformer.data.options import Task, TooLong
 from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
@@ -70,6 +70,11 @@ def read(folder: Path) -> Run:
             "but this loop computes in the dtype of the parameters"
         )
     data, words = options.data, load_tokenizer(folder)
+    for name in ("prepared", "packing", "bpe_dropout"):
+        if value := getattr(data, name):
+            raise ValueError(f"{folder}: data.{name}={value} is not known here")
+    if data.task is not Task.TRANSLATION:
+        raise ValueError(f"{folder}: data.task={data.task.value} is not known here")
     train = corpus.read_split(data, "train")
     pairs = train.pairs
     for name, now in (
@@ -80,8 +85,6 @@ def read(folder: Path) -> Run:
             raise ValueError(
                 f"{folder}: {name} is {now}, but was {recorded[name]} when the run began"
             )
-    if data.bpe_dropout:
-        raise ValueError(f"{folder}: data.bpe_dropout={data.bpe_dropout} is not known here")
     limits = (
         length or config.longest for length in (data.max_source_length, data.max_target_length)
     )

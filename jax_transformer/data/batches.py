@@ -10,9 +10,9 @@ Axes: b batch, s source, t target, n all pairs. A side's length counts the speci
 import functools
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int32, UInt64
@@ -197,10 +197,6 @@ class BatchPlan:
         tokens = self.table.tokens.sum(axis=(1, 2)) * np.array(self.weights or 1.0)
         return float(tokens.sum()) / cells
 
-    def pairs_of_rows(self, indices: Int[np.ndarray, " b"]) -> list[Int[np.ndarray, " _"]]:
-        """Return the pairs of each packed row; all of them as one row, if rows are not packed."""
-        return [indices] if self.packed is None else [self.packed[i] for i in indices.tolist()]
-
     def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
         """Return the bucket and pairs of the batch of a step, counted from 0 over all epochs.
 
@@ -352,7 +348,7 @@ def pad_rows(
     padded = np.full((rows, width), pad_id, np.int32)
     columns = np.arange(width) - len(prefix)
     padded[(columns >= 0) & (columns < lengths[:, None])] = np.concatenate(
-        sources, dtype=np.int32, casting="unsafe"
+        [np.zeros(0, np.int32), *sources], dtype=np.int32, casting="unsafe"
     )
     padded[:, : len(prefix)] = prefix
     for offset, token in enumerate(suffix, len(prefix)):
@@ -388,19 +384,22 @@ def train_stream(
     stop_step: int | None = None,
     *,
     drawn: Drawn | None = None,
+    local_rows: Callable[[int], Int[np.ndarray, " b"]] = np.arange,
     num_threads: int = 1,
     prefetch_buffer_size: int = 2,
 ) -> Iterator[Batch | PackedBatch]:
     """Yield the batches of steps ``start_step`` up to ``stop_step`` (endless without one), made
     ahead by Grain's threads, :data:`WINDOW` at a time.
 
-    With ``drawn``, the pairs have its tokens of each step. Closing the stream, or dropping it, ends
+    With ``drawn``, the pairs have its tokens of each step. ``local_rows`` are those of a batch of
+    so many rows that this process needs, in ascending order: only their pairs are read, and the
+    other rows are filler. Closing the stream, or dropping it, ends
     the threads.
     """
     import grain  # takes a second, and only training needs it
 
     steps = range(start_step, sys.maxsize if stop_step is None else stop_step)
-    windows = grain.MapDataset.source(_Windows(source, plan, drawn, steps))
+    windows = grain.MapDataset.source(_Windows(source, plan, drawn, local_rows, steps))
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_buffer_size)
     iterator = iter(windows.to_iter_dataset(options))
     try:
@@ -416,6 +415,7 @@ class _Windows:
     source: PairSource
     plan: BatchPlan
     drawn: Drawn | None
+    local_rows: Callable[[int], Int[np.ndarray, " b"]]
     steps: range
 
     def __len__(self) -> int:
@@ -423,31 +423,51 @@ class _Windows:
 
     def __getitem__(self, number: int) -> list[Batch | PackedBatch]:
         steps = self.steps[number * WINDOW : (number + 1) * WINDOW]
-        planned = [self.plan.batch_indices(step) for step in steps]
-        buckets = [bucket for bucket, _ in planned]
-        rows = [self.plan.pairs_of_rows(indices) for _, indices in planned]
-        numbers = [np.concatenate(each) for each in rows]
+        planned = [self._planned(step) for step in steps]
+        numbers = [np.concatenate([np.zeros(0, np.int64), *rows]) for _, _, rows in planned]
         ends = np.cumsum(list(map(len, numbers)))
         taken = self.source.take(np.concatenate(numbers))  # of all steps in one read
         of_steps = map(taken.take, np.split(np.arange(ends[-1]), ends[:-1]))
-        return list(map(self._batch, steps, buckets, rows, numbers, of_steps))
+        return list(map(self._batch, steps, planned, numbers, of_steps))
+
+    def _planned(self, step: int) -> tuple[int, Int[np.ndarray, " b"], list[Int[np.ndarray, " _"]]]:
+        """Return the bucket of a step, this process's rows, and their pairs: of each packed row, or
+        of all rows.
+        """
+        bucket, indices = self.plan.batch_indices(step)
+        local, packed = self.local_rows(self.plan.rows[bucket]), self.plan.packed
+        chosen = indices[local[local < len(indices)]]
+        rows = [chosen] if packed is None else [packed[i] for i in chosen.tolist()]
+        return bucket, local, rows
 
     def _batch(
         self,
         step: int,
-        bucket: int,
-        rows: list[Int[np.ndarray, " _"]],
+        planned: tuple[int, Int[np.ndarray, " b"], list[Int[np.ndarray, " _"]]],
         numbers: Int[np.ndarray, " n"],
         pairs: EncodedPairs,
     ) -> Batch | PackedBatch:
-        plan = self.plan
-        width, count = plan.widths[bucket], plan.rows[bucket]
+        plan, (bucket, local, rows) = self.plan, planned
+        width, count = plan.widths[bucket], len(local)
         target_width = (plan.target_widths or plan.widths)[bucket]
         if self.drawn is not None:
             pairs = self.drawn.at(step, numbers, pairs, width)
+        batch: Batch | PackedBatch
         if plan.packed is None:
-            return make_batch(pairs, width, count, target_width)
-        return packed_batch(pairs, list(map(len, rows)), (width, target_width), count)
+            batch = make_batch(pairs, width, count, target_width)
+        else:
+            batch = packed_batch(pairs, list(map(len, rows)), (width, target_width), count)
+        return batch if count == plan.rows[bucket] else _spread(batch, local, plan.rows[bucket])
+
+
+def _spread(batch: Any, rows: Int[np.ndarray, " b"], count: int) -> Any:
+    """Return arrays of ``count`` rows, of which these ``rows`` are those of the batch."""
+    if isinstance(batch, np.ndarray):
+        array = np.zeros((count, *batch.shape[1:]), batch.dtype)
+        array[rows] = batch
+        return array
+    parts = (_spread(part, rows, count) for part in batch)
+    return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
 
 
 def eval_batches(

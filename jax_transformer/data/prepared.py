@@ -193,7 +193,7 @@ class PreparedPairs:
         begins = self._ends[cells] - self._cells[cells, 2]
         records = self._cells[cells, -1] + numbers - begins
         try:
-            read = self._records.__getitems__(records.tolist())
+            read = self._records.__getitems__(records.tolist()) if len(records) else ()
         except Exception as error:  # the library has no class of its own
             raise InputError(f"{self.folder}: a shard cannot be read: {error}") from error
         dtype, sources, targets = token_dtype(self.manifest.wide), [], []

@@ -199,6 +199,12 @@ class Devices:
         """Put every array of a state, or of a part of it, where the mesh divides it."""
         return sharding.place(tree, shardings(tree, self.mesh))
 
+    def local_rows(self, count: int) -> np.ndarray:
+        """Return the rows of a batch of ``count`` rows that devices of this process have."""
+        own = self.rows.addressable_devices_indices_map((count,)).values()
+        rows = (np.arange(count)[index] for index in own if index is not None)
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
+
     def divide(self, batch: Any) -> Any:
         """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
         return sharding.place(batch, jax.tree.map(lambda array: self.rows, batch))

@@ -12,6 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -26,7 +27,8 @@ from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.prepared import Manifest, Shard
 from jax_transformer.errors import ConfigError, InputError, counted
-from jax_transformer.storage import atomic, run_files
+from jax_transformer.runtime import distributed
+from jax_transformer.storage import atomic, huggingface_folder, run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
 from jax_transformer.training.options import TrainOptions
@@ -121,11 +123,10 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
         data.too_long,
         *limits,
     )
-    _begin(folder, {"tokenizer_sha256": words.hash, **dataclasses.asdict(decided)})
-    encoding.save_tokenizer(words, folder)
+    _begin(folder, words, dataclasses.asdict(decided))
     wide = max(words.source.vocab_size, words.target.vocab_size, *limits) > 2**16
     encoder = Encoder(data, limits, words, folder, wide)
-    shards = list(_shards(encoder, processes or len(os.sched_getaffinity(0)), valid))
+    shards = list(_shards(encoder, processes or distributed.cores(), valid))
     _check_text(shards, limits)
     parts = len(data.train or data.train_source)
     manifest = Manifest(
@@ -164,19 +165,23 @@ def _check(options: TrainOptions) -> None:
             raise ConfigError(f"data.{name}={getattr(data, name)} is an option of train")
 
 
-def _begin(folder: Path, decided: dict[str, object]) -> None:
-    """Record the options of a folder. Raises ConfigError if it has others."""
-    path, text = folder / _OPTIONS, json.dumps(decided, indent=2) + "\n"
+def _begin(folder: Path, words: Vocabulary, decided: dict[str, object]) -> None:
+    """Record tokenizer and options of a folder. Raises ConfigError if it has others."""
+    path = folder / _OPTIONS
+    text = json.dumps({"tokenizer_sha256": words.hash, **decided}, indent=2) + "\n"
+    tokenizers = (run_files.SHARED_FILE, *run_files.SIDE_FILES, huggingface_folder.IN_RUN)
     if path.exists():
         if path.read_text(encoding="utf-8") != text:
             raise ConfigError(
                 f"{folder} was begun with other options or another tokenizer ({_OPTIONS}); "
                 "give another folder"
             )
-    elif others := [file.name for file in folder.iterdir() if not file.name.startswith(".")]:
+        return
+    names = (file.name for file in folder.iterdir() if not file.name.startswith("."))
+    if others := [name for name in names if name not in tokenizers]:
         raise ConfigError(f"{folder} is not empty: it holds {others[0]}; give another folder")
-    else:
-        atomic.write_text(path, text)
+    encoding.save_tokenizer(words, folder)
+    atomic.write_text(path, text)
 
 
 def _tokenizer(options: TrainOptions, folder: Path) -> tuple[Vocabulary, tuple[int, int]]:
@@ -327,6 +332,7 @@ def _start(data: DataOptions, limits: tuple[int, int], folder: Path, wide: bool)
     """Begin a process of the pool, which ends with the one that started it."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
     parent = multiprocessing.parent_process()
     assert parent is not None
 

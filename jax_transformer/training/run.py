@@ -149,7 +149,14 @@ class Run:
         train_step = make_step(options, corpus.config, state)
         key, each = self.devices.key(options.seed), options.optimizer.accumulate
         first, end = began * each, options.steps * each
-        stream = batches.train_stream(corpus.train, corpus.plan, first, end, drawn=corpus.drawn)
+        stream = batches.train_stream(
+            corpus.train,
+            corpus.plan,
+            first,
+            end,
+            drawn=corpus.drawn,
+            local_rows=self.devices.local_rows,
+        )
         placed = map(self.devices.divide, stream)
         with contextlib.closing(stream):  # type: ignore[type-var]
             while group := list(itertools.islice(placed, each)):

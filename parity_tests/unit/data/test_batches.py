@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import batches, encoding, shuffle
+from jax_transformer.data import batches, encoding, packing, shuffle
 from parity_tests.unit import runs
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
@@ -329,6 +329,33 @@ def test_the_stream_stops_at_its_end_step_or_never():
     assert len(list(batches.train_stream(ENCODED, PLAN, 5, 12))) == 7
     assert len(taken(5, ENCODED, PLAN, 10**12)) == 5
     assert list(batches.train_stream(ENCODED, PLAN, 5, 5)) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_process_reads_its_rows_alone(packed):
+    plan, source = PLAN, ENCODED
+    if packed:
+        rows = packing.pack_all(ENCODED.lengths, 64, 3)
+        plan = batches.BatchPlan(
+            table(np.full((len(rows.pairs), 2), 64)), (64,), (6,), 3, packed=rows.pairs
+        )
+    read, steps = [], 2 * plan.batches_per_epoch
+
+    class Counted:
+        def take(self, numbers):
+            read.extend(numbers.tolist())
+            return source.take(numbers)
+
+    complete = list(batches.train_stream(source, plan, 0, steps))
+    halves = [
+        list(batches.train_stream(Counted(), plan, 0, steps, local_rows=local))
+        for local in (lambda n: np.arange(0, n, 2), lambda n: np.arange(1, n, 2))
+    ]
+    assert sorted(read) == sorted([*range(503)] * 2)
+    for batch, *parts in zip(complete, *halves, strict=True):
+        for i, part in enumerate(parts):
+            flat, own = ([*b[:3], *b[3]] if packed else [*b] for b in (batch, part))
+            assert all(map(np.array_equal, (a[i::2] for a in flat), (a[i::2] for a in own)))
 
 
 def test_batches_share_no_memory():

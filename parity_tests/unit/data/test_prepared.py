@@ -152,6 +152,7 @@ def test_the_manifest_counts_what_was_dropped(tmp_path, text):
     lengths = data.train.take(np.arange(88)).lengths
     table, order = batches.LengthTable.of(lengths)
     assert order.tolist() == list(range(88))
+    assert data.train.take(np.zeros(0, np.int64)).sources == []
     for name in ("counts", "tokens", "longest"):
         assert np.array_equal(getattr(table, name), getattr(data.plan.table, name))
 

@@ -29,7 +29,7 @@ from parity_tests.unit import helpers, runs
 SCORES = dict.fromkeys(("bleu", "chrf", "exact_match"), 1.0) | {"signatures": {}}
 
 
-def numbered_batches(encoded, plan, start: int, stop: int, *, drawn) -> Iterator[Batch]:
+def numbered_batches(encoded, plan, start: int, stop: int, *, drawn, local_rows) -> Iterator[Batch]:
     for number in range(start, stop):
         yield Batch(*[np.full((1, 1), number, np.int32)] * 3)
 
