@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -350,16 +350,24 @@ def _texts(
     options: TrainOptions, words: Vocabulary, text: Pairs, limits: tuple[int, int]
 ) -> tuple[EncodedPairs, denoising.CorruptedTexts]:
     """Return lines as texts for span corruption. Raises InputError if none is left."""
-    data = options.data
-    noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
+    data, lines = options.data, [line for line, _ in text.pairs]
     most = [min(limit, data.packing or limit) for limit in limits]
-    lines = [line for line, _ in text.pairs]
-    encoded, corrupted = denoising.corrupted_texts(
-        lines, words, noise, most[0], most[1], options.seed
-    )
+    encoded, texts = corrupted(data, words, lines, (most[0], most[1]), options.seed)
     if not encoded.sources:
         raise InputError(f"none of the {len(lines)} lines has two tokens")
-    return encoded, corrupted
+    return encoded, texts
+
+
+def corrupted(
+    data: DataOptions,
+    words: Vocabulary,
+    lines: Sequence[str],
+    limits: tuple[int, int],
+    seed: int = 0,
+) -> tuple[EncodedPairs, denoising.CorruptedTexts]:
+    """Return lines as texts for span corruption, of which there may be none."""
+    noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
+    return denoising.corrupted_texts(lines, words, noise, *limits, seed)
 
 
 # Batches

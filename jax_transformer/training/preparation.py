@@ -21,7 +21,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from jax_transformer.config import codec
-from jax_transformer.data import denoising, encoding, parallel_text, prepared
+from jax_transformer.data import encoding, parallel_text, prepared
 from jax_transformer.data.encoding import Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong
 from jax_transformer.data.parallel_text import Pairs
@@ -74,7 +74,8 @@ class Encoder:
         lines, texts = _texts(self.data, block)
         one, other = self.tokenizer.source, self.tokenizer.target
         if self.data.task is Task.SPAN_CORRUPTION:
-            encoded, corrupted = _corrupted(self.data, self.tokenizer, self.limits, texts)
+            lines_of = [text for text, _ in texts]
+            encoded, corrupted = corpus.corrupted(self.data, self.tokenizer, lines_of, self.limits)
             lengths = corrupted.lengths(encoded, 0)
         else:
             cut = self.data.too_long is TooLong.CUT
@@ -124,7 +125,8 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
         *limits,
     )
     _begin(folder, words, dataclasses.asdict(decided))
-    wide = max(words.source.vocab_size, words.target.vocab_size, *limits) > 2**16
+    # A text of span corruption is as long as its source and its target at most
+    wide = max(words.source.vocab_size, words.target.vocab_size, sum(limits)) >= 2**16
     encoder = Encoder(data, limits, words, folder, wide)
     shards = list(_shards(encoder, processes or distributed.cores(), valid))
     _check_text(shards, limits)
@@ -233,13 +235,6 @@ def _texts(data: DataOptions, block: Block) -> tuple[int, list[tuple[str, str]]]
     else:
         pairs = list(zip(*block.lines, strict=True))
     return len(lines), [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
-
-
-def _corrupted(
-    data: DataOptions, words: Vocabulary, limits: tuple[int, int], texts: Sequence[tuple[str, str]]
-) -> tuple[encoding.EncodedPairs, denoising.CorruptedTexts]:
-    noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
-    return denoising.corrupted_texts([text for text, _ in texts], words, noise, *limits, 0)
 
 
 def _check_text(shards: Sequence[Shard], limits: tuple[int, int]) -> None:

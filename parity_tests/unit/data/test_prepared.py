@@ -121,6 +121,13 @@ def test_texts_of_span_corruption_are_those_in_memory(tmp_path):
     assert_equal_batches(memory, disk)
 
 
+def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text):
+    for most, wide in ((2**15 - 1, False), (2**15, True)):
+        long = ModelOptions(max_length=most)
+        chosen = dataclasses.replace(options(**text, vocab_size=300), model=long)
+        assert preparation.prepare(chosen, tmp_path / str(most), 1).wide == wide
+
+
 def test_two_files_of_lines_are_read_together(tmp_path, text):
     sides = []
     for i, name in enumerate(("source", "target")):
