@@ -65,9 +65,9 @@ jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 
 gc.disable()  # until the tests are collected: their modules and libraries stay
 
-_KEPT = 700
-"""Largest number of compiled programs in memory: about two gigabytes. To end a program takes longer
-the more there are."""
+_KEPT = 2500
+"""Largest number of compiled programs in memory: with them a process takes about two gigabytes.
+Most are single operations that later files use again."""
 _compiled = 0
 
 
