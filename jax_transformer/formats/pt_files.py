@@ -45,14 +45,13 @@ class PtFile(Format):
         )
 
     def scan(self, path: Path) -> LazyState:
-        files = untrusted.shards(path) if untrusted.is_index(path) else [path]
-        parts = {file: pt.scan(file) for file in files}
+        parts = {file: pt.scan(file) for file in untrusted.files(path)}
         for file, state in parts.items():
             if not isinstance(state, dict) or not all(
                 isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
             ):
                 raise InputError(f"{file}: is not a plain state_dict, from names to tensors")
-        if files != [path]:
+        if path not in parts:
             untrusted.check_shards(path, parts)
         return {name: tensor for part in parts.values() for name, tensor in part.items()}
 

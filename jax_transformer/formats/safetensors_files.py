@@ -10,10 +10,29 @@ from jax_transformer.storage import atomic, run_files, safetensors, untrusted
 from jax_transformer.storage.tensors import LazyState
 
 
-class SafetensorsFile(Format):
+class ArrayFile(Format):
+    """A file of arrays by name, or the index of several; :meth:`scan` reads them."""
+
+    is_file = True
+
+    def kind(self, path: Path) -> str:
+        """Return the name of the format for ``inspect``."""
+        return self.title
+
+    def open(self, path: Path, **options: Any) -> Pretrained:
+        infos = {name: tensor.info for name, tensor in self.scan(path).items()}
+        files = tuple(dict.fromkeys([path, *untrusted.files(path)]))
+        return Pretrained(self, path, str(path), infos, partial(self.scan, path), files=files)
+
+    def inspect(self, path: Path) -> Contents:
+        opened = self.open(path)
+        hashes = {file.name: run_files.sha256(file) for file in opened.files}
+        return Contents(str(path), self.kind(path), opened.tensors, hashes)
+
+
+class SafetensorsFile(ArrayFile):
     name, title, mark = "safetensors", "safetensors file", ".safetensors, or the index of several"
     suffixes = (".safetensors",)
-    is_file = True
     write_options = ()
 
     def recognises(self, path: Path) -> bool:
@@ -21,19 +40,11 @@ class SafetensorsFile(Format):
             start = file.read(16)
         return start[8:9] == b"{" or untrusted.is_index(path)
 
-    def open(self, path: Path, **options: Any) -> Pretrained:
-        scan = partial(safetensors.scan, path)
-        files = tuple(dict.fromkeys([path, *safetensors.files(path)]))
-        return Pretrained(self, path, str(path), safetensors.describe(path), scan, files=files)
-
     def scan(self, path: Path) -> LazyState:
         return safetensors.scan(path)
 
-    def inspect(self, path: Path) -> Contents:
-        files = dict.fromkeys([path, *safetensors.files(path)])
-        hashes = {file.name: run_files.sha256(file) for file in files}
-        kind = "sharded safetensors" if untrusted.is_index(path) else "safetensors"
-        return Contents(str(path), kind, safetensors.describe(path), hashes)
+    def kind(self, path: Path) -> str:
+        return "sharded safetensors" if untrusted.is_index(path) else "safetensors"
 
     def check(self, to: Destination) -> None:
         safetensors.check_dtypes(to.path, to.source.tensors if to.source else {})

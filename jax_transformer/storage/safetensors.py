@@ -78,7 +78,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
     """Return every tensor by name, without reading one. Raises as :func:`read`."""
-    headers = {file: header(file) for file in files(path)}
+    headers = {file: header(file) for file in untrusted.files(path)}
     if is_index(path):
         untrusted.check_shards(Path(path), headers)
     state = {}
@@ -108,11 +108,6 @@ def check_dtypes(target: Path, infos: Mapping[str, TensorInfo]) -> None:
 def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
     return {name: tensor.info for name, tensor in scan(path).items()}
-
-
-def files(path: str | Path) -> list[Path]:
-    """Return the files with the tensors: all that an index names, in order, or the file itself."""
-    return untrusted.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
 def write(

@@ -134,6 +134,11 @@ def shards(path: Path) -> list[Path]:
     return paths
 
 
+def files(path: str | Path) -> list[Path]:
+    """Return the files of arrays: all that an index names, in order, or the file itself."""
+    return shards(Path(path)) if is_index(path) else [Path(path)]
+
+
 def check_shards(path: Path, stored: Mapping[Path, Collection[str]]) -> None:
     """Raise InputError unless each file has the tensors that the index names, and no others."""
     expected = weight_map(path)

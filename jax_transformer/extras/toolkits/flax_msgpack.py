@@ -10,16 +10,14 @@ bias already has ``weight``. Computed positions and tied copies are not in a fil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.msgpack import ArrayExtent, Keys
-from jax_transformer.formats.base import Format, Pretrained
-from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import run_files, tensors, untrusted
+from jax_transformer.formats.safetensors_files import ArrayFile
+from jax_transformer.storage import tensors, untrusted
 from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
 from jax_transformer.storage.untrusted import shown
 
@@ -29,19 +27,15 @@ _LAST = dict.fromkeys(("kernel", "embedding", "scale", "weight"), "weight") | {"
 _TOP_LEVEL = ("final_logits_bias",)
 
 
-def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Read every array of a file, or of all files in an index, with PyTorch's names and axes.
+def scan(path: str | Path) -> dict[str, LazyTensor]:
+    """Return every array of a file, or of all files in an index, with PyTorch's names and axes,
+    without reading one.
 
     Raises InputError if a file is missing or damaged, or has names that the Flax classes did not
     have, listing all; UnsafeFileError if it declares more data than it has.
     """
-    return tensors.arrays(scan(path))
-
-
-def scan(path: str | Path) -> dict[str, LazyTensor]:
-    """Return every array by name, without reading one. Raises as ``read``."""
     path = Path(path)
-    headers = {file: msgpack.header(file) for file in files(path)}
+    headers = {file: msgpack.header(file) for file in untrusted.files(path)}
     if untrusted.is_index(path):
         untrusted.check_shards(
             path, {file: {"/".join(keys) for keys in extents} for file, extents in headers.items()}
@@ -53,16 +47,6 @@ def scan(path: str | Path) -> dict[str, LazyTensor]:
         info = TensorInfo(extent.shape[::-1] if is_kernel else extent.shape, extent.dtype.name)
         result[name] = LazyTensor(info, partial(_transposed if is_kernel else msgpack.read, extent))
     return result
-
-
-def describe(path: str | Path) -> dict[str, TensorInfo]:
-    """Return shape and dtype of every array, without reading one. Raises as ``read``."""
-    return {name: tensor.info for name, tensor in scan(path).items()}
-
-
-def files(path: str | Path) -> list[Path]:
-    """List the files with the arrays: those in an index, in order, or the file itself."""
-    return untrusted.shards(Path(path)) if untrusted.is_index(path) else [Path(path)]
 
 
 def _names(path: Path, extents: Mapping[Keys, ArrayExtent]) -> dict[Keys, str]:
@@ -98,24 +82,15 @@ def _transposed(extent: ArrayExtent) -> np.ndarray:
     return tensors.contiguous(msgpack.read(extent).T)
 
 
-class FlaxMsgpack(Format):
+class FlaxMsgpack(ArrayFile):
     name, title, mark = "flax_msgpack", "file of transformers' Flax classes", FILE
     suffixes = (".msgpack",)
-    is_file = True
 
     def recognises(self, path: Path) -> bool:
         return path.name in (FILE, INDEX)
 
-    def open(self, path: Path, **options: Any) -> Pretrained:
-        shards = tuple(dict.fromkeys([path, *files(path)]))
-        return Pretrained(self, path, str(path), describe(path), partial(scan, path), files=shards)
-
     def scan(self, path: Path) -> LazyState:
         return scan(path)
-
-    def inspect(self, path: Path) -> Contents:
-        hashes = {file.name: run_files.sha256(file) for file in dict.fromkeys([path, *files(path)])}
-        return Contents(str(path), self.title, describe(path), hashes)
 
 
 FORMAT = FlaxMsgpack()

@@ -250,7 +250,7 @@ def test_kernels_are_transposed_and_names_are_pytorch_s(tmp_path):
         ("model", "decoder", "layer_norm", "scale"): np.ones(3),
         ("final_logits_bias",): np.ones((1, 2)),
     }
-    state = flax_msgpack.read(written(tmp_path, traverse_util.unflatten_dict(arrays)))
+    state = flax_msgpack.FORMAT.open(written(tmp_path, traverse_util.unflatten_dict(arrays))).read()
     parts = "shared encoder.layers.0.fc1 decoder.layer_norm".split()
     names = {f"model.{part}.weight" for part in parts} | {"model.encoder.layers.0.fc1.bias"}
     assert state.keys() == names | {"encoder.final_layer_norm.weight", "final_logits_bias"}
@@ -264,7 +264,7 @@ def test_all_unknown_weights_are_one_error(tmp_path):
     arrays["c"] = {"scale": one, "weight": one}
     path = written(tmp_path, arrays)
     with pytest.raises(InputError) as error:
-        flax_msgpack.read(path)
+        flax_msgpack.FORMAT.open(path)
     for words in (
         "'a/kernel' has the shape (3,)",
         "'b/mean' is not a parameter",
@@ -288,13 +288,14 @@ def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
 
 
 def test_shards_are_read_as_one_file(tmp_path):
-    single = flax_msgpack.read(written(tmp_path, tree()))
+    single = flax_msgpack.FORMAT.open(written(tmp_path, tree())).read()
     index = sharded(tmp_path, tree())
-    same(flax_msgpack.read(index), single)
+    opened = flax_msgpack.FORMAT.open(index)
+    same(opened.read(), single)
     described = {name: TensorInfo(a.shape, a.dtype.name) for name, a in single.items()}
-    assert flax_msgpack.describe(index) == described
+    assert opened.tensors == described
     shards = [f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)]
-    assert [file.name for file in flax_msgpack.files(index)] == shards
+    assert [file.name for file in opened.files] == [index.name, *shards]
     assert list(flax_msgpack.FORMAT.inspect(index).sha256) == [index.name, *shards]
 
 
@@ -305,7 +306,7 @@ def test_shards_with_other_tensors_are_refused(tmp_path):
     content["weight_map"]["more/scale"] = "flax_model-00001-of-00002.msgpack"
     index.write_text(json.dumps(content))
     with pytest.raises(InputError, match="without 'more/scale', with unexpected 'scalar/scale'"):
-        flax_msgpack.read(index)
+        flax_msgpack.FORMAT.open(index)
 
 
 def test_jax_arrays_are_written_as_numpys(tmp_path):

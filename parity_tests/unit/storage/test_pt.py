@@ -286,7 +286,7 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     files = {"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}
     index.write_text(json.dumps({"metadata": {"total_size": 59}, "weight_map": files}))
     assert safetensors.is_index(index) and not safetensors.is_safetensors(index)
-    assert safetensors.files(index) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    assert untrusted.files(index) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     infos = {"x": TensorInfo((3, 4), "float32"), "s": TensorInfo((), "float64")}
     assert safetensors.describe(index) == infos | {"y": TensorInfo((3,), "int8")}
     read = {name: array.tolist() for name, array in safetensors.read(index).items()}
