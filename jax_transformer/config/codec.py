@@ -63,6 +63,15 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
     return cls(**values) if checked else _unchecked(cls, values)
 
 
+def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dicts by dotted key."""
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        name = f"{prefix}{name}"
+        values |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return values
+
+
 def names(cls: type, where: str = "") -> list[str]:
     """Return the dotted keys, such as ``model.d_model``, of a dataclass and those nested in it."""
     keys = []

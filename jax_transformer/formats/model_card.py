@@ -202,9 +202,8 @@ def training_of(source: Pretrained) -> Training | None:
     valid_files = (*data.valid_source, *data.valid_target, *data.valid)
     text = (dataset or data.kind.value,)
     names = tuple(dict.fromkeys(map(os.path.basename, files))) or text
-    flags: dict[str, Any] = {}
-    for name in ("model", "optimizer", "steps", "seed"):
-        _add_options(flags, name, options.get(name))
+    shown = {name: options.get(name) for name in ("model", "optimizer", "steps", "seed")}
+    flags = {name: value for name, value in codec.flat(shown).items() if value is not None}
     if init is not None:
         flags.pop("model.preset", None)  # the model is that of init
     pairs = ("train_pairs", "valid_pairs")
@@ -223,15 +222,6 @@ def training_of(source: Pretrained) -> Training | None:
         datasets=names if on_hub else (),
         validated_on=tuple(dict.fromkeys(map(os.path.basename, valid_files))) or text,
     )
-
-
-def _add_options(flags: dict[str, Any], name: str, value: Any) -> None:
-    """Add an option, or those of a group by their dotted names."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _add_options(flags, f"{name}.{key}", inner)
-    elif value is not None:
-        flags[name] = value
 
 
 def _languages(data: DataOptions) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
 from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, checkpoint, run_folder, saving
@@ -291,7 +292,7 @@ def with_recorded_rate(now: TrainOptions, before: TrainOptions) -> TrainOptions:
 
 def differences(now: TrainOptions, before: TrainOptions) -> dict[str, str]:
     """Return the options that differ by dotted name, each as ``name (before -> now)``."""
-    new, old = _flat(dataclasses.asdict(now)), _flat(dataclasses.asdict(before))
+    new, old = (codec.flat(dataclasses.asdict(options)) for options in (now, before))
     return {
         name: f"{name} ({_shown(name, old[name])} -> {_shown(name, new[name])})"
         for name in new
@@ -303,14 +304,6 @@ def _shown(name: str, value: Any) -> str:
     if name == "devices" and value == 0:
         return "all"
     return repr(value.value if isinstance(value, enum.Enum) else value)
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        name = f"{prefix}{name}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def recorded_options(options: TrainOptions, folder: RunFolder) -> TrainOptions:
