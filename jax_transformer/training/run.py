@@ -37,11 +37,12 @@ it, few enough to end soon after a request to stop."""
 
 
 def abstract_state(
-    options: TrainOptions, config: TransformerConfig, devices: Devices
+    options: TrainOptions, config: TransformerConfig, devices: Devices | None = None
 ) -> TrainState:
-    """Return the shapes, dtypes and shardings of a run's state, without its memory."""
+    """Return the shapes and dtypes of a run's state, and with ``devices`` the shardings."""
     weights = _weights(transformer.abstract(config))
-    return devices.abstract(jax.eval_shape(partial(_state_of, options), *weights))
+    state = jax.eval_shape(partial(_state_of, options), *weights)
+    return state if devices is None else devices.abstract(state)
 
 
 def _weights(model: Any) -> list[dict[str, Any]]:

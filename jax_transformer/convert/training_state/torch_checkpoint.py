@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jax_transformer import convert, transformer
 from jax_transformer.config import TransformerConfig
@@ -19,7 +18,7 @@ from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint, run_files, saving
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training import optimizer, resume, step, trainable
+from jax_transformer.training import optimizer, resume, run, step
 from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
@@ -192,25 +191,16 @@ def load(folder: RunFolder, at: int) -> TrainState:
             f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set "
             "JAX_ENABLE_X64=1"
         )
-    tx = optimizer.make(options.optimizer, options.steps)
-    fresh = jax.eval_shape(
-        lambda: step.initial_state(
-            transformer.Transformer(config, rngs=nnx.Rngs(0)),
-            tx,
-            ema=options.optimizer.ema > 0,
-            divide=lambda params: trainable.divide(params, options),
-        )
-    )
 
     def typed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         saved = opened.tensors.get(jax.tree_util.keystr(path, simple=True, separator="/"))
         return jax.ShapeDtypeStruct(leaf.shape, saved.dtype if saved else leaf.dtype)
 
-    return opened.load(jax.tree_util.tree_map_with_path(typed, fresh))
+    return opened.load(jax.tree_util.tree_map_with_path(typed, run.abstract_state(options, config)))
 
 
 def save(folder: RunFolder, state: TrainState) -> Path:
     """Write the checkpoint that ``train`` resumes from. Raises CheckpointError if that fails."""
-    run = run_files.about_run(folder.checkpoints / str(int(state.step)))
-    about = {**resume.environment(), "unrecorded": [], **run}
+    about = {**resume.environment(), "unrecorded": []}
+    about |= run_files.about_run(folder.checkpoints / str(int(state.step)))
     return saving.save(folder.checkpoints, int(state.step), state, about=about)
