@@ -67,7 +67,7 @@ class ConvertOptions:
 def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
     from jax_transformer.architectures.tensor_names import NameChanges
-    from jax_transformer.convert.conversion import Planned, convert
+    from jax_transformer.convert.conversion import convert
     from jax_transformer.convert.models import ModelDescription
     from jax_transformer.convert.planning import Request, prepare
 
@@ -90,10 +90,9 @@ def run(options: ConvertOptions) -> int:
 
         report: arguments.Printable = training_states.convert(request)
     else:
-        prepared = prepare(request)
+        report = prepared = prepare(request)
         if options.dry_run:
             prepared.refuse()
-            report = Planned(prepared.plan, prepared.preset_sizes)
         else:
             report = convert(prepared)
     arguments.show(report, as_json=options.json)

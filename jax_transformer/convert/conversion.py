@@ -20,7 +20,7 @@ import numpy as np
 from jax_transformer.architectures import huggingface_state
 from jax_transformer.config import AttentionSpan, Mask, TransformerConfig
 from jax_transformer.convert import models
-from jax_transformer.convert.planning import Plan, Prepared
+from jax_transformer.convert.planning import Prepared
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.formats.base import Checked
 from jax_transformer.storage import tensors
@@ -39,28 +39,11 @@ _BYTES_A_NUMBER = 40
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A conversion that was only planned (``--dry-run``)."""
-
-    plan: Plan
-    preset_sizes: Mapping[str, Any]
-
-    def lines(self) -> Iterator[str]:
-        yield from _size_lines(self.plan, self.preset_sizes)
-        yield from self.plan.lines()
-        yield "nothing was written"
-
-    def to_data(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)}
-
-
-@dataclass(frozen=True)
 class Outcome:
     """A finished conversion."""
 
-    plan: Plan
+    prepared: Prepared
     summary: str
-    preset_sizes: Mapping[str, Any]
     loss: tensors.CastLoss | None
     checked: Checked
     sha256: str
@@ -69,12 +52,13 @@ class Outcome:
     """Files that were written with the weights."""
 
     def lines(self) -> Iterator[str]:
+        plan = self.prepared.plan
         yield self.summary
-        yield from self.plan.prefix_lines()
-        yield from _size_lines(self.plan, self.preset_sizes)
-        for names in self.plan.ties:
+        yield from plan.prefix_lines()
+        yield from self.prepared.size_lines()
+        for names in plan.ties:
             yield f"tied: {' = '.join(names)}"
-        for note in self.plan.dropped:
+        for note in plan.dropped:
             yield f"not converted: {plain(note.name)}: {note.reason}"
         if self.files:
             yield f"with them: {', '.join(self.files)}"
@@ -87,24 +71,12 @@ class Outcome:
         yield f"sha256 {self.sha256}"
 
     def to_data(self) -> dict[str, Any]:
-        return {
-            "plan": self.plan.to_data(),
-            "kept": dict(self.preset_sizes),
+        return self.prepared.to_data() | {
             "cast": None if self.loss is None else vars(self.loss),
             "check": {"how": self.checked.method, "errors": self.checked.errors},
             "sha256": self.sha256,
             "files": list(self.files),
         }
-
-
-def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sizes that were read from the shapes, and those taken from the preset."""
-    if plan.inferred:
-        sizes = ", ".join(itertools.starmap("{}={}".format, plan.inferred.items()))
-        yield f"from the shapes: {sizes}"
-    if preset_sizes:
-        sizes = ", ".join(itertools.starmap("{}={}".format, preset_sizes.items()))
-        yield f"the preset's, as no shape shows it: {sizes} (--set changes it)"
 
 
 def convert(prepared: Prepared) -> Outcome:
@@ -146,9 +118,8 @@ def convert(prepared: Prepared) -> Outcome:
         numbers = sum(tensor.info.size for tensor in stored.values())
         content = f"{len(stored)} tensors, {numbers:,} numbers, {dtypes}"
     return Outcome(
-        prepared.plan,
+        prepared,
         f"{source.title} -> {to.path}: {content}",
-        prepared.preset_sizes,
         None if casting is None else casting.loss,
         written.checked or checked,
         written.sha256,

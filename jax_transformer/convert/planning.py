@@ -115,7 +115,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A planned conversion."""
+    """A planned conversion, which prints its plan (``--dry-run``)."""
 
     source: Pretrained
     to: Destination
@@ -125,6 +125,25 @@ class Prepared:
     preset_sizes: Mapping[str, Any]
     problems: list[str]
     """Reasons to refuse the conversion."""
+
+    def lines(self) -> Iterator[str]:
+        yield from self.size_lines()
+        yield from self.plan.lines()
+        yield "nothing was written"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)}
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield the sizes that were read from the shapes, and those taken from the preset."""
+        inferred, preset_sizes = (
+            ", ".join(f"{name}={value}" for name, value in sizes.items())
+            for sizes in (self.plan.inferred, self.preset_sizes)
+        )
+        if inferred:
+            yield f"from the shapes: {inferred}"
+        if preset_sizes:
+            yield f"the preset's, as no shape shows it: {preset_sizes} (--set changes it)"
 
     def refuse(self, others: Sequence[str] = ()) -> None:
         """Raise one InputError with all problems, and with ``others``, if there are any."""

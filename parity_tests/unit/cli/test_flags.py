@@ -187,7 +187,6 @@ def record(monkeypatch, tmp_path) -> Record:
 
         model, generation_config = described, GenerationConfig(num_beams=2)
         config = Stub(timestamps=False)
-        plan = preset_sizes = None
 
         def __call__(self, *source: Any, **options: Any) -> Any:
             record.add("call", {"source": source, **options})
@@ -212,7 +211,7 @@ def record(monkeypatch, tmp_path) -> Record:
         evaluation: {"evaluate": ({"bleu": 1}, ["a"]), "readable": ["a"]},
         app: {"bind": None, "hosts": ("h",), "Service": None, "serve": None},
         planning: {"prepare": Model()},
-        conversion: {"convert": report, "Planned": report},
+        conversion: {"convert": report},
         training_states: {"convert": report},
         from_files: {"compare_files": [("title", report)], "create_golden": golden},
         atomic: {"check_output": None},

@@ -142,7 +142,7 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
     """The file has all of PyTorch's names, the folder those that transformers writes."""
     path, run = tmp_path / f"model.{suffix}", tmp_path / "run"
     outcome = convert(theirs, path)
-    assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
+    assert {note.name for note in outcome.prepared.plan.dropped} >= {"config.json", "spiece.model"}
     read = {"safetensors": safetensors, "pt": pt}[suffix].read(path)
     assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read.keys()
     convert(theirs, run)
