@@ -10,10 +10,9 @@ transformers' ``marian`` computes something else: sinusoids of other wavelengths
 Marian's 10000^(2i/(d-2))), and norms with 1e-5 for Marian's 1e-6.
 """
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,8 @@ from jax_transformer.extras.toolkits.toolkit import Options
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
 from jax_transformer.storage.untrusted import shown
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule, Table
 
 LONGEST = 1024
 """The longest line in tokens: Marian computes positions without an end."""
@@ -72,15 +73,9 @@ _ATTENTIONS = {
 }
 
 
-class _Row(NamedTuple):
-    """An array, the tensor that it becomes, and their shapes' relation."""
-
-    stored: str
-    shape: Shape
-    name: str
-    """The name that transformers has."""
-    change: str = "vector"
-    """``matrix`` (transposed), ``vector`` (a row), or the axis that is ``padded``."""
+_OUTPUT_BIAS = "final_logits_bias"
+_Row = tuple[Rule, Shape]
+"""A rule from an array of Marian to transformers' tensor, and the shape of the latter."""
 
 
 def configuration(options: Mapping[str, Any]) -> TransformerConfig:
@@ -181,38 +176,37 @@ def state(arrays: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]
     layers = config.encoder.layers + config.decoder.layers
     if layers > len(arrays):
         raise InputError(f"enc-depth and dec-depth are {layers:,}, of {len(arrays):,} arrays")
-    rows = list(_rows(config, "decoder_ff_logit_out_b" in arrays))
+    words = list(_words(config, "decoder_ff_logit_out_b" in arrays))
+    rows = [*words, *_stack("encoder", config), *_stack("decoder", config)]
+    table: Table = [rule for rule, _ in rows]
+    shapes = {rule.flax[0]: shape for rule, shape in rows}
     infos = {name: array.info for name, array in arrays.items()}
-    tensors.refuse(tensors.problems(infos, {row.stored: row.shape for row in rows}))
-    return {row.name: _changed(arrays[row.stored], row.change) for row in rows}
+    tensors.refuse(tensors.problems(infos, rules.torch_shapes(table, shapes)))
+    named = rules.to_flax_lazily(table, arrays, shapes)
+    for name in (rule.flax[0] for rule, _ in words):
+        named[name] = _padded(named[name], axis=int(name == _OUTPUT_BIAS))
+    return named
 
 
-def _changed(tensor: LazyTensor, change: str) -> LazyTensor:
-    if change == "matrix":
-        return LazyTensor(TensorInfo(tensor.shape[::-1], tensor.dtype), lambda: tensor.read().T)
-    if change == "vector":
-        return LazyTensor(TensorInfo(tensor.shape[1:], tensor.dtype), lambda: tensor.read()[0])
-    more = [int(axis == int(change[-1])) for axis in range(len(tensor.shape))]
-    shape = tuple(map(operator.add, tensor.shape, more))
-    return LazyTensor(
-        TensorInfo(shape, tensor.dtype), lambda: np.pad(tensor.read(), [(0, n) for n in more])
-    )
+def _padded(tensor: LazyTensor, axis: int) -> LazyTensor:
+    """Return a matrix with zeros for padding after the words along an axis."""
+    shape, more = list(tensor.shape), [(0, 0), (0, 0)]
+    shape[axis], more[axis] = shape[axis] + 1, (0, 1)
+    return LazyTensor(TensorInfo(tuple(shape), tensor.dtype), lambda: np.pad(tensor.read(), more))
 
 
-def _rows(config: TransformerConfig, output_bias: bool) -> Iterator[_Row]:
+def _words(config: TransformerConfig, output_bias: bool) -> Iterator[_Row]:
+    """Yield the arrays with a row or number for each word."""
     d, source, target = config.d_model, config.source_pad_id, config.target_pad_id
     if config.tying.one_embedding:
-        yield _Row("Wemb", (target, d), "model.shared.weight", "padded 0")
+        yield Rule("Wemb", "model.shared.weight"), (target, d)
     else:
         for side, size in (("encoder", source), ("decoder", target)):
-            name = f"model.{side}.embed_tokens.weight"
-            yield _Row(f"{side}_Wemb", (size, d), name, "padded 0")
+            yield Rule(f"{side}_Wemb", f"model.{side}.embed_tokens.weight"), (size, d)
     if not config.tying.tied_output:
-        yield _Row("decoder_ff_logit_out_Wt", (target, d), "lm_head.weight", "padded 0")
+        yield Rule("decoder_ff_logit_out_Wt", "lm_head.weight"), (target, d)
     if output_bias:
-        yield _Row("decoder_ff_logit_out_b", (1, target), "final_logits_bias", "padded 1")
-    for side in ("encoder", "decoder"):
-        yield from _stack(side, config)
+        yield Rule("decoder_ff_logit_out_b", _OUTPUT_BIAS), (1, target)
 
 
 def _stack(side: str, config: TransformerConfig) -> Iterator[_Row]:
@@ -239,10 +233,10 @@ def _stack(side: str, config: TransformerConfig) -> Iterator[_Row]:
 
 
 def _linear(stored: str, suffix: str, shape: Shape, name: str) -> Iterator[_Row]:
-    yield _Row(f"{stored}_W{suffix}", shape, f"{name}.weight", "matrix")
-    yield _Row(f"{stored}_b{suffix}", (1, shape[1]), f"{name}.bias")
+    yield Rule(f"{stored}_W{suffix}", f"{name}.weight", "i o -> o i"), shape[::-1]
+    yield Rule(f"{stored}_b{suffix}", f"{name}.bias", "1 o -> o"), shape[1:]
 
 
 def _norm(stored: str, suffix: str, name: str, width: int) -> Iterator[_Row]:
     for theirs, ours in (("scale", "weight"), ("bias", "bias")):
-        yield _Row(f"{stored}_ln_{theirs}{suffix}", (1, width), f"{name}.{ours}")
+        yield Rule(f"{stored}_ln_{theirs}{suffix}", f"{name}.{ours}", "1 d -> d"), (width,)

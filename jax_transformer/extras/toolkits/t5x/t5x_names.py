@@ -16,7 +16,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import Shape, TensorInfo
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights.rules import PART, Rule
+from jax_transformer.weights.rules import PART, Rule, torch_shapes
 
 FAMILIES = ("t5", "mt5", "umt5")
 SCAN_AXIS = 1
@@ -67,10 +67,7 @@ class Layout:
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of every stored array, without ``target.``."""
-        rules, shapes = table(self)
-        return {
-            rule.torch: rule.torch_shape([shapes[name] for name in rule.flax]) for rule in rules
-        }
+        return torch_shapes(*table(self))
 
     def sizes(self) -> dict[str, Any]:
         """Return the fields of the configuration that the shapes show."""
