@@ -30,7 +30,11 @@ SOLUTIONS = [
         "x + self.down(jax.nn.relu(self.up(self.norm(x))))",
         "self.norm(x + self.down(jax.nn.relu(self.up(x))))",
     ),
-    ("positions | positions: its input agrees", "shape[1]) + 1)", "shape[1]))"),
+    (
+        "positions | positions: its integers differ in 5 of 5 places, first at (0): 1 here",
+        "shape[1]) + 1)",
+        "shape[1]))",
+    ),
     (
         "tokens: outputs agree, and so does the gradient",
         "self.table[...]",

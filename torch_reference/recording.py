@@ -54,7 +54,7 @@ class Recording:
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of parameters by name; tied parameters appear once."""
     masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """The booleans that go into each call."""
+    """The booleans and integers that go into each call."""
 
     def get(self, name: str) -> np.ndarray | None:
         """The array of that name, or None."""
@@ -178,7 +178,9 @@ def _record(
         counts[name] = counts.get(name, 0) + 1
         open_calls.append(key)
         recording.masks[key] = [
-            _array(tensor) for tensor in _tensors((args, kwargs)) if tensor.dtype == torch.bool
+            _array(tensor)
+            for tensor in _tensors((args, kwargs))
+            if not (tensor.is_floating_point() or tensor.is_complex())
         ]
         for i, tensor in enumerate(
             {id(tensor): tensor for tensor in _floats((args, kwargs))}.values()

@@ -193,13 +193,27 @@ def mask_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) ->
         return ""
     a, b = both[0][0], both[1][0]
     inverted = np.mean(a == b) < 0.5
-    differing = np.argwhere((a == b) if inverted else (a != b))
-    if not len(differing):
-        return ""
-    at = tuple(differing[0].tolist())
     meaning = " (inverted there)" if inverted else ""
+    return _first_place(f"its mask{meaning} differs", a, b, (a == b) if inverted else (a != b))
+
+
+def ids_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:
+    """Return the words for the difference of two modules' integers, if each has one such array, and
+    both are of one shape.
+    """
+    both = [[np.squeeze(x) for x in side if x.dtype.kind in "iu"] for side in (ours, theirs)]
+    if any(len(side) != 1 for side in both) or both[0][0].shape != both[1][0].shape:
+        return ""
+    return _first_place("its integers differ", both[0][0], both[1][0], both[0][0] != both[1][0])
+
+
+def _first_place(text: str, a: np.ndarray, b: np.ndarray, differing: np.ndarray) -> str:
+    indices = np.argwhere(differing)
+    if not len(indices):
+        return ""
+    at = tuple(indices[0].tolist())
     return (
-        f"its mask{meaning} differs in {len(differing)} of {a.size} places, first at "
+        f"{text} in {len(indices)} of {a.size} places, first at "
         f"({', '.join(map(str, at))}): {a[at]} here, {b[at]} there"
     )
 
@@ -249,6 +263,9 @@ class Entry:
 
     mask: str = ""
     """The words for a difference of its mask; empty if both are equal, or cannot be compared."""
+
+    ids: str = ""
+    """The same for the integers that it reads, as ids of tokens or positions."""
 
     layout: str = ""
     """The shape or the order of axes of its output on either side; empty if both are the same."""

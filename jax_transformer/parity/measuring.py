@@ -187,10 +187,12 @@ class PairedRuns:
                 layout = f"of shape {a.shape}, there {b.shape}"
             elif order != tuple(range(a.ndim)):
                 layout = f"with axes in the order {order} there"
+        exact = [*map(_masks, (self.ours, self.theirs), calls)]
         return Entry(
             *pair,
             number,
-            mask=difference.mask_difference(*map(_masks, (self.ours, self.theirs), calls)),
+            mask=difference.mask_difference(*exact),
+            ids=difference.ids_difference(*exact),
             input=into,
             output=self._worst([outputs]),
             input_gradient=None if pair.ours in self.split else self._worst(input_gradients),
@@ -311,7 +313,7 @@ def _ranks(side: Any, paired: Collection[str]) -> dict[str, int]:
 
 
 def _masks(side: Any, call: str) -> list[np.ndarray]:
-    """Return the arrays that may be masks of a call."""
+    """Return the arrays that may be masks or ids of a call."""
     further = (side.arrays[f"{call}/{name}"] for name in _further_inputs(side.arrays, call))
     return [*side.masks.get(call, ()), *further]
 

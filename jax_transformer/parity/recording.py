@@ -71,7 +71,7 @@ class Recording:
     callers: dict[str, str] = field(default_factory=dict)
     """The call in which each call was made; the model's is ""."""
     masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """The booleans that go into each call."""
+    """The booleans and integers that go into each call."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of PyTorch's parameters by name."""
 
@@ -381,8 +381,9 @@ def _is_inexact(array: Any) -> bool:
 
 
 def masks(tree: Any) -> list[Any]:
-    """Return the arrays of booleans, in order; see :func:`map_arrays`."""
-    return [array for array in _arrays(tree) if array.dtype == bool]
+    """Return the arrays of booleans and integers, in order; see :func:`map_arrays`."""
+    kinds = jnp.bool_, jnp.integer
+    return [x for x in _arrays(tree) if any(jnp.issubdtype(x.dtype, kind) for kind in kinds)]
 
 
 def _arrays(tree: Any) -> list[Any]:

@@ -130,8 +130,9 @@ class Report:
             results = "; the results agree on this batch" if agree else ""
             if fault.lower or not fault.faulty:
                 return f"{fault.title}: {self.own_difference(fault)}{others}{results}"
+            begin = f"{fault.ids}, and" if fault.ids else "its input agrees and"
             return (
-                f"{fault.title}: its input agrees and its output differs,"
+                f"{fault.title}: {begin} its output differs,"
                 f" {_difference(fault.output)}{f'; {fault.mask}' if fault.mask else ''}"
                 f"{self._inside(fault)}{others}{results}"
             )
@@ -247,7 +248,7 @@ class Report:
 
 
 def _entry_data(entry: Entry, *, first: bool) -> dict[str, Any]:
-    names = "ours theirs call faulty faulty_backward note narrow mask layout".split()
+    names = "ours theirs call faulty faulty_backward note narrow mask ids layout".split()
     data = {name: getattr(entry, name) for name in names} | {"first": first}
     if entry.own is not None:
         data["own"] = _own_data(entry.own, entry.own_place)

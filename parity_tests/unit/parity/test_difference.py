@@ -60,6 +60,15 @@ def test_a_mask_differs_whatever_its_form(theirs, text):
     assert differences.mask_difference([MASK], theirs) == text
 
 
+def test_ids_differ_where_both_sides_have_one_array_of_them():
+    ids, others = np.arange(6).reshape(2, 3), np.array([[[0, 1, 7], [3, 4, 5]]], np.int32)
+    text = "its integers differ in 1 of 6 places, first at (0, 2): 2 here, 7 there"
+    assert differences.ids_difference([MASK, ids], [others, np.ones(3)]) == text
+    assert not differences.ids_difference([ids], [ids.astype(np.uint8)])
+    for incomparable in ([], [ids, others], [others[..., :2]], [others.astype(float)]):
+        assert not differences.ids_difference([ids], incomparable)
+
+
 # Pairs
 
 
