@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import NoneType
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
@@ -307,10 +307,11 @@ def assignments(flag: str, pairs: Sequence[str], *, text: bool = False) -> dict[
 
 @cache
 def docstrings(kind: type) -> dict[str, str]:
-    """Return the text under each field of a dataclass, on one line."""
+    """Return the text under each field of a dataclass and of its bases, on one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
-    texts = {}
+    bases = filter(dataclasses.is_dataclass, kind.__bases__)
+    texts = dict(chain.from_iterable(docstrings(base).items() for base in bases))
     for field, text in pairwise(definition.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(field.target, ast.Name)

@@ -6,24 +6,19 @@ from typing import Annotated
 
 from jax_transformer.cli import translate
 from jax_transformer.cli.arguments import Command
-from jax_transformer.cli.translate import Precision, SearchOptions
+from jax_transformer.cli.translate import ModelOptions, SearchOptions
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
 from jax_transformer.data import parallel_text
 from jax_transformer.errors import ConfigError
-from jax_transformer.inference import Engine
 from jax_transformer.storage import atomic
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(ModelOptions):
     """Score a model on a test set: BLEU, chrF, TER, exact match, and loss."""
 
-    run: Annotated[option.ModelPath, Option(group="model")]
-    """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    source: Annotated[option.PathText | None, Option(group="input and output", synonyms="src")] = (
-        None
-    )
+    source: Annotated[option.PathText | None, Option(synonyms="src")] = None
     """Lines to translate, plain or gzip."""
     target: Annotated[option.PathText | None, Option(synonyms="tgt trg ref references")] = None
     """Reference translations, line by line, plain or gzip."""
@@ -35,24 +30,6 @@ class EvaluateOptions:
     """Field of the reference in .jsonl, for example translation.en."""
     reference: option.Repeatable[tuple[option.PathText, ...]] = ()
     """More references, line by line. Repeatable."""
-    weights: Annotated[option.Weights, Option(group="model")] = "auto"
-    """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
-    ensemble: option.Repeatable[tuple[option.PathText, ...]] = ()
-    """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
-    precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
-    engine: Engine = Engine.JAX
-    """Program that translates: jax, or ctranslate2 on the CPU, which gives no loss."""
-    quantization: option.Dtype | None = None
-    """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
-    tokens_per_batch: int = 4096
-    """Positions of the source in a batch, padding and all beams included."""
-    architecture: option.Architecture | None = None
-    """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
-    source_lang: Annotated[option.SourceLanguage | None, Option(group="input and output")] = None
-    """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
-    target_lang: option.TargetLanguage | None = None
-    """Target language of a multilingual Hugging Face model."""
     search: Annotated[option.Inline[SearchOptions], Option(group="decoding")] = field(
         default_factory=SearchOptions
     )

@@ -87,8 +87,8 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
-class TranslateOptions:
-    """Translate lines from standard input to standard output, one line out for each line in."""
+class ModelOptions:
+    """The model that translates, for translate and evaluate."""
 
     run: Annotated[option.ModelPath, Option(group="model")]
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
@@ -99,24 +99,29 @@ class TranslateOptions:
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
     engine: Engine = Engine.JAX
-    """Program that translates: jax, or ctranslate2 on the CPU, which converts the model once."""
+    """Program that translates: jax, or ctranslate2 on the CPU, which converts the model once and
+    gives no loss."""
     quantization: option.Dtype | None = None
     """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
+    tokens_per_batch: int = 4096
+    """Positions of the source in a batch, padding and all beams included."""
     architecture: option.Architecture | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     source_lang: Annotated[option.SourceLanguage | None, Option(group="input and output")] = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
     target_lang: option.TargetLanguage | None = None
     """Target language of a multilingual Hugging Face model."""
+
+
+@dataclass(frozen=True)
+class TranslateOptions(ModelOptions):
+    """Translate lines from standard input to standard output, one line out for each line in."""
+
     input: Annotated[option.PathText | None, Option(synonyms="in in_file input_file")] = None
     """Read lines from this file, plain or gzip, instead of standard input."""
     output: Annotated[option.PathText | None, Option(synonyms="out out_file output_file")] = None
     """Write translations to this file instead of standard output."""
-    tokens_per_batch: Annotated[int, Option(group="model")] = 4096
-    """Positions of the source in a batch, padding and all beams included."""
-    buffer: Annotated[
-        int, Option(group="input and output", synonyms="buffer_size batch_size batch")
-    ] = 8192
+    buffer: Annotated[int, Option(synonyms="buffer_size batch_size batch")] = 8192
     """Collect at most N lines before they are translated, sorted by length."""
     too_long: LongLine = LongLine.REFUSE
     """Refuse, cut or skip (translate to an empty line) a line that is too long for the model."""
