@@ -101,6 +101,12 @@ def is_index(path: str | Path) -> bool:
     return content.lstrip()[:1] == b"{" and b'"weight_map"' in content
 
 
+def is_file_name(name: str) -> bool:
+    """Return True for the plain name of a file in the same folder, on every system."""
+    plain = name.isprintable() and name not in ("", ".", "..") and not set(name) & set("/\\:")
+    return plain and len(name.encode("utf-8")) <= 255
+
+
 def weight_map(path: Path) -> dict[str, str]:
     """Return the file of each tensor. Raises UnsafeFileError if one is no plain name there."""
     if path.stat().st_size > LONGEST_JSON:
@@ -110,12 +116,7 @@ def weight_map(path: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise InputError(f"{path}: its weight_map is not an object of names")
     for file in set(names.values()):
-        plain = (
-            file.isprintable()
-            and file not in ("", ".", "..")
-            and not any(sign in file for sign in "/\\:")
-        )
-        if not plain or len(file.encode("utf-8")) > 255:
+        if not is_file_name(file):
             raise UnsafeFileError(
                 f"{path}: refused: {shown(file)} is not a plain file name in the same folder"
             )

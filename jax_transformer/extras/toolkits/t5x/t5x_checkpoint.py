@@ -20,14 +20,13 @@ from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.msgpack import ArrayExtent
 from jax_transformer.extras.toolkits.t5x import zarr
 from jax_transformer.storage.tensors import LazyState, LazyTensor, TensorInfo
-from jax_transformer.storage.untrusted import shown
+from jax_transformer.storage.untrusted import is_file_name, shown
 
 INDEX = "checkpoint"
 TARGET = "target."
 """Before the names of the weights; those of optimizer and step begin with ``state.``."""
 VERSION = 3
 _KVSTORES = ("file", "gfile", "gcs")
-_MOST_NAME = 255  # bytes of a file's name
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -112,12 +111,7 @@ def _folder(index: Path, name: str, spec: Mapping[str, Any]) -> str:
         )
     path = kvstore.get("path", spec.get("path"))  # next to the store before TensorStore 0.1.14
     plain = path.removesuffix("/") if isinstance(path, str) else ""
-    if (
-        not plain.isprintable()
-        or plain in ("", ".", "..", INDEX)
-        or any(sign in plain for sign in "/\\:")
-        or len(plain.encode("utf-8", "replace")) > _MOST_NAME
-    ):
+    if plain == INDEX or not is_file_name(plain):
         raise UnsafeFileError(
             f"{index}: refused: {shown(path)} is not a plain name of a folder in the same folder"
         )
