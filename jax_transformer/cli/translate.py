@@ -174,9 +174,6 @@ def run(options: TranslateOptions) -> int:
     names = "engine quantization source_lang target_lang precision tokens_per_batch"
     settings = {name: getattr(options, name) for name in names.split()}
     translator = translation.load(*opened, **settings | overrides)
-    message = translation.without_cache(translator.model.config)
-    if message and options.engine is Engine.JAX:
-        print(message, file=sys.stderr)
     generation_config = translator.generation_config
     as_list = generation_config.num_return_sequences > 1 or bool(options.num_return_sequences)
     if as_list and generation_config.num_beams == 1:

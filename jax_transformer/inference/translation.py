@@ -1,6 +1,7 @@
 """Translation: lines of text in, lines of text out."""
 
 import dataclasses
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,6 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer import inference, transformer
-from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.options import LongLine
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
@@ -327,7 +327,8 @@ def load(
     precision: str | None = None,
     **settings: Any,
 ) -> Translator:
-    """Return the translator of what :func:`jax_transformer.formats.registry.open` has opened.
+    """Return the translator of what :func:`jax_transformer.formats.registry.open` has opened, for
+    the commands. A line on stderr says if it decodes without a cache of keys and values.
 
     Arguments are those of :meth:`Translator.from_opened`, and the engine. Raises ConfigError for
     options that it does not have.
@@ -335,12 +336,18 @@ def load(
     if engine is not Engine.JAX:
         load_engine = process.load_entry_point(process.entry_points(inference.ENTRY_POINTS)[engine])
         options = {"quantization": quantization, "precision": precision, **settings}
-        translator: Translator = load_engine(opened, *others, **options)
-        return translator
+        computed: Translator = load_engine(opened, *others, **options)
+        return computed
     if quantization is not None:
         engines = " or ".join([*Engine][1:]) or "another engine"
         raise ConfigError(f"--quantization {quantization} is for --engine {engines}")
-    return Translator.from_opened(opened, *others, precision=precision, **settings)
+    translator = Translator.from_opened(opened, *others, precision=precision, **settings)
+    if (reason := translator.model.config.uncacheable) is not None:
+        message = f"decoding runs the whole decoder again at each token, because {reason}"
+        if translator.model.config.equal_lengths:
+            message += "; a translation has at most as many tokens as its padded source"
+        print(message, file=sys.stderr)
+    return translator
 
 
 def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
@@ -354,16 +361,6 @@ def load_model(opened: "Pretrained", precision: str | None) -> Transformer:
         return opened.model()
     config = dataclasses.replace(opened.config, compute_dtype=precision)
     return transformer.unflatten(config, transformer.flatten(opened.model(dtype=precision)))
-
-
-def without_cache(config: TransformerConfig) -> str | None:
-    """Return a message for models that decode without a cache of keys and values, or None."""
-    if config.uncacheable is None:
-        return None
-    message = f"decoding runs the whole decoder again at each token, because {config.uncacheable}"
-    if config.equal_lengths:
-        message += "; a translation has at most as many tokens as its padded source"
-    return message
 
 
 def _ready(queue: deque[Line]) -> Iterator[Line]:

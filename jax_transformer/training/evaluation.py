@@ -2,7 +2,6 @@
 and by sacreBLEU's scores of its translations, or COMET's."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -238,9 +237,6 @@ def evaluate(
         tokens_per_batch=tokens_per_batch,
         **(overrides or {}),
     )
-    message = translation.without_cache(translator.model.config)
-    if message and engine is Engine.JAX:
-        print(message, file=sys.stderr)
     name, lines, complete, others = _read(source, target, pairs, fields, references)
     scored, sources = complete.pairs, [line for line, _ in lines]
     longest = translator.model.config.longest

@@ -1,7 +1,6 @@
 """``jax-transformer serve``: a model as an HTTP service with a page."""
 
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -67,15 +66,13 @@ def run(options: ServeOptions) -> int:
     bound = app.bind(options.host, options.port)
     process.use_program_cache()
     opened = registry.open(options.run, options.weights)
-    translator = translation.Translator.from_opened(
+    translator = translation.load(
         opened,
         source_lang=options.source_lang,
         target_lang=options.target_lang,
         **vars(options.search),
         **vars(options.sampling),
     )
-    if message := translation.without_cache(translator.model.config):
-        print(message, file=sys.stderr)
     service = app.Service(
         translator,
         options.limits,

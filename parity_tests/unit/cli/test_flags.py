@@ -27,7 +27,6 @@ from jax_transformer.extras.speech import transcription
 from jax_transformer.formats import registry
 from jax_transformer.generate.generation_config import ALIASES, Constraints, GenerationConfig
 from jax_transformer.inference import attention_page, translation
-from jax_transformer.inference.translation import Translator
 from jax_transformer.parity import from_files
 from jax_transformer.runtime import process
 from jax_transformer.storage import atomic
@@ -64,8 +63,7 @@ TABLE = {
         ; --source-lang=de -> evaluate.languages.0; --target-lang=fr -> evaluate.languages.1
         ; --reference=r -> evaluate.references.0; --ensemble=o -> evaluate.ensemble.0
         ; --hypotheses=h -> check_output.path files; --json -> out ~""",
-    "serve": f"""m; open: --weights=best; from_opened: {LANGUAGES}
-        ; from_opened.options: {SEARCH} {SAMPLING} {SPEC}
+    "serve": f"""m; open: --weights=best; load.settings: {LANGUAGES} {SEARCH} {SAMPLING} {SPEC}
         ; Service.limits: --timeout=9.0 --max-lines=2 --max-characters=5 --max-body-bytes=5
           --max-beam=5 --max-configs=0 --batch-rows=2 --batch-wait=0.0
         ; --queue-size=64 -> Service.limits.queue_size Service.limits.max_lines=64
@@ -205,7 +203,6 @@ def record(monkeypatch, tmp_path) -> Record:
         registry: {"open": opened, "inspect": report},
         architectures: {"load_from": None},
         translation: {"load": Model()},
-        Translator: {"from_opened": Model()},
         transcription.Transcriber: {"load": Model()},
         attention_page: {"write": None},
         evaluation: {"evaluate": ({"bleu": 1}, ["a"]), "readable": ["a"]},
