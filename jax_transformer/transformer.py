@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn import sharding
+from jax_transformer.nn import sharding, stacks
 from jax_transformer.nn.attention import (
     BlockCache,
     Cache,
@@ -27,14 +27,7 @@ from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import Embedding, Frozen, input_layer
 from jax_transformer.nn.layers import linear
 from jax_transformer.nn.sharding import ROWS, TENSOR
-from jax_transformer.nn.stacks import (
-    Decoder,
-    Encoder,
-    Randomness,
-    check_ids,
-    check_pair,
-    check_source,
-)
+from jax_transformer.nn.stacks import Decoder, Encoder, Randomness
 from jax_transformer.shapes import (
     AnyArray,
     Features,
@@ -148,16 +141,16 @@ class Transformer(nnx.Module):
         segments: Segments | None = None,
     ) -> tuple[Hidden, list[BlockResult], list[BlockResult]]:
         dropout = from_rngs(rngs, self.config.dropout_masks)
-        source = check_source(source, self.config)
-        target = check_ids(target, self.config, self.config.target_vocab_size, "target")
-        check_pair(source.shape, target.shape, self.config)
+        source = stacks.check_source(source, self.config)
+        target = stacks.check_ids(target, self.config, self.config.target_vocab_size, "target")
+        stacks.check_pair(source.shape, target.shape, self.config)
         of_source = None if segments is None else jnp.asarray(segments[0])
         memory, valid, encoded = self._encode(source, dropout, attention, of_source)
         return *self._decode(memory, valid, target, dropout, attention, segments), encoded
 
     def encode(self, source: Source, *, rngs: Randomness = None) -> Memory:
         """Return the encoder's output (b, s, d)."""
-        source = check_source(source, self.config)
+        source = stacks.check_source(source, self.config)
         return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
 
     def encode_embeddings(
@@ -180,7 +173,7 @@ class Transformer(nnx.Module):
         if not 1 <= length <= config.longest:
             most = config.longest
             raise ConfigError(f"max_length={length} must be between 1 and the model's {most}")
-        source = check_source(source, self.config)
+        source = stacks.check_source(source, self.config)
         memory, source_valid, _ = self._encode(source, Dropout())
         batch, none = memory.shape[0], jnp.zeros((), jnp.int32)
         if config.equal_lengths and length > source.shape[1]:
@@ -226,33 +219,25 @@ class Transformer(nnx.Module):
             own = cache.beam_mask()
             self_mask = own if self_mask is None else self_mask & own
         x = self._embed(self.target_embedding, tokens, here, self.config.decoder)
-        x, results = self.decoder(
-            x,
-            Context(None, self_mask, cross_mask, position, length, here, key_positions),
-            Dropout(),
-            cache,
-        )
+        context = Context(None, self_mask, cross_mask, position, length, here, key_positions)
+        x, results = self.decoder(x, context, Dropout(), cache)
         blocks = tuple(map(attrgetter("cache"), results))
-        return self.logits(x), cache._replace(
-            blocks=blocks, target_valid=target_valid, length=length + 1
-        )
+        after = cache._replace(blocks=blocks, target_valid=target_valid, length=length + 1)
+        return self.logits(x), after
 
     def _decode_prefix(
         self, tokens: Int[Array, "b k"], prefix: Prefix
     ) -> tuple[Float[Array, "b k v"], Prefix]:
         """Return the result of :meth:`decode_step`, by running the decoder over all positions."""
         beams = tokens.shape[1]
-        prefix = prefix._replace(
-            tokens=jax.lax.dynamic_update_slice_in_dim(
-                prefix.tokens, tokens[:, :, None], prefix.length, axis=2
-            )
+        so_far = jax.lax.dynamic_update_slice_in_dim(
+            prefix.tokens, tokens[:, :, None], prefix.length, axis=2
         )
         memory, valid = (jnp.repeat(x, beams, axis=0) for x in (prefix.memory, prefix.source_valid))
-        x, _ = self._decode(
-            memory, valid, prefix.tokens.reshape(-1, prefix.tokens.shape[2]), Dropout()
-        )
+        x, _ = self._decode(memory, valid, so_far.reshape(-1, so_far.shape[2]), Dropout())
         logits = self.logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
-        return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
+        after = prefix._replace(tokens=so_far, length=prefix.length + 1)
+        return logits.reshape(*tokens.shape, -1), after
 
     def _encode(
         self,

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_transformer.architectures import base, huggingface, huggingface_config
-from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
+from jax_transformer.architectures.huggingface import STACKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
-from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
+from jax_transformer.config import TYINGS, TransformerConfig, enums
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Rule, Table
 
 
 def sizes(**of_both: int) -> dict[str, int]:
     """Return the attributes of both stacks: ``layers``, ``ffn_dim`` and ``attention_heads``."""
-    return {f"{stack}_{name}": size for stack in BRANCHES for name, size in of_both.items()}
+    return {f"{stack}_{name}": size for stack in STACKS for name, size in of_both.items()}
 
 
 DEFAULTS: dict[str, Any] = {
@@ -98,15 +98,15 @@ class BartFamily(HuggingFaceFamily):
         # fairseq's positions that are counted begin after padding's row
         offset = {"position_offset": ids["source_pad_id"] + 1} if counted else {}
         stacks = {}
-        for name, branches in BRANCHES.items():
+        for name in STACKS:
             own = self.decoder_stack if name == "decoder" else {}
-            stacks[name] = StackConfig(
+            stacks[name] = huggingface.stack(
+                name,
                 values[f"{name}_layers"],
-                branches,
                 num_heads=values[f"{name}_attention_heads"],
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
-                **{**MASKS[name], **self.stack, **offset, **own},
+                **{**self.stack, **offset, **own},
             )
         source_size, target_size, shared = self.vocabularies(values)
         pre_norm, scale = self.stack.get("final_norm"), enums.EmbeddingScale

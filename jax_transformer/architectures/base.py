@@ -85,16 +85,13 @@ def encoder(layers: int, **fields: Any) -> StackConfig:
 
 
 def decoder(
-    layers: int, cross_mask: tuple[Mask, ...] = (Mask.SOURCE_PADDING,), **fields: Any
+    layers: int,
+    cross_mask: tuple[Mask, ...] = (Mask.SOURCE_PADDING,),
+    self_mask: tuple[Mask, ...] = (Mask.TARGET_PADDING, Mask.CAUSAL),
+    **fields: Any,
 ) -> StackConfig:
     """Return the paper's decoder, with other fields of ``StackConfig`` as given."""
-    return StackConfig(
-        layers,
-        DECODER_BLOCK,
-        self_mask=(Mask.TARGET_PADDING, Mask.CAUSAL),
-        cross_mask=cross_mask,
-        **fields,
-    )
+    return StackConfig(layers, DECODER_BLOCK, self_mask=self_mask, cross_mask=cross_mask, **fields)
 
 
 def output(torch: str, tied: str, config: TransformerConfig, *, bias: bool) -> Table:
@@ -145,23 +142,19 @@ def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *
 def one_rate(config: TransformerConfig, *names: str) -> float:
     """Return the dropout rate; raise ConfigError if one of ``names`` differs from ``dropout``."""
     for name in names:
-        if getattr(config, name) != config.dropout:
-            raise ConfigError(
-                f"{name}={getattr(config, name)}: {twin_of(config)} has one rate,"
-                f" dropout={config.dropout}"
-            )
+        if (rate := getattr(config, name)) != config.dropout:
+            one = f"{twin_of(config)} has one rate, dropout={config.dropout}"
+            raise ConfigError(f"{name}={rate}: {one}")
     return config.dropout
 
 
 def one_depth(config: TransformerConfig) -> int:
     """Return the number of layers of both stacks; raise ConfigError if they differ."""
-    layers = config.encoder.layers, config.decoder.layers
-    if layers[0] != layers[1]:
-        raise ConfigError(
-            f"encoder.layers={layers[0]} and decoder.layers={layers[1]}: {twin_of(config)} has one"
-            " depth"
-        )
-    return layers[0]
+    ours, theirs = config.encoder.layers, config.decoder.layers
+    if ours != theirs:
+        both = f"encoder.layers={ours} and decoder.layers={theirs}"
+        raise ConfigError(f"{both}: {twin_of(config)} has one depth")
+    return ours
 
 
 def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[str]:
@@ -169,22 +162,21 @@ def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[
         d_model=config.d_model, num_heads=config.num_heads, dropout=config.dropout
     )
     ours, theirs = _leaves(config), _leaves(same_sizes)
-    differences = []
-    for name in ours:
-        if name not in _TAKEN_BY_ALL | set(free) and ours[name] != theirs[name]:
-            differences.append(f"{name}={ours[name]}: {twin_of(config)} has only {theirs[name]}")
-    return differences
+    return [
+        f"{name}={ours[name]}: {twin_of(config)} has only {theirs[name]}"
+        for name in ours
+        if name not in _TAKEN_BY_ALL | set(free) and ours[name] != theirs[name]
+    ]
 
 
 def _leaves(config: TransformerConfig) -> dict[str, Any]:
     """Return every field by dotted name; where None stands for a model's number, that number."""
     leaves = vars(config) | {"head_dim": config.head_width}
     for stack_name in ("encoder", "decoder"):
-        for name, value in vars(leaves.pop(stack_name)).items():
-            leaves[f"{stack_name}.{name}"] = value
-        branches = []
-        for branch in leaves[f"{stack_name}.branches"]:
-            rate = config.dropout if branch.dropout is None else branch.dropout
-            branches.append(replace(branch, dropout=rate))
-        leaves[f"{stack_name}.branches"] = tuple(branches)
+        stack: StackConfig = leaves.pop(stack_name)
+        leaves |= {f"{stack_name}.{name}": value for name, value in vars(stack).items()}
+        leaves[f"{stack_name}.branches"] = tuple(
+            replace(branch, dropout=config.dropout) if branch.dropout is None else branch
+            for branch in stack.branches
+        )
     return leaves

@@ -8,7 +8,7 @@ read and write its checkpoints.
 
 from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
-from jax_transformer.config import StackConfig, TransformerConfig, enums
+from jax_transformer.config import TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Rule, Table
@@ -49,12 +49,6 @@ def _decoder_block(config: TransformerConfig) -> Table:
     ]
 
 
-def _positions(name: str, stack: StackConfig) -> Table:
-    is_learned = stack.positions is enums.Positions.LEARNED
-    rule = Rule(f"{name}.position_embedding.weight", f"{name}.positions.table")
-    return [rule] if is_learned else []
-
-
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for a model of ``config``."""
     target = "decoder.word_embedding.weight"
@@ -67,8 +61,11 @@ def weight_table(config: TransformerConfig) -> Table:
     return [
         *rules.embedding("decoder.word_embedding", "target_embedding"),
         *source,
-        *_positions("encoder", config.encoder),
-        *_positions("decoder", config.decoder),
+        *(
+            Rule(f"{name}.position_embedding.weight", f"{name}.positions.table")
+            for name in ("encoder", "decoder")
+            if getattr(config, name).positions is enums.Positions.LEARNED
+        ),
         *rules.repeat(config.encoder.layers, encoder),
         *rules.repeat(config.decoder.layers, _decoder_block(config)),
         *base.output("decoder.fc_out", target, config, bias=config.output_bias),
@@ -76,7 +73,7 @@ def weight_table(config: TransformerConfig) -> Table:
 
 
 def _config(score_scale: enums.ScoreScale) -> TransformerConfig:
-    padding = (enums.Mask.SOURCE_PADDING,)
+    positions = enums.Positions.LEARNED
     return TransformerConfig(
         source_vocab_size=10_000,
         target_vocab_size=10_000,
@@ -84,14 +81,8 @@ def _config(score_scale: enums.ScoreScale) -> TransformerConfig:
         num_heads=8,
         d_ff=2048,
         max_length=100,
-        encoder=base.encoder(6, positions=enums.Positions.LEARNED),
-        decoder=StackConfig(
-            6,
-            base.DECODER_BLOCK,
-            self_mask=(enums.Mask.CAUSAL,),
-            cross_mask=padding,
-            positions=enums.Positions.LEARNED,
-        ),
+        encoder=base.encoder(6, positions=positions),
+        decoder=base.decoder(6, self_mask=(enums.Mask.CAUSAL,), positions=positions),
         score_scale=score_scale,
         mask_fill=enums.MaskFill.MINUS_1E20,
         embedding_scale=enums.EmbeddingScale.NONE,
@@ -120,10 +111,8 @@ def _arguments(config: TransformerConfig) -> Arguments:
     repaired = base.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "d_ff")
     expansion, rest = divmod(config.d_ff, config.d_model)
     if rest:
-        raise ConfigError(
-            f"d_ff={config.d_ff}: {base.twin_of(config)} has only multiples of"
-            f" d_model={config.d_model}"
-        )
+        multiples = f"{base.twin_of(config)} has only multiples of d_model={config.d_model}"
+        raise ConfigError(f"d_ff={config.d_ff}: {multiples}")
     return tuple(base.vocabularies(config)), {
         "embed_size": config.d_model,
         "num_layers": base.one_depth(config),

@@ -15,18 +15,23 @@ from typing import Any
 from jax_transformer.architectures import base, registry
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
-from jax_transformer.config import Mask, TransformerConfig, Tying
+from jax_transformer.config import Mask, StackConfig, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import Table
 
-BRANCHES = {"encoder": base.ENCODER_BLOCK, "decoder": base.DECODER_BLOCK}
-# transformers does not mask the decoder's padding: in some families the start token is padding
-MASKS: dict[str, dict[str, Any]] = {
-    "encoder": {"self_mask": (Mask.SOURCE_PADDING,)},
-    "decoder": {"self_mask": (Mask.CAUSAL,), "cross_mask": (Mask.SOURCE_PADDING,)},
-}
+STACKS = ("encoder", "decoder")
 AreEqual = Callable[[str, str], bool]
 """Returns True if two tensors of a file, given by name, are equal."""
+
+
+def stack(name: str, layers: int, **fields: Any) -> StackConfig:
+    """Return the paper's encoder or decoder, with other fields of ``StackConfig`` as given.
+
+    transformers does not mask the decoder's padding: in some families the start token is padding.
+    """
+    if name == "encoder":
+        return base.encoder(layers, **fields)
+    return base.decoder(layers, **{"self_mask": (Mask.CAUSAL,), **fields})
 
 
 def special_tokens(

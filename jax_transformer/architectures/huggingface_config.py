@@ -144,7 +144,14 @@ def to_config(
         "is_encoder_decoder": True,
         "use_cache": True,
     }
-    _check_read_back(family, config, from_config(attributes))
+    ours, read_back = flat(config), flat(from_config(attributes))
+    wrong = [
+        f"{name}={ours[name]}: {family.name} of transformers has {read_back[name]}"
+        for name in ours
+        if name.rpartition(".")[2] not in family.not_written and ours[name] != read_back[name]
+    ]
+    if wrong:
+        raise ConfigError(f"this model is none of the family: {'; '.join(wrong)}")
     if original is None:
         return attributes
     before = from_config(original)
@@ -172,20 +179,6 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
     return read | family.to_attributes(config)
 
 
-def _check_read_back(
-    family: HuggingFaceFamily, config: TransformerConfig, read: TransformerConfig
-) -> None:
-    """Raise ConfigError naming the fields in which what would be read differs from ``config``."""
-    ours, theirs = flat(config), flat(read)
-    wrong = [
-        f"{name}={ours[name]}: {family.name} of transformers has {theirs[name]}"
-        for name in ours
-        if name.rpartition(".")[2] not in family.not_written and ours[name] != theirs[name]
-    ]
-    if wrong:
-        raise ConfigError(f"this model is none of the family: {'; '.join(wrong)}")
-
-
 def flat(config: TransformerConfig) -> dict[str, Any]:
     """Return every field by dotted name; a stack's number taken from the model is the model's."""
     fields = dict(vars(config))
@@ -207,16 +200,10 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
 
 
 def read(family: HuggingFaceFamily, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that decide the model, with defaults filled in.
-
-    They are those of a file, for which :func:`problems` lists nothing.
-    """
-    values = dict(family.defaults)
-    for name, value in data.items():
-        own = family.aliases.get(name, name)
-        if own in values or own in family.derived:
-            values[own] = value
-    return values
+    """Return the attributes of a valid file that decide the model, with defaults filled in."""
+    own = {family.aliases.get(name, name): value for name, value in data.items()}
+    known = {**family.defaults, **family.derived}
+    return {**family.defaults, **{name: own[name] for name in own if name in known}}
 
 
 def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str]:
@@ -229,16 +216,12 @@ def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str
             if not _fits(own, value, readable[own]):
                 yield f"{name}={value!r} is not {_kind(own, readable[own])}"
             elif own != name and data.get(own, value) != value:
-                yield (
-                    f"{name}={value!r} and {own}={data[own]!r} are two names of one attribute, and"
-                    " differ"
-                )
+                both = f"{name}={value!r} and {own}={data[own]!r}"
+                yield f"{both} are two names of one attribute, and differ"
         elif name in fixed and name not in family.ignored:
             if value is not None and value != fixed[name]:
-                yield (
-                    f"{name}={value!r}: a model of the family {family.name} with that is not"
-                    f" supported, only {fixed[name]!r} is"
-                )
+                that = f"a model of the family {family.name} with that"
+                yield f"{name}={value!r}: {that} is not supported, only {fixed[name]!r} is"
         elif name not in without_effect:
             known = sorted({*readable, *fixed, *family.aliases, *without_effect})
             yield f"unknown attribute {name!r}{nearest(name, known)}: its effect is not known"
@@ -271,11 +254,10 @@ def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     Decoding begins with ``bos_token_id`` if ``decoder_start_token_id`` is null, as in transformers'
     generate(). Raises ConfigError that names every token which is missing.
     """
-    ids = {"pad_token_id": values["pad_token_id"], "eos_token_id": values["eos_token_id"]}
+    ids = {name: values[name] for name in ("pad_token_id", "eos_token_id")}
     start = values["decoder_start_token_id"]
     ids["decoder_start_token_id"] = values["bos_token_id"] if start is None else start
-    if None in ids.values():
-        missing = " and ".join(name for name, value in ids.items() if value is None)
+    if missing := " and ".join(name for name, value in ids.items() if value is None):
         raise ConfigError(f"{missing} must be given: the model's batches are made with it")
     pad, end, start = ids.values()
     return {"source_pad_id": pad, "target_pad_id": pad, "bos_id": start, "eos_id": end}

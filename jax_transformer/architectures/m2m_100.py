@@ -8,7 +8,7 @@ Fan et al. 2021, NLLB Team 2022. NLLB is a model of M2M100 with another tokenize
 from collections.abc import Collection, Mapping, Sequence
 
 from jax_transformer.architectures import bart, tokenizer_recipe
-from jax_transformer.architectures.tokenizer_recipe import Scored, Settings, TokenizerRecipe
+from jax_transformer.architectures.tokenizer_recipe import Scored, TokenizerRecipe
 from jax_transformer.config import PositionIndex, Positions, Sinusoids
 
 LANGUAGES = """
@@ -46,12 +46,8 @@ _COMPUTED = "repeats sines and cosines that the model computes itself"
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
     """Put four tokens first, and only there."""
-    first = [tokens[role] for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
-    return [*((text, 0.0) for text in first), *(piece for piece in scored if piece[0] not in first)]
-
-
-def _nllb_languages(settings: Settings) -> Sequence[str]:
-    return () if settings.lists_tokens else LANGUAGES_NLLB
+    first = [tokens[role] for role in tokenizer_recipe.FIRST]
+    return tokenizer_recipe.arranged(first, [each for each in scored if each[0] not in first])
 
 
 M2M100 = TokenizerRecipe(
@@ -78,7 +74,7 @@ NLLB = TokenizerRecipe(
     pieces=tokenizer_recipe.RebuiltPieces(arrange=_arrange, bpe=True, replaces=((" {2,}", " "),)),
     tokens=bart.TOKENS,
     token_flags={"mask_token": {"lstrip": True, "normalized": True}},
-    own_tokens=_nllb_languages,
+    own_tokens=lambda settings: () if settings.lists_tokens else LANGUAGES_NLLB,
     added_last="mask_token",  # as in the published embeddings
     languages=tokenizer_recipe.Languages(
         token="{}",

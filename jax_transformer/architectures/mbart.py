@@ -5,6 +5,7 @@ Liu et al. 2020, Tang et al. 2020. Facts from ``configuration_mbart.py``, ``mode
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jax_transformer.architectures import bart, tokenizer_recipe
 from jax_transformer.architectures.tokenizer_recipe import Scored, TokenizerRecipe
@@ -21,59 +22,56 @@ LANGUAGES_50 = [
         " ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
     ).split(),
 ]
-_PATTERN = "([a-z]{2}_[A-Z]{2})"
-_MASK = {"mask_token": {"lstrip": True, "normalized": False}}
 
 
-def _arrange(first_role: str, scored: Scored, tokens: Mapping[str, str], own: Sequence[str]):
+def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
     """Replace the file's first three pieces by four tokens; append the languages and the mask."""
-    first = [tokens[role] for role in (first_role, "pad_token", "eos_token", "unk_token")]
-    last = [*own, tokens["mask_token"]]
-    return [*((text, 0.0) for text in first), *scored[3:], *((text, 0.0) for text in last)]
+    first = [tokens[role] for role in tokenizer_recipe.FIRST]
+    return tokenizer_recipe.arranged(first, scored[3:], [*own, tokens["mask_token"]])
 
 
+def _arrange_50(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
+    return _arrange(scored, {**tokens, "bos_token": tokens["cls_token"]}, own)
+
+
+_LANGUAGES = tokenizer_recipe.Languages(
+    token="{}",
+    pattern="([a-z]{2}_[A-Z]{2})",
+    place=tokenizer_recipe.LanguagePlace.LAST,
+    target_start=tokenizer_recipe.TargetStart.DECODER_START,
+    published=LANGUAGES,
+    default_source="en_XX",
+)
 MBART = TokenizerRecipe(
     name="MBart",
     algorithm=tokenizer_recipe.Algorithm.REBUILT_PIECES,
     files=("sentencepiece.bpe.model",),
     pieces=tokenizer_recipe.RebuiltPieces(
-        arrange=lambda *arguments: _arrange("bos_token", *arguments),
+        arrange=_arrange,
         unknown_id=3,
         normalizes=False,  # as the class of transformers 5
         splits_words=True,
     ),
     tokens=bart.TOKENS,
-    token_flags=_MASK,
+    token_flags={"mask_token": {"lstrip": True, "normalized": False}},
     own_tokens=lambda settings: LANGUAGES,
-    languages=tokenizer_recipe.Languages(
-        token="{}",
-        pattern=_PATTERN,
-        place=tokenizer_recipe.LanguagePlace.LAST,
-        target_start=tokenizer_recipe.TargetStart.DECODER_START,
-        published=LANGUAGES,
-        default_source="en_XX",
-    ),
+    languages=_LANGUAGES,
 )
-MBART50 = TokenizerRecipe(
+MBART50 = replace(
+    MBART,
     name="MBart50",
-    algorithm=tokenizer_recipe.Algorithm.REBUILT_PIECES,
-    files=("sentencepiece.bpe.model",),
     pieces=tokenizer_recipe.RebuiltPieces(
-        arrange=lambda *arguments: _arrange("cls_token", *arguments),
+        arrange=_arrange_50,
         unknown_id=3,
         replaces=((" {2,}", " "),),
         replaces_without_map=((" {2,}", " "),),
     ),
-    tokens=bart.TOKENS,
-    token_flags=_MASK,
     own_tokens=lambda settings: LANGUAGES_50,
-    languages=tokenizer_recipe.Languages(
-        token="{}",
-        pattern=_PATTERN,
+    languages=replace(
+        _LANGUAGES,
         place=tokenizer_recipe.LanguagePlace.FIRST,
         target_start=tokenizer_recipe.TargetStart.FORCED,
         published=LANGUAGES_50,
-        default_source="en_XX",
     ),
 )
 

@@ -18,13 +18,9 @@ def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> S
     """Put four tokens in the place of the file's first three pieces, then the languages, and the
     mask of the models that were trained with it, which have three languages.
     """
-    first = [tokens[role] for role in ("bos_token", "pad_token", "eos_token", "unk_token")]
+    first = [tokens[role] for role in tokenizer_recipe.FIRST]
     masks = [tokens["mask_token"]] if len(own) == len(LANGUAGES) else []
-    return [
-        *((text, 0.0) for text in first),
-        *scored[3:],
-        *((text, 0.0) for text in (*own, *masks)),
-    ]
+    return tokenizer_recipe.arranged(first, scored[3:], [*own, *masks])
 
 
 class PLBart(bart.BartFamily):

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_transformer.architectures import base, huggingface, huggingface_config, tokenizer_recipe
-from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
+from jax_transformer.architectures.huggingface import STACKS, HuggingFaceFamily
 from jax_transformer.architectures.tokenizer_recipe import Scored, Settings, TokenizerRecipe
-from jax_transformer.config import RATES, StackConfig, TransformerConfig, enums
+from jax_transformer.config import RATES, TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Rule, Table
@@ -64,7 +64,7 @@ def _sentinels(settings: Settings) -> Sequence[str]:
 
 def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
     """Put the sentinels after the file's pieces, the last one first."""
-    return [*scored, *((text, 0.0) for text in reversed(own))]
+    return tokenizer_recipe.arranged((), scored, own[::-1])
 
 
 TOKENIZER = TokenizerRecipe(
@@ -123,23 +123,14 @@ class T5Family(HuggingFaceFamily):
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         activation, gated = _feed_forward(values)
-        layers = {
-            "encoder": values["num_layers"],
-            "decoder": values["num_decoder_layers"] or values["num_layers"],
-        }
-        stacks = {
-            name: StackConfig(
-                layers[name],
-                branches,
-                positions=self.positions,
-                relative_buckets=values["relative_attention_num_buckets"],
-                relative_max_distance=values["relative_attention_max_distance"],
-                activation=activation,
-                gated=gated,
-                final_norm=True,
-                **MASKS[name],
-            )
-            for name, branches in BRANCHES.items()
+        layers = values["num_layers"]
+        fields: dict[str, Any] = {
+            "positions": self.positions,
+            "relative_buckets": values["relative_attention_num_buckets"],
+            "relative_max_distance": values["relative_attention_max_distance"],
+            "activation": activation,
+            "gated": gated,
+            "final_norm": True,
         }
         scaled = self.scales_logits
         if scaled is None:
@@ -165,8 +156,8 @@ class T5Family(HuggingFaceFamily):
             final_dropout=True,
             architecture=self.name,
             **huggingface_config.special_ids(values),
-            encoder=stacks["encoder"],
-            decoder=stacks["decoder"],
+            encoder=huggingface.stack("encoder", layers, **fields),
+            decoder=huggingface.stack("decoder", values["num_decoder_layers"] or layers, **fields),
         )
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
@@ -195,13 +186,9 @@ class T5Family(HuggingFaceFamily):
         return values
 
     def weight_table(self, config: TransformerConfig) -> Table:
-        copies = [
-            Alias(f"{stack}.embed_tokens.weight", "shared.weight")
-            for stack in ("encoder", "decoder")
-        ]
         return [
             *rules.embedding("shared", "target_embedding"),
-            *copies,
+            *(Alias(f"{stack}.embed_tokens.weight", "shared.weight") for stack in STACKS),
             *_stack("encoder", config),
             *_stack("decoder", config),
             *base.output("lm_head", "shared.weight", config, bias=False),
@@ -268,11 +255,7 @@ class T5(T5Family):
     source = "Raffel et al. 2020, T5 (transformers' t5)"
     model_class = "T5ForConditionalGeneration"
     derived = DERIVED | {"scale_decoder_outputs": True}
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The entries of ``architectures``, an older one among them."""
-        return (*super().classes, "T5WithLMHeadModel")
+    classes = (model_class, "T5Model", "T5WithLMHeadModel")
 
 
 ARCHITECTURE = T5(

@@ -101,8 +101,13 @@ class RebuiltPieces:
     """Split at white space before pieces are looked for."""
 
 
-def _none(settings: Settings) -> Sequence[str]:
-    return ()
+FIRST = ("bos_token", "pad_token", "eos_token", "unk_token")
+"""The roles of the tokens with which fairseq's vocabularies begin."""
+
+
+def arranged(first: Sequence[str], scored: Scored, last: Sequence[str] = ()) -> Scored:
+    """Return a file's pieces between special tokens, whose scores are 0."""
+    return [*((text, 0.0) for text in first), *scored, *((text, 0.0) for text in last)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,7 +143,7 @@ class TokenizerRecipe:
     """The special tokens by role, if the folder does not name them."""
     token_flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     """Flags of a special token that the folder names by its text only, by role."""
-    own_tokens: Callable[[Settings], Sequence[str]] = _none
+    own_tokens: Callable[[Settings], Sequence[str]] = lambda settings: ()
     """Returns special tokens that are not in the SentencePiece model."""
     added_last: str | None = None
     """The role of the token that is added after all others."""

@@ -81,11 +81,11 @@ def sizes(config: TransformerConfig) -> dict[str, Any]:
 
 def _arguments(config: TransformerConfig) -> Arguments:
     encoder, decoder = config.encoder, config.decoder
+    masks = (encoder.self_mask, decoder.self_mask, decoder.cross_mask)
     if encoder.positions is not decoder.positions:
+        both = f"encoder.positions='{encoder.positions}', decoder.positions='{decoder.positions}'"
         raise ConfigError(
-            f"encoder.positions={encoder.positions.value!r},"
-            f" decoder.positions={decoder.positions.value!r}:"
-            " the stock PyTorch twin has one kind of positions for both stacks"
+            f"{both}: the stock PyTorch twin has one kind of positions for both stacks"
         )
     return (), {
         **sizes(config),
@@ -108,10 +108,7 @@ def _arguments(config: TransformerConfig) -> Arguments:
         "output_bias": config.output_bias,
         "unbiased_norm": config.norm is enums.Norm.LAYER_UNBIASED,
         "mask_fill": config.mask_fill if isinstance(config.mask_fill, float) else None,
-        "mask_queries": tuple(
-            enums.Mask.QUERY_PADDING in masks
-            for masks in (encoder.self_mask, decoder.self_mask, decoder.cross_mask)
-        ),
+        "mask_queries": tuple(enums.Mask.QUERY_PADDING in kinds for kinds in masks),
     }
 
 

@@ -124,23 +124,12 @@ def _without_dropout(config: TransformerConfig) -> TransformerConfig:
     return replace(config, **changes)
 
 
-def recorded(
-    module: Any,
-    batch: Sequence[np.ndarray],
-    *,
-    dtype: str,
-    seed: int | None,
-    call: Callable[..., object] | None = None,
-    positions: np.ndarray | None = None,
-) -> Any:
-    """Return inputs and outputs of every module of a PyTorch model, computed in ``dtype``.
-
-    See ``torch_reference.recording.record``.
-    """
+def recorded(module: Any, batch: Sequence[np.ndarray], **options: Any) -> Any:
+    """Return inputs and outputs of every module of a PyTorch model, as
+    ``torch_reference.recording.record`` does."""
     from torch_reference import recording
 
-    options: dict[str, Any] = {"dtype": dtype, "seed": seed, "call": call}
-    return recording.record(module, batch, **options, positions=positions)
+    return recording.record(module, batch, **options)
 
 
 def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig) -> Arguments:

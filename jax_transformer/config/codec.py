@@ -60,7 +60,14 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
         raise ConfigError(f"missing key {', '.join(missing)}")
     hints = typing.get_type_hints(cls)
     values = {key: _decode(hints[key], data[key], f"{prefix}{key}", checked) for key in data}
-    return cls(**values) if checked else _unchecked(cls, values)
+    if checked:
+        return cls(**values)
+    instance = object.__new__(cls)
+    for name, field in fields.items():
+        default, factory = field.default, field.default_factory
+        default = default if factory is dataclasses.MISSING else factory()
+        object.__setattr__(instance, name, values.get(name, default))
+    return instance
 
 
 def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -80,15 +87,6 @@ def names(cls: type, where: str = "") -> list[str]:
         nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
         keys += names(kind, key) if nested else [key]
     return keys
-
-
-def _unchecked(cls: type[T], values: dict[str, Any]) -> T:
-    instance = object.__new__(cls)
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        default, factory = field.default, field.default_factory
-        default = default if factory is dataclasses.MISSING else factory()
-        object.__setattr__(instance, field.name, values.get(field.name, default))
-    return instance
 
 
 def _decode(kind: Any, value: Any, where: str, checked: bool) -> Any:

@@ -208,36 +208,24 @@ class TransformerFields:
 
     @property
     def longest(self) -> int:
-        """The longest source or target in tokens.
-
-        It is ``max_length``, or less if the tables of positions have no rows for as many.
-        """
+        """The longest source or target in tokens: ``max_length``, or as far as positions go."""
         length = self.max_length
         for stack in (self.encoder, self.decoder):
-            if (
-                stack.positions is not enums.Positions.NONE
-                and stack.position_index is enums.PositionIndex.TRUNCATED_COSINE
-            ):
-                rows = (position_row(stack.position_index, i) for i in range(length))
-                length = next(
-                    (i for i, row in enumerate(rows) if not 0 <= row < self.max_length), length
-                )
+            index, has_none = stack.position_index, stack.positions is enums.Positions.NONE
+            if index is enums.PositionIndex.TRUNCATED_COSINE and not has_none:
+                rows = (position_row(index, i) for i in range(length))
+                outside = (i for i, row in enumerate(rows) if not 0 <= row < self.max_length)
+                length = next(outside, length)
         return length
 
     @property
     def equal_lengths(self) -> bool:
-        """True if source and target must be equally long.
-
-        They must if the memory is added to the target position by position.
-        """
+        """True if source and target must be equally long, to be added position by position."""
         return enums.Residual.MEMORY in map(attrgetter("residual"), self.decoder.branches)
 
     @property
     def uncacheable(self) -> str | None:
-        """The reason why decoding cannot keep keys and values; None if it can.
-
-        Without them it runs the decoder over all tokens again at each step.
-        """
+        """The reason why decoding cannot keep keys and values; None if it can."""
         decoder = self.decoder
         attentions = sum(branch.parts.count(enums.Part.SELF) for branch in decoder.branches)
         if attentions and enums.Mask.CAUSAL not in decoder.self_mask:
@@ -255,15 +243,12 @@ class TransformerFields:
         """The reason why a row cannot hold several pairs as if each were alone; None if it can."""
         encoder, decoder, masks = self.encoder, self.decoder, enums.Mask
         of_target = {masks.CAUSAL, masks.TARGET_PADDING}
-        sees_padding = [
-            name
-            for name, hidden in (
-                ("encoder.self_mask", masks.SOURCE_PADDING in encoder.self_mask),
-                ("decoder.self_mask", not of_target.isdisjoint(decoder.self_mask)),
-                ("decoder.cross_mask", masks.SOURCE_PADDING in decoder.cross_mask),
-            )
-            if not hidden
-        ]
+        hides = {
+            "encoder.self_mask": masks.SOURCE_PADDING in encoder.self_mask,
+            "decoder.self_mask": not of_target.isdisjoint(decoder.self_mask),
+            "decoder.cross_mask": masks.SOURCE_PADDING in decoder.cross_mask,
+        }
+        sees_padding = [name for name, hidden in hides.items() if not hidden]
         if self.input_layer is not None:
             return "its source is sound"
         if sees_padding:
@@ -285,9 +270,7 @@ class TransformerFields:
 
     @property
     def input_layer(self) -> str | None:
-        """Name of the installed layer that reads the source (``nn/embeddings.py``); None is the
-        embedding of tokens.
-        """
+        """Name of the installed layer that reads the source; None for an embedding of tokens."""
         return None if self.mel_bins is None else "mel"
 
     @property

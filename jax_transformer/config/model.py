@@ -87,17 +87,12 @@ class TransformerConfig(TransformerFields):
         name.
         """
         known: dict[str, tuple[str, ...]] = dict(_SHORTHANDS)
-        former = dict(self.RENAMED)
-        owners: dict[str, type[TransformerFields] | type[StackConfig]] = {
-            "": TransformerFields,
-            "encoder.": StackConfig,
-            "decoder.": StackConfig,
-        }
-        for prefix, cls in owners.items():
-            for field in dataclasses.fields(cls):
-                known[prefix + field.name] = (prefix + field.name,)
-            for old, new in cls.RENAMED.items():
-                former[prefix + old] = prefix + new
+        former: dict[str, str] = {}
+        for prefix in ("", "encoder.", "decoder."):
+            owner = StackConfig if prefix else TransformerFields
+            names = [prefix + field.name for field in dataclasses.fields(owner)]
+            known |= {name: (name,) for name in names}
+            former |= {prefix + old: prefix + new for old, new in owner.RENAMED.items()}
         data = dataclasses.asdict(self)
         for name, value in changes.items():
             if name in former:
@@ -107,10 +102,9 @@ class TransformerConfig(TransformerFields):
                 near = nearest(name, sorted(known))
                 raise ConfigError(f"unknown configuration field {name!r}{near}")
             for full in known[name]:
-                owner, _, leaf = full.rpartition(".")
-                (data[owner] if owner else data)[leaf] = (
-                    _plain(value) if dataclasses.is_dataclass(value) else value
-                )
+                stack, _, leaf = full.rpartition(".")
+                value = _plain(value) if dataclasses.is_dataclass(value) else value
+                (data[stack] if stack else data)[leaf] = value
         return codec.from_json(type(self), json.dumps(data, default=_plain))
 
 
@@ -141,8 +135,7 @@ def _check_shared(config: TransformerConfig) -> None:
         raise ConfigError(
             f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
         )
-    if config.mel_bins is not None or config.mel_frames is not None:
-        _check_spectrogram(config)
+    _check_spectrogram(config)
     check_numbers(config, "", " ".join(RATES), "be at least 0 and below 1", _is_rate)
     if isinstance(config.mask_fill, float) and not _LEAST_FILL < config.mask_fill < 0:
         raise ConfigError(f"mask_fill={config.mask_fill} must be below 0, above {_LEAST_FILL}")
@@ -152,6 +145,7 @@ def _check_shared(config: TransformerConfig) -> None:
         size = config.source_vocab_size if source else config.target_vocab_size
         if not 0 <= value < size:
             raise ConfigError(f"{name}={value} is outside the vocabulary of {size}")
+    # A window of sound has no padding, and that of its texts may be their end token (Whisper)
     masks_end = config.input_layer is None or enums.Mask.TARGET_PADDING in config.decoder.self_mask
     if config.target_pad_id == config.eos_id and masks_end:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
@@ -166,28 +160,22 @@ def _check_stack(config: TransformerConfig, name: str, stack: StackConfig) -> No
     check(sizes, "be at least 1", _is_positive)
     check("position_offset", "be at least 0", lambda x: x >= 0)
     check("layers", f"be at most {MOST_LAYERS:,}", lambda x: x <= MOST_LAYERS)
-    if config.head_dim is None and config.d_model % config.heads(stack):
+    if config.head_dim is None and config.d_model % (heads := config.heads(stack)):
         which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
-        raise ConfigError(
-            f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
-        )
+        raise ConfigError(f"d_model={config.d_model} is not divisible by {which}={heads}")
     check("attention_dropout", "be at least 0 and below 1", _is_rate)
     if stack.positions in (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK):
         _check_relative(name, stack)
     check("position_exponent", "be above 0 and finite", lambda x: 0 < x < math.inf)
-    if stack.position_index is enums.PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
-        raise ConfigError(
-            f"max_length={config.max_length} must be at least 2: "
-            f"{name}.position_index='truncated_cosine' reads row 1"
-        )
+    if stack.position_index is enums.PositionIndex.TRUNCATED_COSINE:
+        reads = f"be at least 2: {name}.position_index='truncated_cosine' reads row 1"
+        check_numbers(config, "", "max_length", reads, lambda n: n >= 2)
     sinusoidal = stack.positions in (enums.Positions.SINUSOIDAL, enums.Positions.SINUSOIDAL_STORED)
     if config.d_model % 2 and sinusoidal:
         raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
-    if stack.sinusoids is enums.Sinusoids.TENSOR2TENSOR and config.d_model < 4:
-        raise ConfigError(
-            f"d_model={config.d_model} must be at least 4: "
-            "the first and the last of tensor2tensor's wavelengths differ"
-        )
+    if stack.sinusoids is enums.Sinusoids.TENSOR2TENSOR:
+        differ = "be at least 4: the first and the last of tensor2tensor's wavelengths differ"
+        check_numbers(config, "", "d_model", differ, lambda n: n >= 4)
 
 
 def _check_relative(name: str, stack: StackConfig) -> None:
@@ -198,16 +186,11 @@ def _check_relative(name: str, stack: StackConfig) -> None:
     """
     directions = 1 if enums.Mask.CAUSAL in stack.self_mask else 2
     least, single = 2 * directions, stack.relative_buckets // directions // 2
-    if stack.relative_buckets < least or stack.relative_buckets % directions:
-        raise ConfigError(
-            f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, "
-            f"at least {least}"
-        )
-    if stack.relative_max_distance <= single:
-        distance = f"{name}.relative_max_distance={stack.relative_max_distance}"
-        raise ConfigError(
-            f"{distance} must be over the {single} distances that have a bucket of their own"
-        )
+    multiple = f"be a multiple of {directions}, at least {least}"
+    over = f"be over the {single} distances that have a bucket of their own"
+    check = partial(check_numbers, stack, f"{name}.")
+    check("relative_buckets", multiple, lambda n: n >= least and n % directions == 0)
+    check("relative_max_distance", over, lambda n: n > single)
     if enums.Part.SELF not in stack.parts:
         raise ConfigError(
             f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention"
@@ -317,17 +300,10 @@ def _check_backend(config: TransformerConfig) -> None:
 
 
 def _check_spectrogram(config: TransformerConfig) -> None:
-    """Check the sizes of a source that is sound.
-
-    A window of it has no padding, and the padding of its texts may be their end token (Whisper).
-    """
-    if (config.mel_bins is None) != (config.mel_frames is None):
-        raise ConfigError(
-            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
-            " spectrogram: give both or none"
-        )
-    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
-        raise ConfigError(
-            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
-            " position"
-        )
+    """Check the sizes of a source that is sound, if there are any."""
+    bins, frames = config.mel_bins, config.mel_frames
+    if (bins is None) != (frames is None):
+        both = f"mel_bins={bins} and mel_frames={frames}"
+        raise ConfigError(f"{both} are the sizes of one spectrogram: give both or none")
+    even = "be even and at least 2: two frames make one position"
+    check_numbers(config, "", "mel_frames", even, lambda n: n >= 2 and n % 2 == 0)

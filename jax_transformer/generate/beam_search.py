@@ -91,9 +91,8 @@ def search(
     if config.beam_scorer is BeamScorer.AVERAGE and not math.isfinite(penalty):
         raise ConfigError(f"length_penalty={penalty} must be finite")
     inputs, static_args = prepare.prepare(model, source, config, forced_bos_ids, prompt)
-    return _search(
-        model.structure, model.arrays, inputs, jnp.asarray(penalty), static_args=static_args
-    )
+    traced = inputs, jnp.asarray(penalty)
+    return _search(model.structure, model.arrays, *traced, static_args=static_args)
 
 
 @dataclass(frozen=True)
@@ -137,10 +136,7 @@ class Scorer:
         return log_probs, is_eos, is_eos
 
     def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
-        """Return the length that decides if an unfinished hypothesis may beat a finished one.
-
-        ``length`` is the current one.
-        """
+        """Return the length that decides if an unfinished hypothesis may beat a finished one."""
         # Log-probabilities only fall, and the greatest length divides them most
         return jnp.asarray(self.static_args.max_new_tokens)
 
@@ -199,16 +195,6 @@ class _Beams(NamedTuple):
     inputs: prepare.Inputs
 
 
-class _Continuations(NamedTuple):
-    """The best 2k continuations of a row's k beams, best first."""
-
-    log_probs: Float[Array, "b m"]
-    parents: Int[Array, "b m"]
-    """The beams that they continue."""
-    tokens: Int[Array, "b m"]
-    cache: Any
-
-
 @partial(jax.jit, static_argnames=("structure", "static_args"))
 def _search(
     structure: prepare.ModelStructure,
@@ -222,12 +208,11 @@ def _search(
     model = structure.merge(arrays)
     config, batch = static_args.config, inputs.source.shape[0]
     cache = prepare.primed_cache(model, inputs, static_args, config.num_beams)
-    scorer = SCORERS[config.beam_scorer](
-        length_penalty,
-        static_args,
-        logits.constrained(static_args, inputs),
-        _score_dtype(model, cache, batch, config.num_beams),
-    )
+    tokens = jnp.zeros((batch, config.num_beams), jnp.int32)
+    outputs = jax.eval_shape(model.decode_step, tokens, cache)[0]
+    dtype = np.promote_types(outputs.dtype, np.float32)  # sums of log-probabilities round
+    constrained = logits.constrained(static_args, inputs)
+    scorer = SCORERS[config.beam_scorer](length_penalty, static_args, constrained, dtype)
     stops_when_full = config.early_stopping is EarlyStopping.FULL
 
     def is_open(beams: _Beams) -> Bool[Array, " b"]:
@@ -235,14 +220,13 @@ def _search(
         return rows & ~beams.finished.all(axis=1) if stops_when_full else rows
 
     def step(beams: _Beams) -> _Beams:
-        best = _continuations(model, beams, static_args)
+        best, parents, last, cache = _continuations(model, beams, static_args)
         length = beams.length + 1
         tokens = jax.lax.dynamic_update_slice_in_dim(
-            pick(beams.tokens, best.parents), best.tokens[:, :, None], beams.length, axis=2
+            pick(beams.tokens, parents), last[:, :, None], beams.length, axis=2
         )
-        log_probs, ends, finishes = scorer.candidates(
-            best.log_probs, best.tokens == static_args.eos_id, length
-        )
+        is_eos = last == static_args.eos_id
+        log_probs, ends, finishes = scorer.candidates(best, is_eos, length)
         closed = ~beams.open
         if stops_when_full:
             closed |= beams.finished.all(axis=1)
@@ -253,7 +237,7 @@ def _search(
             length=length,
             tokens=pick(tokens, chosen),
             log_probs=live,
-            cache=best.cache.follow(pick(best.parents, chosen)),
+            cache=cache.follow(pick(parents, chosen)),
         )
         return beams._replace(open=beams.open & _can_improve(beams, scorer))
 
@@ -270,12 +254,6 @@ def _search(
 def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
     """Return ``x[row, beams[row]]`` for every row of (b, k, ...)."""
     return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
-
-
-def _score_dtype(model: AnyModel, cache: Any, batch: int, beams: int) -> np.dtype:
-    """Return the dtype of sums of log-probabilities: float32 at least, as rounding adds up."""
-    outputs = jax.eval_shape(model.decode_step, jnp.zeros((batch, beams), jnp.int32), cache)[0]
-    return np.promote_types(outputs.dtype, np.float32)
 
 
 def _start(
@@ -299,8 +277,9 @@ def _start(
 
 def _continuations(
     model: AnyModel, beams: _Beams, static_args: prepare.StaticArgs
-) -> _Continuations:
-    """Return the best of all beams continued by all tokens."""
+) -> tuple[Float[Array, "b m"], Int[Array, "b m"], Int[Array, "b m"], Any]:
+    """Return the log-probabilities of the best 2k continuations of a row's k beams, best first, the
+    beams that they continue, their tokens, and the cache."""
     length = beams.length
     last = beams.tokens[:, :, jnp.maximum(length - 1, 0)]
     start = prepare.start_tokens(beams.inputs, static_args)[:, -1:]
@@ -313,7 +292,7 @@ def _continuations(
     # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on
     count = 2 * static_args.config.num_beams
     best, index = logits.largest(totals.reshape(totals.shape[0], -1), count)
-    return _Continuations(best, index // vocabulary, (index % vocabulary).astype(jnp.int32), cache)
+    return best, index // vocabulary, (index % vocabulary).astype(jnp.int32), cache
 
 
 def _keep_finished(

@@ -42,12 +42,10 @@ def _hypotheses(
 ) -> tuple[AnyArray, ...]:
     """Return the tokens of each row, and the scores of a beam search, perhaps still computed."""
     source, row_ids, prompt = batch
-    if config.do_sample:
-        key = jax.random.key(config.seed)
-        return (_token_by_token(model, source, config, None, prompt, key, row_ids),)
-    if config.num_beams == 1:
-        return (_token_by_token(model, source, config, None, prompt),)
-    return beam_search.search(model, source, config, None, prompt)
+    if config.num_beams > 1:
+        return beam_search.search(model, source, config, None, prompt)
+    key = jax.random.key(config.seed) if config.do_sample else None
+    return (_token_by_token(model, source, config, None, prompt, key, row_ids),)
 
 
 def greedy(
@@ -166,10 +164,8 @@ def _draws(
     if not 0 < temperature < float("inf"):
         raise ConfigError(f"temperature={temperature} must be above 0 and finite")
     if not 0 <= config.top_k <= vocabulary:
-        raise ConfigError(
-            f"top_k={config.top_k} must be between 1 and the vocabulary of {vocabulary}, "
-            "or 0 for all of it"
-        )
+        most = f"the vocabulary of {vocabulary}, or 0 for all of it"
+        raise ConfigError(f"top_k={config.top_k} must be between 1 and {most}")
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
     rows = jnp.arange(batch) if row_ids is None else jnp.asarray(row_ids)
@@ -222,16 +218,10 @@ def _decode(
             best = logits.most_likely(scores, draws.temperature, draws.top_p, top_k)
             chosen = logits.categorical(fold_in(keys[carry.rows], carry.length), *best)
         token = jnp.where(carry.open, chosen, static_args.pad_id)
-        length = carry.length + 1
-        return carry._replace(
-            length=length,
-            last=token,
-            tokens=jax.lax.dynamic_update_slice_in_dim(
-                carry.tokens, token[:, None], carry.length, axis=1
-            ),
-            open=carry.open & (token != static_args.eos_id) & (length < static_args.max_new_tokens),
-            cache=cache,
-        )
+        length, tokens = carry.length + 1, carry.tokens
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], carry.length, axis=1)
+        more = carry.open & (token != static_args.eos_id) & (length < static_args.max_new_tokens)
+        return carry._replace(length=length, last=token, tokens=tokens, open=more, cache=cache)
 
     start = _Tokens(
         length=jnp.zeros((), jnp.int32),
@@ -242,6 +232,5 @@ def _decode(
         inputs=inputs,
         rows=jnp.arange(batch, dtype=jnp.int32),
     )
-    return prepare.while_loop(
-        attrgetter("open"), step, start, attrgetter("tokens"), prepare.batch_sizes(batch)
-    )
+    is_open, results = map(attrgetter, ("open", "tokens"))
+    return prepare.while_loop(is_open, step, start, results, prepare.batch_sizes(batch))

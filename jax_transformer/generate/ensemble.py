@@ -69,12 +69,12 @@ def common_config(models: Sequence[Transformer]) -> TransformerConfig:
     Raises ConfigError if the models do not share vocabulary sizes and special tokens.
     """
     configs = [model.config for model in models]
-    first = configs[0]
-    for number, config in enumerate(configs[1:], 2):
+    for number, config in enumerate(configs, 1):
         for name in _SHARED:
-            if getattr(config, name) != getattr(first, name):
+            own, first = getattr(config, name), getattr(configs[0], name)
+            if own != first:
                 raise ConfigError(
-                    f"model {number} of the ensemble has {name}={getattr(config, name)}, and the "
-                    f"first {getattr(first, name)}; they must be equal"
+                    f"model {number} of the ensemble has {name}={own}, and the first {first}; they"
+                    " must be equal"
                 )
     return min(configs, key=lambda config: config.longest)

@@ -63,10 +63,7 @@ class LogitsProcessor(Protocol):
 
 @dataclass(frozen=True)
 class Constraints:
-    """Logits processors: tokens that are forbidden, forced or penalised.
-
-    The defaults do nothing.
-    """
+    """Logits processors: tokens that are forbidden, forced or penalised; by default none."""
 
     repetition_penalty: float = 1.0
     """Penalise tokens that were already generated, and the start token (> 1).
@@ -151,25 +148,19 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         check_numbers(self, "", "num_beams", "be at least 1", lambda x: x >= 1)
         if self.do_sample and self.num_beams != 1:
-            raise ConfigError(
-                f"do_sample and num_beams={self.num_beams} exclude each other: "
-                "choose sampling or beam search"
-            )
+            both = f"do_sample and num_beams={self.num_beams} exclude each other"
+            raise ConfigError(f"{both}: choose sampling or beam search")
         check_numbers(self, "", "num_return_sequences", "be at least 1", lambda x: x >= 1)
         if (count := self.num_return_sequences) > self.num_beams:
-            raise ConfigError(
-                f"num_return_sequences={count} needs num_beams of at least {count}, "
-                f"not {self.num_beams}"
-            )
+            needs = f"needs num_beams of at least {count}, not {self.num_beams}"
+            raise ConfigError(f"num_return_sequences={count} {needs}")
         for name, neutral in _SAMPLING.items():
             if not self.do_sample and getattr(self, name) != neutral:
                 raise ConfigError(f"{name}={getattr(self, name)} has no effect without do_sample")
         stops = self.early_stopping is not EarlyStopping.HEURISTIC
         if stops and self.beam_scorer is not BeamScorer.AVERAGE:
-            raise ConfigError(
-                f"early_stopping={self.early_stopping} needs beam_scorer=average, "
-                f"not {self.beam_scorer}"
-            )
+            needs = f"needs beam_scorer=average, not {self.beam_scorer}"
+            raise ConfigError(f"early_stopping={self.early_stopping} {needs}")
 
     def start_and_end(self, model: "TransformerConfig") -> tuple[int, int]:
         """Return the decoder's first input and the token that ends a translation."""

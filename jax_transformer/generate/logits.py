@@ -139,13 +139,11 @@ def _ends_ngram(
     if windows < 1 or size - 1 > tokens.shape[2]:
         return jnp.zeros((1, 1, vocabulary), bool)
     starts = jnp.arange(windows, dtype=jnp.int32)[None, None]
-    matches = jnp.broadcast_to(
-        (starts + size <= length) & (generated.length >= size - 1), (*tokens.shape[:2], windows)
-    )
-    if size > 1:
-        last = generated.last(size - 1)
-        for i in range(size - 1):
-            matches &= text[:, :, i : i + windows] == last[:, :, i : i + 1]
+    inside = (starts + size <= length) & (generated.length >= size - 1)
+    matches = jnp.broadcast_to(inside, (*tokens.shape[:2], windows))
+    last = generated.last(size - 1)
+    for i in range(size - 1):
+        matches &= text[:, :, i : i + windows] == last[:, :, i : i + 1]
     return _token_mask(jnp.broadcast_to(text[:, :, size - 1 :], matches.shape), matches, vocabulary)
 
 
@@ -158,9 +156,8 @@ def _ends_word(
     size = prefixes.shape[1]
     matches = (generated.last(size)[:, :, None] == prefixes[None, None]).all(axis=3)
     matches &= generated.length >= size
-    return _token_mask(
-        jnp.broadcast_to(jnp.asarray(ends)[None, None], matches.shape), matches, vocabulary
-    )
+    tokens = jnp.broadcast_to(jnp.asarray(ends)[None, None], matches.shape)
+    return _token_mask(tokens, matches, vocabulary)
 
 
 def _force(
@@ -171,16 +168,15 @@ def _force(
 ) -> Float[Array, "b k v"]:
     """Return the scores with 0 for a token at its forced position, and -inf for others there."""
     zero, forbidden = jnp.zeros((), scores.dtype), jnp.asarray(-jnp.inf, scores.dtype)
-    vocabulary = scores.shape[2]
+    vocabulary, length = scores.shape[2], generated.length
     if forced_bos_ids is not None:
         ids = jnp.arange(vocabulary, dtype=jnp.int32)[None, None]
-        is_forced = ids == forced_bos_ids[:, None, None]
-        only = jnp.where(is_forced, zero, forbidden)
-        scores = jnp.where(generated.length == 1, only, scores)
+        only = jnp.where(ids == forced_bos_ids[:, None, None], zero, forbidden)
+        scores = jnp.where(length == 1, only, scores)
     if constraints.forced_eos_token_ids:
         is_forced = _constant_mask(constraints.forced_eos_token_ids, vocabulary)
         only = jnp.where(is_forced, zero, forbidden)
-        scores = jnp.where(generated.length == generated.tokens.shape[2] - 1, only, scores)
+        scores = jnp.where(length == generated.tokens.shape[2] - 1, only, scores)
     return scores
 
 

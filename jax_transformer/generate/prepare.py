@@ -7,6 +7,7 @@ short that a core does more with a program of its own.
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -47,10 +48,7 @@ THREAD_SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
 
 
 class ModelStructure:
-    """A model, or the models of an ensemble, without arrays: a static argument.
-
-    It is hashed once, not in every call.
-    """
+    """A model, or the models of an ensemble, without arrays: a static argument, hashed once."""
 
     def __init__(self, graphdefs: tuple[nnx.GraphDef, ...], treedef: jax.tree_util.PyTreeDef):
         self.graphdefs, self.treedef = graphdefs, treedef
@@ -73,10 +71,7 @@ class ModelStructure:
 
 
 class SplitModel(NamedTuple):
-    """A model as jitted loops take it.
-
-    Splitting takes milliseconds: with many batches, do it once.
-    """
+    """A model as jitted loops take it; splitting takes milliseconds: do it once."""
 
     config: TransformerConfig
     structure: ModelStructure
@@ -165,10 +160,8 @@ def prepare(
     source = check_source(source, sizes)
     ngram = config.constraints.encoder_no_repeat_ngram_size
     if ngram and sizes.mel_bins is not None:
-        raise ConfigError(
-            f"encoder_no_repeat_ngram_size={ngram} needs a source of tokens, and this model reads"
-            " sound"
-        )
+        needs = "needs a source of tokens, and this model reads sound"
+        raise ConfigError(f"encoder_no_repeat_ngram_size={ngram} {needs}")
     begin = 1 if prompt is None else prompt.shape[1]
     static_args = StaticArgs(
         dataclasses.replace(config, **_TRACED, **_RESOLVED),
@@ -198,21 +191,15 @@ def _check_tokens(
     vocabulary: int,
 ) -> None:
     """Raise ConfigError for a token that is not in the vocabulary."""
-    tokens: dict[str, tuple[int, ...]] = {
-        "bos_id={}": (static_args.bos_id,),
-        "eos_id={}": (static_args.eos_id,),
-    }
-    if constraints != Constraints():
-        for name, ids in constraints.tokens.items():
-            tokens[f"{name} has {{}}, which"] = ids
+    tokens = {f"{name} has {{}}, which": ids for name, ids in constraints.tokens.items()}
+    tokens = {"bos_id={}": (static_args.bos_id,), "eos_id={}": (static_args.eos_id,)} | tokens
     if forced is not None and not isinstance(forced, jax.core.Tracer):
         tokens["forced_bos_token_id={}"] = tuple(np.unique(np.asarray(forced)).tolist())
     for subject, ids in tokens.items():
         for token in ids:
             if not 0 <= token < vocabulary:
-                raise ConfigError(
-                    f"{subject.format(token)} is outside the vocabulary of {vocabulary}"
-                )
+                name = subject.format(token)
+                raise ConfigError(f"{name} is outside the vocabulary of {vocabulary}")
 
 
 def max_new_tokens(
@@ -318,15 +305,15 @@ def in_halves(
     """
     if not _divides(batch, weights):
         return list(map(distributed.on_host, decode(batch)))
-    source, row_ids, prompt = np.asarray(batch.source), batch.row_ids, batch.prompt
-    count = len(source)
-    numbers = np.arange(count, dtype=np.int32) if row_ids is None else np.asarray(row_ids)
+    count = len(batch.source)
+    numbers = np.arange(count, dtype=np.int32) if batch.row_ids is None else batch.row_ids
     length = -(-count // 2)  # both halves of an odd number have the row in the middle
-    halves = []
-    for rows in (slice(length), slice(count - length, None)):
-        some = None if prompt is None else np.asarray(prompt)[rows]
-        halves.append(Rows(source[rows], numbers[rows], some))
-    first, second = halves
+    prompt = None if batch.prompt is None else np.asarray(batch.prompt)
+    arrays = Rows(np.asarray(batch.source), np.asarray(numbers), prompt)
+    first, second = (
+        jax.tree.map(operator.itemgetter(rows), arrays)
+        for rows in (slice(length), slice(count - length, None))
+    )
     settings = [(context, getattr(jax.config, name)) for name, context in THREAD_SETTINGS.items()]
 
     def decode_second() -> Sequence[AnyArray]:
@@ -338,11 +325,9 @@ def in_halves(
     begun = decode(first)  # compiles the program of both
     with ThreadPoolExecutor(1) as pool:  # programs of the same thread would wait for each other
         others = pool.submit(decode_second).result()
-    results = []
-    for one, other in zip(begun, others, strict=True):
-        later = distributed.on_host(other)[2 * length - count :]
-        results.append(np.concatenate([distributed.on_host(one), later]))
-    return results
+    on_host, both = distributed.on_host, 2 * length - count
+    pairs = zip(begun, others, strict=True)
+    return [np.concatenate([on_host(one), on_host(other)[both:]]) for one, other in pairs]
 
 
 def _divides(batch: Rows, weights: Sequence[Any]) -> bool:

@@ -258,19 +258,16 @@ def to_generation_config(generation: GenerationConfig, config: TransformerConfig
 
 def _refuse(values: _Values, *, do_sample: bool) -> None:
     """Raise one InputError for all keys that are unknown or not supported."""
-    unknown = [
-        f"unknown key {key!r}{nearest(key, sorted(KNOWN))}"
-        for key in values.data
-        if key not in KNOWN
-    ]
+    unknown = [key for key in values.data if key not in KNOWN]
+    wrong = [f"unknown key {key!r}{nearest(key, sorted(KNOWN))}" for key in unknown]
     neutral = _NEUTRAL | (_NEUTRAL_IN_SAMPLING if do_sample else {})
-    unsupported = [
+    wrong += [
         f"{key}={value!r} is not supported: leave it out"
         for key, value in values.data.items()
         if key in neutral and value not in neutral[key]
     ]
-    if unknown or unsupported:
-        raise InputError(f"{values.where}: {'; '.join(unknown + unsupported)}")
+    if wrong:
+        raise InputError(f"{values.where}: {'; '.join(wrong)}")
 
 
 def _max_new_tokens(values: _Values, config: TransformerConfig) -> int:

@@ -9,7 +9,7 @@ which says in which beam's entry each hypothesis finds its own past.
 
 import math
 from collections.abc import Collection
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import jax
@@ -88,11 +88,9 @@ def masked_softmax(
     }
     hidden = fills[fill] if isinstance(fill, enums.MaskFill) else fill
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.asarray(hidden, scores.dtype)), axis=-1)
-    return (
-        jnp.where(mask, weights, jnp.zeros((), weights.dtype))
-        if fill is enums.MaskFill.EXCLUDED
-        else weights
-    )
+    if fill is not enums.MaskFill.EXCLUDED:
+        return weights
+    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
 
 
 def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
@@ -127,12 +125,7 @@ def visible_keys(
         masks.append((key_positions[None, :] <= query_positions[:, None])[None, None])
     if enums.Mask.QUERY_PADDING in kinds and query_valid is not None:
         masks.append(jnp.repeat(query_valid[:, None, :, None], len(key_positions), axis=3))
-    if not masks:
-        return None
-    result = masks[0]
-    for mask in masks[1:]:
-        result = jnp.logical_and(result, mask)
-    return result
+    return reduce(jnp.logical_and, masks) if masks else None
 
 
 def within_segments(
@@ -154,10 +147,7 @@ def segment_positions(segments: Int[Array, "b n"]) -> Int[Array, "b n"]:
 
 
 class HeadProjections(nnx.Module):
-    """Query, key, value and output projections.
-
-    All kernels are matrices: (d, h·e) and (h·e, d).
-    """
+    """Query, key, value and output projections: all kernels are matrices, (d, h·e) and (h·e, d)."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.heads, self.width = config.heads(stack), config.head_width_of(stack)
@@ -228,10 +218,7 @@ class MultiHeadAttention(HeadProjections):
 
 
 class BlockCache(NamedTuple):
-    """Keys and values of one block.
-
-    The target's are filled up to ``Cache.length``; the memory's are kept once for all beams.
-    """
+    """Keys and values of one block: the target's up to ``Cache.length``, the memory's once."""
 
     self_keys: Float[Array, "b h e m"]
     self_values: Float[Array, "b h e m"]
@@ -242,14 +229,12 @@ class BlockCache(NamedTuple):
         self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]
     ) -> "BlockCache":
         """Return the cache with the keys and values of the new tokens at position ``length``."""
-        start = length * keys.shape[1]
+        update = partial(
+            jax.lax.dynamic_update_slice_in_dim, start_index=length * keys.shape[1], axis=3
+        )
         return self._replace(
-            self_keys=jax.lax.dynamic_update_slice_in_dim(
-                self.self_keys, cache_layout(keys), start, axis=3
-            ),
-            self_values=jax.lax.dynamic_update_slice_in_dim(
-                self.self_values, cache_layout(values), start, axis=3
-            ),
+            self_keys=update(self.self_keys, cache_layout(keys)),
+            self_values=update(self.self_values, cache_layout(values)),
         )
 
 
@@ -278,10 +263,7 @@ class Cache(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """The tokens so far of every hypothesis, for decoders whose keys and values cannot be cached.
-
-    Each step runs the decoder over all of them again.
-    """
+    """The tokens so far of every hypothesis, which a decoder without a cache runs over again."""
 
     memory: Float[Array, "b s d"]
     source_valid: Bool[Array, "b s"]

@@ -66,11 +66,8 @@ class ResidualBranch(nnx.Module):
     """A residual connection with its norm around what a branch computes."""
 
     def __init__(self, config: TransformerConfig, branch: Branch):
-        self.placement, self.site, self.source = (
-            config.norm_placement,
-            config.dropout_site,
-            branch.residual,
-        )
+        self.placement, self.site = config.norm_placement, config.dropout_site
+        self.source = branch.residual
         self.rate = config.dropout if branch.dropout is None else branch.dropout
         self.norm = Normalization(config)
 
@@ -81,10 +78,7 @@ class ResidualBranch(nnx.Module):
         memory: Float[Array, "b s d"] | None,
         dropout: Dropout,
     ) -> Hidden:
-        """Post-norm ``norm(x + f(x))`` or pre-norm ``x + f(norm(x))``.
-
-        Dropout acts on the output of f or, after the norm, on the result.
-        """
+        """Return ``norm(x + f(x))`` (post-norm) or ``x + f(norm(x))`` (pre-norm)."""
         residual = memory if self.source is enums.Residual.MEMORY else x
         assert residual is not None, "the configuration lets only decoders add the memory"
         y = branch(self.norm(x) if self.placement is enums.NormPlacement.PRE else x)
@@ -117,6 +111,11 @@ class Context(NamedTuple):
     """Positions within the segments of packed rows; None if a row is one segment."""
 
     @property
+    def keys_at(self) -> Int[Array, " k"]:
+        """The positions of self-attention's keys."""
+        return self.positions if self.key_positions is None else self.key_positions
+
+    @property
     def table_positions(self) -> Int[Array, "#b n"]:
         """The rows of a table of positions that the tokens take."""
         return self.positions[None] if self.segment_positions is None else self.segment_positions
@@ -132,19 +131,13 @@ class BlockResult(NamedTuple):
 
 
 class UnusedBranch(nnx.Module):
-    """A part and a norm that a block owns and never computes.
-
-    They belong to the checkpoint, and no optimizer sees them.
-    """
+    """A part and a norm of the checkpoint that a block never computes and no optimizer sees."""
 
     def __init__(
         self, config: TransformerConfig, stack: StackConfig, branch: Branch, *, rngs: nnx.Rngs
     ):
-        for name, module in (
-            ("part", _part(config, stack, branch.parts[0], rngs=rngs)),
-            ("norm", Normalization(config)),
-        ):
-            setattr(self, name, module)
+        self.part = _part(config, stack, branch.parts[0], rngs=rngs)
+        self.norm = Normalization(config)
         for _, owner in list(nnx.iter_modules(self)):
             for name, value in list(vars(owner).items()):
                 if isinstance(value, nnx.Param):
@@ -166,9 +159,8 @@ class Block(nnx.Module):
         relative = stack.positions is enums.Positions.RELATIVE_PER_BLOCK
         self.relative = RelativeBias(config, stack, rngs=rngs) if relative else None
         if stack.unused:
-            self.unused = nnx.List(
-                [UnusedBranch(config, stack, branch, rngs=rngs) for branch in stack.unused]
-            )
+            new = partial(UnusedBranch, config, stack, rngs=rngs)
+            self.unused = nnx.List(map(new, stack.unused))
 
     def __call__(
         self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None
@@ -192,21 +184,15 @@ class Block(nnx.Module):
                     mask, bias = context.self_mask, context.self_bias
                     keys_values = module.keys_values(y)
                     if cache is not None:
-                        assert context.length is not None, (
-                            "a cache needs the number of tokens that it holds"
-                        )
+                        assert context.length is not None, "a cache needs its number of tokens"
                         cache = cache.append(*keys_values, context.length)
                         keys_values = (cache.self_keys, cache.self_values)
                     if self.relative is not None:
-                        keys = context.key_positions
-                        keys = context.positions if keys is None else keys
-                        bias = self.relative(context.positions, keys)
+                        bias = self.relative(context.positions, context.keys_at)
                 elif cache is not None:
                     keys_values = (cache.cross_keys, cache.cross_values)
                 else:
-                    assert context.memory is not None, (
-                        "a decoder block needs the memory or a cache of it"
-                    )
+                    assert context.memory is not None, "a decoder block needs the memory"
                     keys_values = module.keys_values(context.memory)
                 y, weights[part] = module(
                     y,

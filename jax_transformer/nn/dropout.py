@@ -6,6 +6,7 @@ the key and its path, never on the order of calls.
 """
 
 import abc
+import math
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -101,10 +102,7 @@ def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
     three multiplications; threefry costs about a hundred operations.
     """
     first, second = jax.random.key_data(key).astype(jnp.uint32)[:2]
-    size = 1
-    for axis in shape:
-        size *= axis
-    x = jax.lax.iota(jnp.uint32, size).reshape(shape) * jnp.uint32(0x9E3779B1) + first
+    x = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) * jnp.uint32(0x9E3779B1) + first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = x ^ second
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
@@ -112,10 +110,7 @@ def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
 
 
 def from_rngs(rngs: "nnx.Rngs | PRNGKeyArray | Dropout | None", masks: DropoutMasks) -> Dropout:
-    """Return the dropout for a model's ``rngs`` argument.
-
-    None is deterministic; an ``nnx.Rngs`` (its ``dropout`` stream) or a key draws masks.
-    """
+    """Return the dropout of a call: none for None, masks drawn from a key or ``nnx.Rngs``."""
     if rngs is None:
         return Dropout()
     if isinstance(rngs, Dropout):

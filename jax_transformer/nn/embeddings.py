@@ -55,6 +55,11 @@ def input_layer(config: TransformerConfig) -> InputLayer:
     return value
 
 
+def deviation(config: TransformerConfig, init: enums.Init | None) -> float:
+    """Return the deviation of a new table's numbers; without ``init`` the model's decides."""
+    return config.d_model**-0.5 if (init or config.init) is enums.Init.XAVIER else 1.0
+
+
 class Embedding(nnx.Module):
     """A table (v, d) that is looked up by id, and is also the output layer if that is tied to it.
 
@@ -72,25 +77,21 @@ class Embedding(nnx.Module):
     ):
         self.padding_trained = config.padding_trained
         self.frozen_id = pad_id if config.padding_frozen else None
-        deviation = config.d_model**-0.5 if (init or config.init) is enums.Init.XAVIER else 1.0
         self.dtype, self.matmul_precision = config.compute_dtype, config.matmul_precision
-        table = normal(deviation, rngs.params(), (size, config.d_model), TENSOR, FSDP)
+        table = normal(deviation(config, init), rngs.params(), (size, config.d_model), TENSOR, FSDP)
         self.embedding = nnx.Param(table if self.padding_trained else table.at[pad_id].set(0))
 
     def __call__(self, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Float[Array, "b n d"]:
         """Return the rows of ``ids``, all inside the table; ``valid`` is False at padding."""
         rows = jnp.take(self._table(), ids, axis=0, mode="clip")
-        return (
-            rows
-            if self.padding_trained
-            else jnp.where(valid[..., None], rows, jax.lax.stop_gradient(rows))
-        )
+        if self.padding_trained:
+            return rows
+        return jnp.where(valid[..., None], rows, jax.lax.stop_gradient(rows))
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
         """Return the logits: the product of ``x`` with every row."""
-        flat = product(
-            x.reshape(-1, x.shape[-1]), self._table(), self.matmul_precision, transposed=True
-        )
+        rows = x.reshape(-1, x.shape[-1])
+        flat = product(rows, self._table(), self.matmul_precision, transposed=True)
         logits = flat.reshape(*x.shape[:-1], -1)
         if self.frozen_id is None:
             return logits
@@ -117,9 +118,8 @@ def sinusoids(
     Column 2i is sin(p / 10000^(exponent · 2i/d)), column 2i+1 the cosine; other layouts put all
     sines into the first half.
     """
-    powers = np.arange(0, width, 2) / (
-        width - 2 if layout is enums.Sinusoids.TENSOR2TENSOR else width
-    )
+    last = width - 2 if layout is enums.Sinusoids.TENSOR2TENSOR else width
+    powers = np.arange(0, width, 2) / last
     angle = np.arange(first, first + length)[:, None] / 10_000.0 ** (exponent * powers)
     if layout is enums.Sinusoids.INTERLEAVED:
         return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, width)
@@ -148,23 +148,16 @@ class PositionTable(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.config, self.stack = config, stack
-        self.kind, self.index, self.offset = (
-            stack.positions,
-            stack.position_index,
-            stack.position_offset,
-        )
-        self.length, self.width = config.rows(stack) + self.offset, config.d_model
+        self.kind, self.index = stack.positions, stack.position_index
+        self.offset = stack.position_offset
+        self.length = config.rows(stack) + self.offset
         self.table: nnx.Variable
         if self.kind is enums.Positions.SINUSOIDAL_STORED:
             table = position_sinusoids(config, stack)
             self.table = Frozen(jnp.asarray(table.astype(np.float32)))
         if self.kind is enums.Positions.LEARNED:
-            deviation = (
-                config.d_model**-0.5 if (stack.init or config.init) is enums.Init.XAVIER else 1.0
-            )
-            self.table = nnx.Param(
-                normal(deviation, rngs.params(), (self.length, self.width), None, FSDP)
-            )
+            shape, own = (self.length, config.d_model), deviation(config, stack.init)
+            self.table = nnx.Param(normal(own, rngs.params(), shape, None, FSDP))
 
     def __call__(
         self,
@@ -179,35 +172,21 @@ class PositionTable(nnx.Module):
         ``valid`` is False at padding; ``from_start`` says that each row is one text and begins
         with its first token.
         """
-        if self.kind not in (
-            enums.Positions.SINUSOIDAL,
-            enums.Positions.SINUSOIDAL_STORED,
-            enums.Positions.LEARNED,
-        ):
+        if self.kind is enums.Positions.SINUSOIDAL:
+            table = jnp.asarray(position_sinusoids(self.config, self.stack).astype(x.dtype))
+        elif self.kind in (enums.Positions.SINUSOIDAL_STORED, enums.Positions.LEARNED):
+            table = self.table[...].astype(x.dtype)
+        else:
             return x
-        table = (
-            jnp.asarray(position_sinusoids(self.config, self.stack).astype(x.dtype))
-            if self.kind is enums.Positions.SINUSOIDAL
-            else self.table[...]
-        )
-        table = table.astype(x.dtype)
-        if self.index is enums.PositionIndex.NOT_PADDING and valid is not None:
-            rows = (
-                jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
-                if from_start
-                else positions
-            )
-            return x + jnp.where(
-                valid[..., None],
-                jnp.take(table, rows + self.offset, axis=0),
-                jnp.zeros((), x.dtype),
-            )
+        shown = valid if self.index is enums.PositionIndex.NOT_PADDING else None
         rows = positions
-        if self.index is enums.PositionIndex.TRUNCATED_COSINE:
-            rows = jnp.asarray(
-                [position_row(self.index, i) for i in range(self.length)], jnp.int32
-            )[positions]
-        return x + jnp.take(table, rows + self.offset, axis=0)
+        if shown is not None and from_start:
+            rows = jnp.maximum(jnp.cumsum(shown.astype(jnp.int32), axis=1) - 1, 0)
+        elif self.index is enums.PositionIndex.TRUNCATED_COSINE:
+            known = [position_row(self.index, i) for i in range(self.length)]
+            rows = jnp.asarray(known, jnp.int32)[positions]
+        added = jnp.take(table, rows + self.offset, axis=0)
+        return x + (added if shown is None else jnp.where(shown[..., None], added, 0))
 
 
 @lru_cache(maxsize=8)
@@ -221,12 +200,9 @@ def relative_buckets(length: int, count: int, max_distance: int) -> Int[np.ndarr
     single = count // 2
     distances = np.arange(length)
     ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(single)
-    scaled = (
-        np.log(ratios) / np.float32(math.log(max_distance / single)) * np.float32(count - single)
-    )
-    return np.where(
-        distances < single, distances, np.minimum(single + scaled.astype(np.int64), count - 1)
-    ).astype(np.int32)
+    powers = np.log(ratios) / np.float32(math.log(max_distance / single))
+    far = single + (powers * np.float32(count - single)).astype(np.int64)
+    return np.where(distances < single, distances, np.minimum(far, count - 1)).astype(np.int32)
 
 
 class RelativeBias(nnx.Module):
@@ -252,15 +228,10 @@ class RelativeBias(nnx.Module):
         """Return the bias of scores whose keys are this far after their queries."""
         table = self.embedding[...]
         count = table.shape[0] // self.directions
-        known = relative_buckets(
-            self.max_distance + 1, count, self.max_distance
-        )  # longer distances share the last
-        index = jnp.asarray(known)[jnp.minimum(jnp.abs(distances), self.max_distance)]
-        after = distances > 0
-        index = (
-            index + jnp.where(after, count, 0)
-            if self.directions == 2
-            else jnp.where(after, 0, index)
-        )
+        last = self.max_distance  # longer distances share its bucket
+        known = jnp.asarray(relative_buckets(last + 1, count, last))
+        index, after = known[jnp.minimum(jnp.abs(distances), last)], distances > 0
+        both = self.directions == 2
+        index = index + jnp.where(after, count, 0) if both else jnp.where(after, 0, index)
         bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)
         return bias.transpose(0, 3, 1, 2)

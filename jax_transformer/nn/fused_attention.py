@@ -83,9 +83,7 @@ def check_cudnn(dtype: jnp.dtype | str | None) -> None:
 
 
 def _key_lengths(mask: Bool[Array, "#b 1 #q k"] | None, rows: int, keys: int) -> Int[Array, " b"]:
-    """Return the number of keys of each row that any query may see; 1 where it is none, whose
-    result is replaced.
-    """
+    """Return the number of keys of each row that any query may see; 1 if there are none."""
     if mask is None:
         return jnp.full((rows,), keys, jnp.int32)
     seen = mask.any(axis=(1, 2)).sum(axis=-1, dtype=jnp.int32)

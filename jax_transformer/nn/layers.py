@@ -60,9 +60,7 @@ def flat_dot_general(
     XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
     the gradient of a kernel under two leading axes contracts both, and took twice as long.
     """
-    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), (
-        "a product of the last axis with the first"
-    )
+    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "not a matrix product"
     flat = product(x.reshape(-1, x.shape[-1]), kernel, matmul_precision)
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
@@ -118,13 +116,9 @@ def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d
 
 
 def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
-    """Return ``x`` with mean square 1 along the last axis: Zhang and Sennrich 2019.
-
-    ``epsilon`` is added inside the root.
-    """
-    return x * jax.lax.rsqrt(
-        jnp.square(x).mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype)
-    )
+    """Return ``x`` with mean square 1 on the last axis: Zhang and Sennrich 2019."""
+    mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(mean_square + jnp.asarray(epsilon, x.dtype))
 
 
 def standardize_unbiased(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
@@ -154,11 +148,8 @@ class Normalization(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig):
-        self.kind, self.epsilon, self.compute_dtype = (
-            config.norm,
-            config.norm_epsilon,
-            config.compute_dtype,
-        )
+        self.kind, self.epsilon = config.norm, config.norm_epsilon
+        self.compute_dtype = config.compute_dtype
         self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
         has_bias = config.bias and config.norm is not Norm.RMS
         self.bias = nnx.Param(jnp.zeros(config.d_model, jnp.float32)) if has_bias else None

@@ -49,11 +49,9 @@ def divide_rows(x: Array) -> Array:
 
 def place(tree: Any, shardings: Any) -> Any:
     """Return arrays with these shardings. Every process has all arrays, and keeps its parts."""
-    return (
-        jax.device_put(tree, shardings)
-        if jax.process_count() == 1
-        else jax.tree.map(_parts, tree, shardings)
-    )
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+    return jax.tree.map(_parts, tree, shardings)
 
 
 def _parts(array: Any, sharding: NamedSharding) -> Array:

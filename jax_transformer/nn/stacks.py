@@ -16,12 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.nn.attention import (
-    Cache,
-    segment_positions,
-    visible_keys,
-    within_segments,
-)
+from jax_transformer.nn.attention import Cache, segment_positions, visible_keys, within_segments
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias, input_layer
@@ -79,32 +74,25 @@ class Stack(nnx.Module):
         if self.stack.attention_span is not enums.AttentionSpan.FULL:
             context = context._replace(window=self._window(x, context))
         elif self.relative is not None:
-            keys = context.positions if context.key_positions is None else context.key_positions
-            context = context._replace(self_bias=self.relative(context.positions, keys))
+            bias = self.relative(context.positions, context.keys_at)
+            context = context._replace(self_bias=bias)
         for i in range(self.config.embedding_dropouts):
-            x = dropout.scope(f"embedding.{i}" if i else "embedding")(
-                x, self.config.embedding_dropout
-            )
+            site = dropout.scope(f"embedding.{i}" if i else "embedding")
+            x = site(x, self.config.embedding_dropout)
         results: list[BlockResult] = []
         if self.config.scan_layers and cache is None and not attention:
             x = self._scan(x, context, dropout)
         else:
             for i, block in enumerate(self.blocks):
-                run = partial(
-                    block,
-                    context=context,
-                    dropout=dropout.scope(f"blocks.{i}"),
-                    cache=cache and cache.blocks[i],
-                )
-                results.append(
-                    (run if self.config.remat is enums.Remat.NONE else self._remat(run))(x)
-                )
+                inside, own = dropout.scope(f"blocks.{i}"), cache and cache.blocks[i]
+                run = partial(block, context=context, dropout=inside, cache=own)
+                results.append(self._remat(run)(x))
                 x = results[-1].x
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return (
-            dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x
-        ), results
+        if self.config.final_dropout:
+            x = dropout.scope("final")(x, self.config.dropout)
+        return x, results
 
     def _window(self, x: Hidden, context: Context) -> Window:
         valid = context.valid if enums.Mask.SOURCE_PADDING in self.stack.self_mask else None
@@ -124,15 +112,14 @@ class Stack(nnx.Module):
 
         stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
         layers = jnp.arange(count, dtype=jnp.int32), stacked
-        if self.config.remat is not enums.Remat.NONE:
-            run = self._remat(run, prevent_cse=False)
-        return jax.lax.scan(run, x, layers)[0]
+        return jax.lax.scan(self._remat(run, prevent_cse=False), x, layers)[0]
 
     def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
         """Return the function; ``config.remat`` says what in it is not stored for the gradient."""
-        return jax.checkpoint(
-            function, prevent_cse=prevent_cse, policy=_SAVEABLE[self.config.remat]
-        )
+        if self.config.remat is enums.Remat.NONE:
+            return function
+        policy = _SAVEABLE[self.config.remat]
+        return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy)
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
         """Return token embeddings with positions, and with their norm if there is one."""
@@ -223,19 +210,15 @@ class Decoder(Stack):
 
 def check_alike(states: Sequence[Any]) -> None:
     """Raise ConfigError if the arrays of a stack's blocks differ in shape or dtype."""
-    kinds = [
-        {
-            ".".join(map(str, path)): (variable.get_value().dtype, variable.get_value().shape)
-            for path, variable in nnx.to_flat_state(state)
-        }
-        for state in states
-    ]
-    for i, kind in enumerate(kinds):
-        for name, (dtype, shape) in kind.items():
-            if (dtype, shape) != kinds[0].get(name):
+    layers = [dict(nnx.to_flat_state(state)) for state in states]
+    for i, layer in enumerate(layers):
+        for path, variable in layer.items():
+            array, first = variable.get_value(), layers[0][path].get_value()
+            if (array.dtype, array.shape) != (first.dtype, first.shape):
                 raise ConfigError(
-                    f"scan_layers=True needs blocks that are alike: blocks.{i}.{name} is {dtype} "
-                    f"of shape {shape}, and blocks.0's is not"
+                    "scan_layers=True needs blocks that are alike: blocks."
+                    f"{i}.{'.'.join(map(str, path))} is {array.dtype} of shape {array.shape}, and"
+                    " blocks.0's is not"
                 )
 
 
@@ -276,10 +259,8 @@ def _too_long(length: int, config: TransformerConfig, name: str) -> str:
     """Return the message for more tokens than there are positions."""
     if length > config.max_length:
         return f"{name} is {length} tokens long, over max_length={config.max_length}"
-    rows = [
-        position_row(stack.position_index, config.longest)
-        for stack in (config.encoder, config.decoder)
-    ]
+    stacks = (config.encoder, config.decoder)
+    rows = (position_row(stack.position_index, config.longest) for stack in stacks)
     row = next(row for row in rows if not 0 <= row < config.max_length)
     rule = f"position {config.longest} takes row {row} of its table, which does not exist"
     return f"{name} is {length} tokens long, but {rule}"

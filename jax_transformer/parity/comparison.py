@@ -79,12 +79,11 @@ def compare(
     from jax_transformer.architectures import twins
 
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        options: dict[str, Any] = {"call": call_torch, "positions": positions}
-        return twins.recorded(torch_module, batch, dtype=dtype, seed=seed, **options)
+        options = {"seed": seed, "call": call_torch, "positions": positions}
+        return twins.recorded(torch_module, batch, dtype=dtype, **options)
 
     options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
-    options |= {"positions": positions}
-    options |= {"call": call_flax, "architecture": architecture}
+    options |= {"positions": positions, "call": call_flax, "architecture": architecture}
     report = compare_recorded(flax_model, record, batch, rules_or_pairs, **options)
     if torch_module.training and not report.agrees:
         report = dataclasses.replace(report, notes=(*report.notes, _TRAIN_MODE))
@@ -111,7 +110,9 @@ def compare_recorded(
     """
     table = _weight_table(flax_model, architecture)
     function = model_function(flax_model, call)
-    native_dtype = dtype or _native_dtype(function)
+    dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
+    known = dtypes.intersection(difference.DTYPES)
+    native_dtype = dtype or min(known, key=itemsize, default="float32")
     if native_dtype not in difference.DTYPES:
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
@@ -145,8 +146,8 @@ def compare_recorded(
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest, positions)
     getters = pairs.gradient_getters(table, function, paired)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
-    about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed, "pairs": len(paired)}
-    about |= {"guessed": guessed}
+    about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
+    about |= {"pairs": len(paired), "guessed": guessed}
     report = Report(entries, compared.result(), native_dtype, about, tuple(notes))
     if report.agrees:
         return report
@@ -209,12 +210,6 @@ def _split_modules(model: Any) -> set[str]:
     }
 
 
-def _native_dtype(function: ModelFunction) -> str:
-    """Return the narrowest dtype of the parameters."""
-    dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
-    return min(dtypes.intersection(difference.DTYPES), key=itemsize, default="float32")
-
-
 def _weight_table(model: Any, architecture: Architecture | str | None) -> Table | None:
     """Return the weight table of one of this project's models; None for another model."""
     if isinstance(model, Transformer | Encoder):
@@ -234,12 +229,9 @@ def _pairs(
         return pairs.from_patterns(rules, *called)
     if table is not None:
         return pairs.from_table(table, *called)
-    sizes = {name: np.broadcast_to(0, size) for name, size in theirs.sizes.items()}
-    known = bool(sizes)
-    guessed = pairs.guessed(
-        _called(ours, model.parameters if known and not ours.points else None),
-        _called(theirs, sizes if known else None),
-    )
+    sizes = {name: np.broadcast_to(0, size) for name, size in theirs.sizes.items()} or None
+    parameters = None if sizes is None or ours.points else model.parameters
+    guessed = pairs.guessed(_called(ours, parameters), _called(theirs, sizes))
     if not guessed:
         raise ConfigError(
             "no modules correspond by order and shape: pass {'torch.name.{i}': 'flax.name.{i}'}"

@@ -149,8 +149,12 @@ class Evaluation:
                 return list(outputs) if primitive.multiple_results else [outputs]
             except Exception:  # of any kind, from the primitive's own rules
                 pass
-        atoms = zip(inputs, equation.invars, strict=True)
-        return [widened(x) for x in _bind(equation, [_as(x, atom.aval) for x, atom in atoms])]
+        avals: Any = [atom.aval for atom in equation.invars]
+        narrow = [
+            jax.lax.convert_element_type(x, aval.dtype) if is_narrow(aval) else x
+            for x, aval in zip(inputs, avals, strict=True)
+        ]
+        return [widened(x) for x in _bind(equation, narrow)]
 
     def _wide_param(self, value: Any) -> Any:
         if isinstance(value, np.dtype):
@@ -201,10 +205,6 @@ def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     info = core.DebugInfo("parity", equation.primitive.name, None, None)
     alone = core.Jaxpr((), list(named), equation.outvars, [equation], equation.effects, info)
     return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*named.values())
-
-
-def _as(x: Any, aval: Any) -> Any:
-    return jax.lax.convert_element_type(x, aval.dtype) if is_narrow(aval) else x
 
 
 # Dtypes

@@ -80,16 +80,12 @@ def compare_files(
 def _check_golden_fits(loaded: Golden, seed: int | None) -> None:
     """Raise ConfigError if a model of this project cannot be compared with the golden."""
     if seed not in (None, loaded.seed):
-        raise ConfigError(
-            f"--seed {seed}: {loaded.path} is a golden, whose batch and gradients belong to seed"
-            f" {loaded.seed}"
-        )
+        belong = f"is a golden, whose batch and gradients belong to seed {loaded.seed}"
+        raise ConfigError(f"--seed {seed}: {loaded.path} {belong}")
     if [(array.ndim, array.dtype.kind) for array in loaded.batch] != [(2, "i"), (2, "i")]:
         shapes = ", ".join(f"{array.dtype} {array.shape}" for array in loaded.batch)
-        raise ConfigError(
-            f"{loaded.path}: its batch is {shapes}, but the model takes two arrays of ids, source"
-            " and target"
-        )
+        takes = "the model takes two arrays of ids, source and target"
+        raise ConfigError(f"{loaded.path}: its batch is {shapes}, but {takes}")
 
 
 def _check_torch() -> None:
@@ -109,10 +105,8 @@ def _config(
     described = description.config is not None or description.preset is not None
     if source.config is not None:
         if described:
-            raise ConfigError(
-                f"{source.path} has its own config.json: --config and --preset are for bare files"
-                " of weights"
-            )
+            bare = "--config and --preset are for bare files of weights"
+            raise ConfigError(f"{source.path} has its own config.json: {bare}")
         return source.config
     if other is not None and other.config is not None and not described:
         return other.config
@@ -187,16 +181,13 @@ def create_golden(
 
 def _batch_from_file(path: str | None) -> list[np.ndarray]:
     if path is None:
-        raise ConfigError(
-            "--batch: give a .safetensors file with the arguments of the model's call, named"
-            " 0, 1, ..."
-        )
+        file = "a .safetensors file with the arguments of the model's call"
+        raise ConfigError(f"--batch: give {file}, named 0, 1, ...")
     arrays = safetensors.read(path)
     names = [str(i) for i in range(len(arrays))]
     if set(names) != set(arrays):
-        raise ConfigError(
-            f"--batch {path}: its arrays must be named 0, 1, ..., not {', '.join(sorted(arrays))}"
-        )
+        listed = ", ".join(sorted(arrays))
+        raise ConfigError(f"--batch {path}: its arrays must be named 0, 1, ..., not {listed}")
     return [arrays[name] for name in names]
 
 

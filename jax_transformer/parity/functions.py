@@ -119,10 +119,8 @@ def _divided(
     values: Mapping[str, Any], trained: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the trained and the other values."""
-    return (
-        {name: value for name, value in values.items() if name in trained},
-        {name: value for name, value in values.items() if name not in trained},
-    )
+    own = {name: value for name, value in values.items() if name in trained}
+    return own, {name: value for name, value in values.items() if name not in trained}
 
 
 @contextlib.contextmanager
@@ -135,10 +133,8 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not hasattr(self, _PATH):  # not of this model
                 return original(self, *args, **kwargs)
-            shapes = {
-                _dotted(path): variable.get_value().shape
-                for path, variable in nnx.to_flat_state(nnx.state(self, nnx.Param))
-            }
+            own = nnx.to_flat_state(nnx.state(self, nnx.Param))
+            shapes = {_dotted(path): variable.get_value().shape for path, variable in own}
             method = partial(original, self)
             return marker.call(getattr(self, _PATH), self, shapes, method, args, kwargs)
 

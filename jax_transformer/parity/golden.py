@@ -95,23 +95,20 @@ def create(
     }
     arrays |= {f"batch/{i}": array for i, array in enumerate(batch)}
     arrays |= {f"state/{name}": array for name, array in (state or {}).items()}
+    fields = ("narrow", "rounded", "note", "sizes")
+    if not (versions := getattr(recorder, "versions", None)):
+        versions = {"torch": metadata.version("torch"), "numpy": np.__version__}
+        versions["python"] = platform.python_version()
     description = {
         "version": VERSION,
         "seed": seed,
         "source": dict(source),
         "order": {dtype: recording.order for dtype, recording in recordings.items()},
         "about": {
-            dtype: {
-                name: getattr(recording, name) for name in ("narrow", "rounded", "note", "sizes")
-            }
+            dtype: {name: getattr(recording, name) for name in fields}
             for dtype, recording in recordings.items()
         },
-        "versions": getattr(recorder, "versions", None)
-        or {
-            "torch": metadata.version("torch"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions,
         "sha256": _hashes(arrays),
     }
     safetensors.write(path, arrays, {"golden": json.dumps(description)})
@@ -142,14 +139,11 @@ def load(path: str | Path) -> Golden:
         problem = "sha256, order or about"
         raise InputError(f"{path}: its description as a golden cannot be read: {problem}")
     if version != VERSION:
-        raise InputError(
-            f"{path}: is a golden of version {version}, this program reads version {VERSION}:"
-            " make it again"
-        )
+        reads = f"this program reads version {VERSION}"
+        raise InputError(f"{path}: is a golden of version {version}, {reads}: make it again")
     arrays = safetensors.read(path)
-    if changed := [
-        group for group, digest in _hashes(arrays).items() if hashes.get(group) != digest
-    ]:
+    changed = [group for group, digest in _hashes(arrays).items() if hashes.get(group) != digest]
+    if changed:
         raise InputError(f"{path}: changed since it was written: SHA-256 of {', '.join(changed)}")
     batch = tuple(arrays[f"batch/{i}"] for i in range(len(below("batch", arrays))))
     state = below("state", arrays)

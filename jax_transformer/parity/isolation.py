@@ -74,7 +74,7 @@ class Isolation:
             outputs, inputs, result = self._measured(replaced)
             differing = [key for key, each in inputs.items() if each.times >= FAULT]
             wrong = {key for key, each in outputs.items() if each.times >= FAULT}
-            wrong |= {self._caller(key) for key in differing}
+            wrong |= {self._around(key)[0] for key in differing}
             new = {key for key in differing if key in wrong} - replaced
             if not new:
                 break
@@ -83,8 +83,12 @@ class Isolation:
         own = {key: [(each, "")] for key, each in outputs.items()} | {"": [(result, "")]}
         for key, each in inputs.items():
             if key in replaced or each.times < FAULT:
-                own.setdefault(self._caller(key), []).append((each, self.entries[key].ours))
-        return self._report({key: max(each, key=_share) for key, each in own.items()})
+                own.setdefault(self._around(key)[0], []).append((each, self.entries[key].ours))
+
+        def share(each: tuple[Measurement, str]) -> tuple[bool, float]:
+            return differs(each[0]), each[0].times / each[0].limit
+
+        return self._report({key: max(each, key=share) for key, each in own.items()})
 
     def _measured(
         self, replaced: Collection[str]
@@ -147,9 +151,6 @@ class Isolation:
                 around.append(key)
         return around
 
-    def _caller(self, key: str) -> str:
-        return self._around(key)[0]
-
     def _report(self, own: Mapping[str, tuple[Measurement, str]]) -> Report:
         """Return the report with these own differences. If one is float32's, in a module that
         computes in it, all that the module reaches may differ as much.
@@ -184,7 +185,3 @@ def _loosened(value: Any) -> Any:
 
 def _key(entry: Entry) -> str:
     return f"{entry.ours}#{entry.call}"
-
-
-def _share(each: tuple[Measurement, str]) -> tuple[bool, float]:
-    return differs(each[0]), each[0].times / each[0].limit

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,6 @@ _SYNONYMS = {
 _MOST_PARTS = 16
 _ROLES = {"weight", "bias", "mean", "var"}
 _SKIPPED = {"model", "module", "layers", "layer", "blocks", "block", "h", "proj", "self", "modules"}
-_JOINED = sorted((w for w in _SYNONYMS if len(w) > 6), key=len, reverse=True)
 
 
 class Part(NamedTuple):
@@ -58,9 +57,6 @@ class Match:
     @property
     def rule(self) -> Rule:
         return Rule(self.torch, self.flax, *self.layouts[self.choice])
-
-    def to(self, flax: tuple[str, ...]) -> "Match":
-        return replace(self, flax=flax)
 
 
 def numbers(name: str) -> tuple[int, ...]:

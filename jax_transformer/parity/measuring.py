@@ -37,8 +37,7 @@ class PairedRuns:
         positions: np.ndarray | None = None,
     ):
         self.runs, self.native_dtype, self.split = runs, native_dtype, split
-        self.positions = positions
-        self.widest = widest
+        self.positions, self.widest = positions, widest
         self.ours, self.theirs = runs["float64"]
         self.calls: dict[str, str] = {}
         """The PyTorch model's call for each compared call of a Flax module."""
@@ -208,14 +207,14 @@ class PairedRuns:
         """Return the measurement of each parameter, in the layout in which it is nearest."""
         measured = {}
         for leaf, (layouts, theirs) in getters.items():
-            each = []
-            for i in range(len(layouts(self.ours))):
-                arrays = {
+            in_layouts = (
+                {
                     dtype: (layouts(ours)[i], of_torch.parameters.get(theirs))
                     for dtype, (ours, of_torch) in self.runs.items()
                 }
-                if (measurement := self._measure(arrays)) is not None:
-                    each.append(measurement)
+                for i in range(len(layouts(self.ours)))
+            )
+            each = [m for m in map(self._measure, in_layouts) if m is not None]
             if each:
                 measured[leaf] = min(each, key=attrgetter("times"))
         return measured
@@ -235,11 +234,9 @@ class PairedRuns:
 
     def _worst(self, names: Sequence[tuple[str, str]]) -> Measurement | None:
         """Return the measurement of the pair of arrays that is furthest apart."""
-        measurements = [
-            self._measure({d: (one.get(a), other.get(b)) for d, (one, other) in self.runs.items()})
-            for a, b in names
-        ]
-        present = [measurement for measurement in measurements if measurement is not None]
+        runs = self.runs.items()
+        arrays = ({d: (one.get(a), other.get(b)) for d, (one, other) in runs} for a, b in names)
+        present = (m for m in map(self._measure, arrays) if m is not None)
         return max(present, key=attrgetter("times"), default=None)
 
     def _measure(self, arrays: Mapping[str, tuple[Any, Any]]) -> Measurement | None:
@@ -347,12 +344,9 @@ def axes(
     same = tuple(range(ours.ndim))
     if ours.ndim != theirs.ndim:
         return same if same_but_merged(ours.shape, theirs.shape) else None
-    orders = [same]
-    if ours.ndim >= 2:
-        orders += [(1, 0, *same[2:]), (0, same[-1], *same[1:-1])]
-    fitting = [
-        order for order in dict.fromkeys(orders) if ours.transpose(order).shape == theirs.shape
-    ]
+    further = [(1, 0, *same[2:]), (0, same[-1], *same[1:-1])] if ours.ndim >= 2 else []
+    orders = dict.fromkeys([same, *further])
+    fitting = [order for order in orders if ours.transpose(order).shape == theirs.shape]
     if len(fitting) < 2:
         return fitting[0] if fitting else None
 

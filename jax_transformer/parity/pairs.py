@@ -37,11 +37,8 @@ def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> 
     into a larger tensor, are not paired.
     """
     # Tables of relative positions are left out: T5 keeps the stack's in its first block
-    arrays = [
-        rule
-        for rule in rules.without_aliases(table)
-        if not any(".relative." in name for name in rule.flax)
-    ]
+    arrays = rules.without_aliases(table)
+    arrays = [rule for rule in arrays if not any(".relative." in name for name in rule.flax)]
     our_modules = _by_weights(ours, [rule.flax for rule in arrays])
     their_modules = _by_weights(theirs, [(rule.torch,) for rule in arrays])
     return [
@@ -80,24 +77,19 @@ def from_patterns(patterns: Patterns, ours: Collection[str], theirs: Collection[
     ):
         placeholders = re.findall(r"\{(\w+)\}", torch_pattern)
         if sorted(placeholders) != sorted(re.findall(r"\{(\w+)\}", flax_pattern)):
-            problems.append(
-                f"the rule {torch_pattern!r}: {flax_pattern!r} has different placeholders on its"
-                " two sides"
-            )
+            rule = f"the rule {torch_pattern!r}: {flax_pattern!r}"
+            problems.append(f"{rule} has different placeholders on its two sides")
             continue
         regex = re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(torch_pattern)))
         matches = [match for match in map(regex.fullmatch, theirs) if match]
         if not matches:
-            problems.append(
-                f"the PyTorch model has no module {torch_pattern!r}"
-                f"{nearest(torch_pattern, sorted(theirs))}"
-            )
+            close = nearest(torch_pattern, sorted(theirs))
+            problems.append(f"the PyTorch model has no module {torch_pattern!r}{close}")
         for match in matches:
             name = flax_pattern.format(**match.groupdict())
             if name not in ours:
-                problems.append(
-                    f"the Flax model has no module {name!r}{nearest(name, sorted(ours))}"
-                )
+                close = nearest(name, sorted(ours))
+                problems.append(f"the Flax model has no module {name!r}{close}")
             pairs.append(Pair(name, match.string))
     if problems:
         raise ConfigError("; ".join(problems))
@@ -227,10 +219,8 @@ def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, int | None
 
 
 def _layout_of_rule(rule: Rule, recording: Any) -> list[np.ndarray]:
-    gradients = recording.parameters
-    if not all(name in gradients for name in rule.flax):
-        return []
-    return [rule.joined([gradients[name] for name in rule.flax], own=True)]
+    gradients = [recording.parameters.get(name) for name in rule.flax]
+    return [] if any(x is None for x in gradients) else [rule.joined(gradients, own=True)]
 
 
 def _layouts_of_leaf(name: str, layer: int | None, recording: Any) -> list[np.ndarray]:

@@ -333,7 +333,9 @@ class Visitor:
         if name not in self.replacements:
             return array
         chosen, theirs = self.replacements[name]
-        return jnp.where(chosen, _like(theirs, array), array)
+        if jnp.iscomplexobj(array):
+            theirs = theirs[..., 0] + 1j * theirs[..., 1]
+        return jnp.where(chosen, jnp.asarray(theirs, array.dtype), array)
 
 
 def _in_range(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -341,13 +343,6 @@ def _in_range(array: np.ndarray, dtype: str) -> np.ndarray:
     largest = float(jnp.finfo(dtype).max)
     clipped = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
     return clipped.astype(jnp.dtype(dtype))
-
-
-def _like(recorded: Any, array: Any) -> jax.Array:
-    """Return a recorded array as a live one is: with its dtype, and complex if that is."""
-    if jnp.iscomplexobj(array):
-        recorded = recorded[..., 0] + 1j * recorded[..., 1]
-    return recorded.astype(array.dtype)
 
 
 def _cast(value: Any, dtype: str) -> jax.Array:

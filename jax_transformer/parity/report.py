@@ -66,12 +66,9 @@ class Report:
         nothing earlier differs, the outer module takes another input by nature, as an encoder that
         adds positions itself. If a module's inputs cannot be compared, earlier modules decide.
         """
-        if entry.input is None and self._differs_before(entry):
-            return True
-        return any(
-            entry.is_inside(e) and differs(e.input) and self._differs_before(e)
-            for e in self.entries
-        )
+        around = [e for e in self.entries if entry.is_inside(e) and differs(e.input)]
+        around += [entry] if entry.input is None else []
+        return any(map(self._differs_before, around))
 
     def _differs_before(self, outer: Entry) -> bool:
         """Return True if the output differs of a call that ended before this one began."""
@@ -150,16 +147,11 @@ class Report:
     def _gradient_summary(self) -> str:
         fault = self.first_gradient_fault
         if fault is None:
-            return (
-                "outputs agree and gradients differ, but no paired module is the first to differ:"
-                " pair more of them"
-            )
+            first = "no paired module is the first to differ: pair more of them"
+            return f"outputs agree and gradients differ, but {first}"
         gradients = {"input": fault.input_gradient, **fault.parameters}
-        name, worst = next(
-            (name, measurement)
-            for name, measurement in gradients.items()
-            if measurement is not None and not measurement.agrees
-        )
+        name, worst = next((name, each) for name, each in gradients.items() if differs(each))
+        assert worst is not None
         return (
             f"{fault.title}: outputs agree, and so does the gradient of its output; the gradient"
             f" of its {name} differs, {_difference(worst)}"
@@ -278,9 +270,8 @@ def _times(value: float) -> str:
 def _difference(measurement: Measurement) -> str:
     wide = measurement.wide
     at = ", ".join(map(str, wide.where))
-    nan = ""
-    if wide.nan_ours != wide.nan_theirs:
-        nan = f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there"
+    nan = f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there"
+    nan = nan if wide.nan_ours != wide.nan_theirs else ""
     return (
         f"by {wide.max_abs:.3g} in {wide.dtype}, {_times(measurement.times)} rounding, at ({at}):"
         f" {wide.ours:.6g} here, {wide.theirs:.6g} there{nan}"

@@ -80,7 +80,7 @@ class _Search:
         call_torch: Callable[..., Any] | None,
     ):
         self.module, self.batch, self.call_torch = module, batch, call_torch
-        self.model = _holder(flax_module)
+        self.model = flax_module[1] if isinstance(flax_module, tuple) else flax_module
         function = comparison.model_function(flax_module, call_flax)
         every = {**function.parameters, **function.others}
         self.floating = {
@@ -93,9 +93,8 @@ class _Search:
         self.program, self.x64 = _program(ModelFunction(self.floating, others, function.run), batch)
         self.ours = self._flax(None, {})
         assert self.ours.result is not None
-        ends = "/output"
-        outputs = {name: x for name, x in self.ours.arrays.items() if name.endswith(ends)}
-        self.own = {name: (False, x) for name, x in outputs.items()}
+        recorded = self.ours.arrays.items()
+        self.own = {name: (False, x) for name, x in recorded if name.endswith("/output")}
         self.state = {name: arrays.of(name, x) for name, x in module.state_dict().items()}
         theirs = self._torch(self.state, None)
         if self.ours.result.size != theirs.result.size:
@@ -179,11 +178,15 @@ class _Search:
         for key in self.ours.order:
             name, _, number = key.rpartition("#")
             if f"{key}/output" in self.own and name in partners:
-                outputs = (self.theirs.get(f"{each}#{number}/output") for each in partners[name])
-                theirs = [x for x in outputs if x is not None]
-                fitted = [self._as_ours(self.own[f"{key}/output"][1], x) for x in theirs]
-                calls[key] = [x for x in fitted if x is not None]
-        new = {f"{key}/output": (True, each[0]) for key, each in calls.items() if each}
+                ours, fitted = self.own[f"{key}/output"][1], []
+                for each in partners[name]:
+                    theirs = self.theirs.get(f"{each}#{number}/output")
+                    order = None if theirs is None else measuring.axes(ours, theirs, self.usual)
+                    if order is not None:
+                        fitted.append(measuring.as_ours(theirs, order, ours.shape))
+                if fitted:
+                    calls[key] = fitted
+        new = {f"{key}/output": (True, each[0]) for key, each in calls.items()}
         values = self.values(matches, self.weights)
         layers = any_model.layers_of(values, self.stacks)
         for name in spoilt:
@@ -192,7 +195,6 @@ class _Search:
         verdicts = {
             key: any(_off(run.arrays[f"{key}/output"], x) < SAME for x in each)
             for key, each in calls.items()
-            if each
         }
         return verdicts | {"": self._distance(run.result, self.theirs.result) < SAME}
 
@@ -204,10 +206,6 @@ class _Search:
             return [tensor for tensor in self.state if tensor.startswith(f"{name}.")]
 
         return [each for each in _around(module)[:-1] if weights(each) == weights(module)]
-
-    def _as_ours(self, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-        order = measuring.axes(ours, theirs, self.usual)
-        return None if order is None else measuring.as_ours(theirs, order, ours.shape)
 
     def _distance(self, ours: Any, theirs: np.ndarray) -> float:
         """Return the difference of two outputs, divided by the largest number."""
@@ -356,7 +354,7 @@ class _Search:
                 for rows, other in zip(same, (same[k] for k in order), strict=True):
                     for row, source in zip(rows, other, strict=True):
                         for i, j in zip(row, source, strict=True):
-                            changed[i] = changed[i].to(self.matches[j].flax)
+                            changed[i] = replace(changed[i], flax=self.matches[j].flax)
                 if changed != self.matches:
                     yield changed
 
@@ -365,13 +363,8 @@ class _Search:
     def _proposal(self) -> Proposal:
         final = self._flax(0, {}, self.values(self.matches, self.weights))
         off = self._distance(final.result, self.theirs.result)
-        gradients = any_model.layers_of(
-            {
-                name: final.parameters.get(name, np.zeros(x.shape))
-                for name, x in self.floating.items()
-            },
-            self.stacks,
-        )
+        zeros = {name: np.zeros(x.shape) for name, x in self.floating.items()}
+        gradients = any_model.layers_of(zeros | final.parameters, self.stacks)
         self.joined: dict[str, np.ndarray] = {}  # the gradient of a tensor is that of all its ties
         for match in self.matches:
             total = match.rule.joined([gradients[name][1] for name in match.flax], own=True)
@@ -394,17 +387,19 @@ class _Search:
         rule = match.rule
         layouts = [layout.axes or "the same axes" for layout in match.layouts]
         others = tuple(axes for i, axes in enumerate(layouts) if i != match.choice)[:4]
-        if off >= SAME:
-            return Line(rule, f"{match.reason}; the outputs differ", False, others)
         acting = max(np.abs(array).max(initial=0) for array in ours) / self.largest
         first = self.ties.get(match.torch, match.torch)
         gradient = self.theirs.parameters.get(first)
         differs = gradient is not None and _off(self.joined[first], gradient) > SAME_GRADIENT
-        if acting < NOTHING or (differs and acting < off):
-            return Line(rule, f"{match.reason}; {_INERT}", False, others)
-        if differs:
-            return Line(rule, f"{match.reason}; the gradients differ", False, others)
-        return Line(rule, match.reason, True)
+        if off >= SAME:
+            problem = "the outputs differ"
+        elif acting < NOTHING or (differs and acting < off):
+            problem = _INERT
+        elif differs:
+            problem = "the gradients differ"
+        else:
+            return Line(rule, match.reason, True)
+        return Line(rule, f"{match.reason}; {problem}", False, others)
 
     def _without_rule(self, ruled: Collection[str]) -> Iterator[Line]:
         """Return the entries of tensors that no array holds."""
@@ -432,8 +427,9 @@ class _Search:
         right, wrong = self.judged(self.matches), self.judged(self.matches, spoilt)
         result = list(lines)
         for owner, line in inert.items():
-            own = [each for each in lines if _within(each, owner)]
-            beside = sum(each.proven for each in own) == len(own) - 1 > 0
+            rules = [(each.entry, each.proven) for each in lines if isinstance(each.entry, Rule)]
+            own = [proven for rule, proven in rules if rule.flax[0].rpartition(".")[0] == owner]
+            beside = sum(own) == len(own) - 1 > 0
             if beside and right.get(f"{owner}#0") and not wrong[f"{owner}#0"]:
                 reason = line.reason.replace(_INERT, f"by the output of {owner}")
                 result[lines.index(line)] = Line(line.entry, reason, True)
@@ -461,16 +457,6 @@ def _program(function: ModelFunction, batch: Sequence[np.ndarray]) -> tuple[Prog
                 return Program(function, batch, "float32", wide=False), False
         except Exception:
             raise error from None
-
-
-def _within(line: Line, owner: str) -> bool:
-    """Return True for a rule of an array that a module has itself."""
-    return isinstance(line.entry, Rule) and line.entry.flax[0].rpartition(".")[0] == owner
-
-
-def _holder(model: Any) -> Any:
-    """Return what has a model's arrays: variables or parameters, or an NNX module itself."""
-    return model[1] if isinstance(model, tuple) else model
 
 
 def _off(ours: np.ndarray, theirs: np.ndarray) -> float:

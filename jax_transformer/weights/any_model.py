@@ -3,7 +3,7 @@ Equinox modules and Haiku's parameters.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def from_torch(
         ConfigError: the table does not name every array of ``into`` exactly once.
         InputError: tensors are missing, unexpected or mis-shaped, all in one message.
     """
-    parts, (named, rebuild) = _Parts.of(table), opened(into)
+    parts, (named, rebuild) = _Parts(table), opened(into)
     blank = np.zeros((), bool)
     layers = parts.layers({name: np.broadcast_to(blank, x.shape) for name, x in named.items()})
     state = {name: arrays.of(name, value) for name, value in state_dict.items()}
@@ -81,13 +81,11 @@ def to_torch(
     The inverse of :func:`from_torch`, bit for bit. ``unused`` has the tensors that the table leaves
     unused; without it they are left out.
     """
-    parts = _Parts.of(table)
+    parts = _Parts(table)
     layers = parts.layers({name: arrays.of(name, x) for name, x in opened(model)[0].items()})
     tensors = rules.to_torch(parts.rules, {name: layer for name, (_, layer) in layers.items()})
-    for name in unused or {}:
-        if name in parts.unused:
-            tensors[name] = arrays.of(name, (unused or {})[name]).copy()
-    return tensors
+    more = {name: x for name, x in (unused or {}).items() if name in parts.unused}
+    return tensors | {name: arrays.of(name, x).copy() for name, x in more.items()}
 
 
 def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
@@ -136,22 +134,14 @@ def opened(model: Any) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], An
     return weights, lambda values: jax.tree.unflatten(treedef, (every | dict(values)).values())
 
 
-@dataclass(frozen=True)
 class _Parts:
     """The entries of a table by their kind."""
 
-    rules: rules.Table
-    stacks: Sequence[Stacked]
-    unused: Sequence[str]
-
-    @classmethod
-    def of(cls, table: Iterable[Any]) -> "_Parts":
+    def __init__(self, table: Iterable[Any]):
         entries = list(table)
-        return cls(
-            [entry for entry in entries if isinstance(entry, Rule | Alias)],
-            [entry for entry in entries if isinstance(entry, Stacked)],
-            [entry.torch for entry in entries if isinstance(entry, Unused)],
-        )
+        self.rules: rules.Table = [each for each in entries if isinstance(each, Rule | Alias)]
+        self.stacks = [each for each in entries if isinstance(each, Stacked)]
+        self.unused = [each.torch for each in entries if isinstance(each, Unused)]
 
     def layers(self, named: Mapping[str, np.ndarray]) -> dict[str, tuple[str, np.ndarray]]:
         """Return the arrays that the rules name: views of the model's. Raises ConfigError if a

@@ -28,14 +28,11 @@ class _Layout(NamedTuple):
     sizes: Mapping[str, int]
 
     def written(self) -> Layout:
-        same = self.left == self.right
-        return Layout(
-            "" if same else f"{_written(self.left)} -> {_written(self.right)}", self.sizes
+        sides = (
+            " ".join(f"({' '.join(g)})" if len(g) > 1 else "".join(g) or "1" for g in groups)
+            for groups in (self.left, self.right)
         )
-
-
-def _written(groups: Groups) -> str:
-    return " ".join(f"({' '.join(g)})" if len(g) > 1 else "".join(g) or "1" for g in groups)
+        return Layout("" if self.left == self.right else " -> ".join(sides), self.sizes)
 
 
 def layouts(torch: Shape, flax: Sequence[Shape], kind: str = "") -> list[Layout]:

@@ -275,6 +275,7 @@ class Alias:
     of: str
 
 
+_FUSED, _LEAVES = ("query", "key", "value"), ("kernel", "bias")
 Table = list[Rule | Alias]
 Rules = Sequence[Rule | Alias]
 
@@ -293,17 +294,15 @@ def _renamed(rule: Rule | Alias, change: Callable[[str], str]) -> Rule | Alias:
     return replace(rule, torch=change(rule.torch), flax=tuple(map(change, rule.flax)))
 
 
-def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
-    """Return the rules of a torch.nn.Linear."""
+def linear(torch: str, flax: str, *, bias: bool = True, axes: str = "o i -> i o") -> Table:
+    """Return the rules of a torch.nn.Linear, or of a layer whose weight has other axes."""
     biases: Table = [Rule(f"{torch}.bias", f"{flax}.bias")] if bias else []
-    return [Rule(f"{torch}.weight", f"{flax}.kernel", "o i -> i o"), *biases]
+    return [Rule(f"{torch}.weight", f"{flax}.kernel", axes), *biases]
 
 
 def convolution(torch: str, flax: str, window: str = "y x", *, bias: bool = True) -> Table:
     """Return the rules of a torch.nn.Conv2d, or of one with other axes in its ``window``."""
-    biases: Table = [Rule(f"{torch}.bias", f"{flax}.bias")] if bias else []
-    axes = f"o i {window} -> {window} i o"
-    return [Rule(f"{torch}.weight", f"{flax}.kernel", axes), *biases]
+    return linear(torch, flax, bias=bias, axes=f"o i {window} -> {window} i o")
 
 
 def layer_norm(
@@ -341,14 +340,10 @@ def packed_attention(torch: str, flax: str, *, bias: bool = True) -> Table:
 
     Its ``in_proj_weight`` (3d, d) holds query, key and value in this order.
     """
-    kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
-    biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
+    kernels, biases = ([f"{flax}.{part}.{leaf}" for part in _FUSED] for leaf in _LEAVES)
     packed: Table = [Rule(f"{torch}.in_proj_weight", kernels, "(part o) i -> i o")]
-    return [
-        *packed,
-        *([Rule(f"{torch}.in_proj_bias", biases, "(part o) -> o")] if bias else []),
-        *linear(f"{torch}.out_proj", f"{flax}.out", bias=bias),
-    ]
+    packed += [Rule(f"{torch}.in_proj_bias", biases, "(part o) -> o")] if bias else []
+    return [*packed, *linear(f"{torch}.out_proj", f"{flax}.out", bias=bias)]
 
 
 def fused_attention(
@@ -364,8 +359,7 @@ def fused_attention(
 
     The rows of that layer are head after head, in each its query, key and value.
     """
-    kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
-    biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
+    kernels, biases = ([f"{flax}.{part}.{leaf}" for part in _FUSED] for leaf in _LEAVES)
     sizes = {"h": heads}
     fused: Table = [Rule(f"{torch}.{qkv}.weight", kernels, "(h part e) d -> d (h e)", sizes)]
     fused += [Rule(f"{torch}.{qkv}.bias", biases, "(h part e) -> (h e)", sizes)] if bias else []
@@ -442,12 +436,11 @@ def to_flax(
     infos = {name: TensorInfo(array.shape, array.dtype.name) for name, array in state.items()}
     problems = tensors.problems(infos, torch_shapes(table, flax_shapes), floating=False)
     tensors.refuse(problems + tensors.differing_ties(aliases(table), state))
-    arrays: dict[str, np.ndarray] = {}
-    for rule in without_aliases(table):
-        shapes = [flax_shapes[name] for name in rule.flax]
-        for number, name in enumerate(rule.flax):
-            arrays[name] = rule.part(number, state[rule.torch], shapes, own=True)
-    return arrays
+    return {
+        name: rule.part(number, state[rule.torch], [flax_shapes[n] for n in rule.flax], own=True)
+        for rule in without_aliases(table)
+        for number, name in enumerate(rule.flax)
+    }
 
 
 def to_torch(table: Rules, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

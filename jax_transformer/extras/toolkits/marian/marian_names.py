@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.architectures.huggingface import BRANCHES, MASKS
+from jax_transformer.architectures import huggingface
 from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.extras.toolkits.toolkit import Options
@@ -100,10 +100,10 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
     }
     widths = {"encoder": d_ff, "decoder": values.number("transformer-decoder-dim-ffn", 0) or d_ff}
     stacks = {
-        name: StackConfig(
-            values.number(f"{name[:3]}-depth"), branches, d_ff=widths[name], **MASKS[name], **shared
+        name: huggingface.stack(
+            name, values.number(f"{name[:3]}-depth"), d_ff=widths[name], **shared
         )
-        for name, branches in BRANCHES.items()
+        for name in huggingface.STACKS
     }
     tied_all = values.flag("tied-embeddings-all", False)
     dropped = "d" in options.get("transformer-postprocess-emb", "")
@@ -144,7 +144,8 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
 def as_transformers_computes(config: TransformerConfig) -> TransformerConfig:
     """Return the configuration with the sinusoids and the norms of transformers' ``marian``."""
     stacks = {
-        name: replace(getattr(config, name), sinusoids=enums.Sinusoids.HALVES) for name in BRANCHES
+        name: replace(getattr(config, name), sinusoids=enums.Sinusoids.HALVES)
+        for name in huggingface.STACKS
     }
     return replace(config, norm_epsilon=1e-5, **stacks)
 
