@@ -15,7 +15,7 @@ from typing import Any
 from jax_transformer.architectures import base, registry
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
-from jax_transformer.config import Mask, StackConfig, TransformerConfig, Tying
+from jax_transformer.config import Mask, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import Table
 
@@ -83,6 +83,14 @@ class HuggingFaceFamily(Architecture, abc.ABC):
     unused_tensors: Mapping[str, str] = {}
     """Tensors of old files that the model has no use for (without the prefix), with the reason."""
 
+    tensors_decide_tie: bool = False
+    """A file's tensors say if the output layer is tied, whatever ``tie_word_embeddings`` says."""
+    ties_always: bool = False
+    """The embeddings are tied even if the output layer is not."""
+    saves_positions: bool = True
+    """A file holds the module's sinusoids; otherwise transformers computes them."""
+    shared_rates: tuple[str, ...] = ("embedding_dropout",)
+    """The rates that transformers' module has only as ``dropout``."""
     tokenizers: tuple[TokenizerRecipe, ...]
     """The recipes of its tokenizers, the family's own one first."""
     presets: Mapping[str, Preset] = {}
@@ -127,30 +135,9 @@ class HuggingFaceFamily(Architecture, abc.ABC):
         """Return the name of the tensor to which the output layer may be tied."""
         return self.embedding_tensors[0]
 
-    def tensors_decide_tie(self, asked: bool) -> bool:
-        """Return True if the tensors of a file say whether the output layer is tied, given
-        ``tie_word_embeddings``.
-        """
-        return asked
-
-    def saves_copies(self, config: TransformerConfig) -> bool:
-        """Return True if a file holds the copies of an embedding.
-
-        Most families tie nothing if the output is not tied.
-        """
-        return config.tying is Tying.EMBEDDINGS
-
-    def saves_positions(self) -> bool:
-        """Return True if a file holds the module's sinusoids; else transformers computes them."""
-        return True
-
     def recipe(self, files: Collection[str]) -> TokenizerRecipe:
         """Return the recipe for a folder with these files that names no tokenizer class."""
         return self.tokenizers[0]
-
-    def shared_rates(self) -> tuple[str, ...]:
-        """Return the rates that transformers' module has only as ``dropout``."""
-        return ("embedding_dropout",)
 
     def preset(
         self,

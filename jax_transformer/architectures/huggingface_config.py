@@ -113,7 +113,7 @@ def from_config(
         raise InputError(f"config.json: {'; '.join(wrong)}")
     values = family.complete(read(family, data))
     tied = asked = values["tie_word_embeddings"]
-    if names is not None and family.tensors_decide_tie(asked):
+    if names is not None and (asked or family.tensors_decide_tie):
         embedding = family.output_embedding(values)
         if family.output_tensor not in names or embedding not in names:
             tied = True
@@ -155,7 +155,7 @@ def to_config(
     if original is None:
         return attributes
     before = from_config(original)
-    if family.tensors_decide_tie(False):
+    if family.tensors_decide_tie:
         before = replace(before, tying=config.tying)  # not the attribute, but the tensors decide
     old, new = _attributes(family, before), _attributes(family, config)
     changed = {name: new[name] for name in sorted(new) if new[name] != old.get(name)}

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_transformer.architectures import huggingface, registry
-from jax_transformer.config import Positions, TransformerConfig
+from jax_transformer.config import Positions, TransformerConfig, Tying
 from jax_transformer.errors import InputError
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
 from jax_transformer.weights import rules
@@ -72,10 +72,10 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
     Raises InputError if positions are not those that it would compute, and would be lost.
     """
     family = huggingface.family_of(config)
-    left_out = set() if family.saves_positions() else set(_positions(config))
+    left_out = set() if family.saves_positions else set(_positions(config))
     for name in left_out & state.keys():
         _check_computed(name, state[name], config)
-    if not family.saves_copies(config):
+    if family.ties_always or config.tying is not Tying.EMBEDDINGS:  # most tie all or nothing
         left_out |= rules.aliases(registry.unchecked_table(config.architecture, config)).keys()
     left = {name: value for name, value in state.items() if name not in left_out}
     return dict(sorted(left.items(), key=lambda item: _place(item[0])))
@@ -120,7 +120,7 @@ def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, Laz
     have their names in PyTorch or in Flax.
     """
     family = huggingface.find_family(config.architecture)
-    if family is None or family.saves_positions():
+    if family is None or family.saves_positions:
         return dict(state)
     names = [*_positions(config)]
     names += [f"{name.split('.')[-3]}.positions.table" for name in names]
@@ -187,19 +187,15 @@ def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
         return float("inf")
     # Two units in the last place at 1, of bfloat16 and float32
     unit = {2: 2**-7, 4: 2**-22, 8: 2**-22}[value.dtype.itemsize]
-    gaps = []
-    for kind in (value.dtype, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
-        rounded = exact.astype(kind).astype(value.dtype).astype(np.float64)
-        gaps.append(float(np.abs(value.astype(np.float64) - rounded).max()))
+    kinds = (value.dtype, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+    rounded = (exact.astype(kind).astype(value.dtype).astype(np.float64) for kind in kinds)
+    gaps = [float(np.abs(value.astype(np.float64) - each).max()) for each in rounded]
     return None if min(gaps) <= unit else gaps[0]
 
 
 def _check_computed(name: str, value: Any, config: TransformerConfig) -> None:
-    if isinstance(value, LazyTensor):
-        value = value.read()
-    if not isinstance(value, np.ndarray):
-        return
-    difference = _gap(value, config)
+    value = value.read() if isinstance(value, LazyTensor) else value
+    difference = _gap(value, config) if isinstance(value, np.ndarray) else None
     if difference is not None:
         raise InputError(
             f"{name} is up to {difference:.2g} off the sines and cosines that transformers computes"

@@ -27,6 +27,7 @@ class Marian(bart.BartFamily):
     fixed = bart.fixed(computed_positions=True)
     ignored = bart.NO_EXTRA_ROWS
     stack = {"positions": Positions.SINUSOIDAL_STORED, "sinusoids": Sinusoids.HALVES}
+    saves_positions = False
     tokenizers = (
         TokenizerRecipe(
             name="Marian",
@@ -59,10 +60,6 @@ class Marian(bart.BartFamily):
     def output_embedding(self, values: Mapping[str, Any]) -> str:
         """Return the name of the tensor the output may be tied to: the decoder's embedding."""
         return self.embedding_tensors[0 if values["share_encoder_decoder_embeddings"] else 1]
-
-    def saves_positions(self) -> bool:
-        """Return False: transformers computes the sines and cosines again."""
-        return False
 
 
 ARCHITECTURE = Marian(

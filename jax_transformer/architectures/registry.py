@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,17 +52,12 @@ def register(architecture: Architecture, *, replace: bool = False) -> Architectu
     ours, known = built_in(), built_in() | _added
     other = known.get(architecture.name)
     if other is not None and other is not architecture and (not replace or other.name in ours):
-        raise ConfigError(
-            f"another architecture is registered as {architecture.name!r} ({other.source}): choose"
-            " another name"
-        )
-    for name in architecture.presets:
-        for owner in known.values():
-            if name in owner.presets and owner.name != architecture.name:
-                raise ConfigError(
-                    f"architecture {architecture.name!r}: {owner.name!r} has a preset {name!r}:"
-                    " choose another name"
-                )
+        registered = f"registered as {architecture.name!r} ({other.source})"
+        raise ConfigError(f"another architecture is {registered}: choose another name")
+    for name, owner in itertools.product(architecture.presets, known.values()):
+        if name in owner.presets and owner.name != architecture.name:
+            has = f"{owner.name!r} has a preset {name!r}"
+            raise ConfigError(f"architecture {architecture.name!r}: {has}: choose another name")
     if architecture.name not in ours:
         _added[architecture.name] = architecture
     return architecture
@@ -145,9 +141,8 @@ def find_preset(name: str, architecture: Architecture | str | None = None) -> Pr
     if architecture is not None:
         every |= resolve(architecture).presets
     if name not in every:
-        raise ConfigError(
-            f"unknown preset {name!r}{nearest(name, list(every))}; known: {', '.join(every)}"
-        )
+        close = nearest(name, list(every))
+        raise ConfigError(f"unknown preset {name!r}{close}; known: {', '.join(every)}")
     return every[name]
 
 
@@ -231,10 +226,8 @@ def _check(architecture: Architecture) -> None:
 def _installed(entry_point: EntryPoint) -> Architecture:
     value = process.load_entry_point(entry_point)
     if not isinstance(value, Architecture) or value.name != entry_point.name:
-        raise ConfigError(
-            f"entry point {entry_point.name} = {entry_point.value}: not an Architecture of that"
-            " name"
-        )
+        entry = f"entry point {entry_point.name} = {entry_point.value}"
+        raise ConfigError(f"{entry}: not an Architecture of that name")
     return register(value)
 
 
@@ -284,9 +277,8 @@ def unchecked_table(architecture: Architecture | str, config: TransformerConfig)
     except Refusal:
         raise
     except Exception as error:  # in a user's file
-        raise ConfigError(
-            f"architecture {known.name!r}: its weight_table raised {_one_line(error)}"
-        ) from error
+        raised = f"its weight_table raised {_one_line(error)}"
+        raise ConfigError(f"architecture {known.name!r}: {raised}") from error
 
 
 def weight_table(

@@ -51,11 +51,7 @@ _SELF = {
     enums.AttentionSpan.LOCAL: "LocalSelfAttention",
     enums.AttentionSpan.TRANSIENT_GLOBAL: "TransientGlobalSelfAttention",
 }
-_UNUSED_TENSORS = {
-    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (
-        "belongs to attention between the stacks, which has no distances in transformers"
-    )
-}
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def _sentinels(settings: Settings) -> Sequence[str]:
@@ -94,26 +90,17 @@ class T5Family(HuggingFaceFamily):
     ignored = {"n_positions": "bounds nothing: there is no table of positions"}
     not_written = (*HuggingFaceFamily.not_written, "max_length")
     embedding_tensors = ("shared.weight",)
-    unused_tensors = _UNUSED_TENSORS
+    tensors_decide_tie = True
+    ties_always = True
+    shared_rates = ("embedding_dropout", "attention_dropout", "activation_dropout")
+    unused_tensors = {
+        _UNUSED: "belongs to attention between the stacks, which has no distances in transformers"
+    }
     tokenizers = (TOKENIZER,)
 
     def usual_length(self, config: TransformerConfig) -> int:
         """Return the longest source and target: positions have no end."""
         return self.longest if config.max_length == UNBOUNDED else config.longest
-
-    def shared_rates(self) -> tuple[str, ...]:
-        """Return the rates that transformers' module has only as ``dropout``: all."""
-        return ("embedding_dropout", "attention_dropout", "activation_dropout")
-
-    def tensors_decide_tie(self, asked: bool) -> bool:
-        """Return True: transformers ties the output layer unless a file has another one, whatever
-        ``tie_word_embeddings`` says.
-        """
-        return True
-
-    def saves_copies(self, config: TransformerConfig) -> bool:
-        """Return False: the embeddings are always tied."""
-        return False
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes with the logits' scale, which version 1's tied output implies."""

@@ -51,7 +51,8 @@ class NameChanges:
             fitting.update(f"--ignore {pattern}" for pattern in ignoring)
             if ignoring:
                 continue
-            uses = ((old, form) for old in self.rename for form in forms if _begins(form, old))
+            starts = ((old, form) for old in self.rename for form in forms)
+            uses = (use for use in starts if f"{use[1]}.".startswith(f"{use[0]}."))
             use = next(uses, None)
             if use is None:
                 changed[name] = forms[0]
@@ -60,10 +61,9 @@ class NameChanges:
                 old, form = use
                 changed[name] = self.rename[old] + form[len(old) :]
                 fitting.add(f"--rename {old}={self.rename[old]}")
-        unused = [f"--ignore {pattern}" for pattern in self.ignore]
-        unused += [f"--rename {old}={new}" for old, new in self.rename.items()]
-        unused = [flag for flag in unused if flag not in fitting]
-        if unused:
+        flags = [f"--ignore {pattern}" for pattern in self.ignore]
+        flags += [f"--rename {old}={new}" for old, new in self.rename.items()]
+        if unused := [flag for flag in flags if flag not in fitting]:
             close = nearest(unused[0].split(" ", 1)[1].partition("=")[0], list(names))
             raise ConfigError(f"{', '.join(unused)}: no name of the file fits{close}")
         others = [name for name in unchanged if not name.startswith(self.strip_prefix)]
@@ -115,7 +115,7 @@ def closest(names: Iterable[str]) -> Match | None:
     there.
     """
     numbered = Counter(map(_unnumbered, names))
-    best: tuple[tuple[int, int], Match] | None = None
+    best, highest = Match("", "", 0), (0, 0)
     for preset, entry in registry.presets().items():
         try:
             config = entry.with_sizes(num_layers=1)
@@ -127,9 +127,9 @@ def closest(names: Iterable[str]) -> Match | None:
         fits = [name for name in numbered if name.removeprefix(prefix) in known]
         count = sum(numbered[name] for name in fits)
         rank = (count, len(fits) - len(known))
-        if best is None or rank > best[0]:
-            best = rank, Match(preset, prefix, count)
-    return best[1] if best is not None and 2 * best[1].count > numbered.total() else None
+        if rank > highest:
+            best, highest = Match(preset, prefix, count), rank
+    return best if 2 * best.count > numbered.total() else None
 
 
 def torch_names(table: Table) -> set[str]:
@@ -155,10 +155,6 @@ def explained(error: InputError, names: Collection[str], expected: Collection[st
             f" give --preset {match.preset}"
         )
     return tensors.refusal(error.details, hint)
-
-
-def _begins(name: str, start: str) -> bool:
-    return name == start or name.startswith(f"{start}.")
 
 
 def _unnumbered(name: str) -> str:

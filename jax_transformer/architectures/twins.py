@@ -142,7 +142,7 @@ def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig)
             f"the PyTorch twin of architecture {family.name!r} is transformers' own:"
             " pip install transformers"
         )
-    rates = {name: getattr(config, name) for name in family.shared_rates()}
+    rates = {name: getattr(config, name) for name in family.shared_rates}
     wrong = [f"{name}={rate}" for name, rate in rates.items() if rate != config.dropout]
     wrong += [
         f"{name}.attention_dropout"

@@ -100,10 +100,10 @@ def epsilon(dtype: str) -> float:
 def _ulps(a: np.ndarray, b: np.ndarray, gap: np.ndarray, dtype: str) -> float:
     larger = np.maximum(np.abs(a), np.abs(b))
     counted = np.isfinite(larger) & (gap > 0)
-    if not counted.any():
-        return math.inf if np.isinf(gap).any() else 0.0
     if not np.isfinite(gap).all():
         return math.inf
+    if not counted.any():
+        return 0.0
     _, exponent = np.frexp(larger[counted])
     return float((gap[counted] / np.ldexp(epsilon(dtype), exponent - 1)).max())
 
@@ -120,10 +120,8 @@ def rounding_floor(sides: Sequence[tuple[np.ndarray, np.ndarray]], dtype: str) -
     framework's array as computed in (float32, float64); the larger of their differences is scaled
     to ``dtype``. It is at least half a unit in the last place of the largest value.
     """
-    measured, largest = 0.0, 0.0
-    for narrow, wide in sides:
-        measured = max(measured, rounding_error(narrow, wide))
-        largest = max(largest, float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)))
+    measured = max(rounding_error(narrow, wide) for narrow, wide in sides)
+    largest = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for _, x in sides)
     return max(measured * epsilon(dtype) / epsilon("float32"), largest * epsilon(dtype) / 2)
 
 
@@ -161,8 +159,7 @@ class Measurement:
     @property
     def agrees(self) -> bool:
         """True if rounding explains the difference; a NaN on one side only never agrees."""
-        narrow = self.narrow
-        same_nan = narrow.nan_ours == narrow.nan_theirs == narrow.agreeing_nan
+        same_nan = self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
         return self.times < self.limit and same_nan
 
     def to_data(self) -> dict[str, Any]:
@@ -256,17 +253,13 @@ class Entry:
     """The part whose input ``own`` measures."""
     narrow: str = ""
     """The dtype below float64 that the module computes in by itself in one of the models."""
-
     lower: str = ""
     """The model, Flax or PyTorch, in which only the module computes in 16 bits in the run in
     float32, where its output then differs."""
-
     mask: str = ""
     """The words for a difference of its mask; empty if both are equal, or cannot be compared."""
-
     ids: str = ""
     """The same for the integers that it reads, as ids of tokens or positions."""
-
     layout: str = ""
     """The shape or the order of axes of its output on either side; empty if both are the same."""
 

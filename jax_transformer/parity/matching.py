@@ -4,6 +4,7 @@ modules run, and the numbers of layers. Nothing here is proven."""
 import difflib
 import itertools
 import math
+import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -186,7 +187,7 @@ class _Likeness:
         matches = []
         for tensor in sorted(theirs, key=lambda part: -math.prod(part.shape)):
             owner = tensor.name.rpartition(".")[0]
-            best: tuple[float, tuple[str, ...], list[Layout]] | None = None
+            options: list[tuple[float, tuple[str, ...], list[Layout]]] = []
             for names in self._groups(list(free.values()), chosen.get(owner)):
                 shapes = [free[name].shape for name in names]
                 if sum(map(math.prod, shapes)) != math.prod(tensor.shape):
@@ -194,15 +195,13 @@ class _Likeness:
                 if not (allowed := layouts(tensor.shape, shapes, tensor.kind)):
                     continue
                 place = abs(_place(tensor, theirs) - _place(free[names[0]], ours))
-                score = self.of([tensor.name], names) - place
-                if best is None or score > best[0]:
-                    best = score, names, allowed
-            if best is not None:
-                chosen.setdefault(owner, tuple(name.rpartition(".")[0] for name in best[1]))
-                matches.append(
-                    Match(tensor.name, best[1], best[2], tensor.kind, "the sum of the sizes")
-                )
-                for name in best[1]:
+                options.append((self.of([tensor.name], names) - place, names, allowed))
+            if options:
+                _, names, allowed = max(options, key=operator.itemgetter(0))
+                chosen.setdefault(owner, tuple(name.rpartition(".")[0] for name in names))
+                reason = "the sum of the sizes"
+                matches.append(Match(tensor.name, names, allowed, tensor.kind, reason))
+                for name in names:
                     del free[name]
         return matches
 

@@ -182,12 +182,9 @@ class Program:
         wide: bool = True,
         positions: np.ndarray | None = None,
     ):
-        def arrays(dtype: str) -> tuple[Any, Any, Any]:
-            parameters, others = (
-                {name: _cast(array, dtype) for name, array in group.items()}
-                for group in (function.parameters, function.others)
-            )
-            return parameters, others, [_cast(array, dtype) for array in batch]
+        def arrays(dtype: str) -> Any:
+            every = dict(function.parameters), dict(function.others), list(batch)
+            return jax.tree.map(partial(_cast, dtype=dtype), every)
 
         def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
             return _first_array(function.run({**parameters, **others}, inputs))

@@ -278,15 +278,16 @@ class _Search:
 
     def _changes(self, scope: str) -> Iterator[list[Match]]:
         """Return other matches within modules of one name, the same in all of them."""
-        groups: dict[Any, list[int]] = defaultdict(list)
+        alike: dict[Any, list[int]] = defaultdict(list)
         for i, match in enumerate(self.matches):
             name = template(match.flax[0])
             if not scope or name.startswith(f"{scope}."):
-                groups[template(match.torch), len(match.layouts), match.kind].append(i)
-        yield from self._other_layouts(list(groups.values()))
-        if any(len(self.matches[group[0]].flax) > 1 for group in groups.values()):
-            yield from self._other_parts(list(groups.values()))
-        yield from self._exchanges(list(groups.values()))
+                alike[template(match.torch), len(match.layouts), match.kind].append(i)
+        groups = list(alike.values())
+        yield from self._other_layouts(groups)
+        if any(len(self.matches[group[0]].flax) > 1 for group in groups):
+            yield from self._other_parts(groups)
+        yield from self._exchanges(groups)
 
     def _other_layouts(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
         """Return other layouts: of one group of tensors, of two, and of all."""
