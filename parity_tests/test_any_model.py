@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_named(table, state, kind, message):
 def test_stacks_within_stacks_and_the_axis_of_each():
     """Experts of layers: (experts, d, layers), as views of one array."""
     array = np.arange(2 * 3 * 4).reshape(2, 3, 4)
-    layers = any_model._Parts.of(
+    layers = any_model._Parts(
         [
             Stacked("blocks", axis=-1),
             Stacked("blocks.{i}.experts.w"),
