@@ -100,11 +100,10 @@ class Transformer(nnx.Module):
         than ``config.longest``, empty batches, and sides that do not belong together; ConfigError
         for attention weights that ``config.attention_backend`` does not return.
         """
-        if return_attention and self.config.attention_backend is not enums.AttentionBackend.XLA:
-            raise ConfigError(
-                f"attention_backend='{self.config.attention_backend.value}' returns no attention "
-                "weights: use attention_backend='xla'"
-            )
+        backend = self.config.attention_backend
+        if return_attention and backend is not enums.AttentionBackend.XLA:
+            returns = f"attention_backend='{backend}' returns no attention weights"
+            raise ConfigError(f"{returns}: use attention_backend='xla'")
         x, decoded, encoded = self._run(source, target, rngs, return_attention)
         logits = self.logits(x)
         if not return_attention:
@@ -176,11 +175,9 @@ class Transformer(nnx.Module):
         source = stacks.check_source(source, self.config)
         memory, source_valid, _ = self._encode(source, Dropout())
         batch, none = memory.shape[0], jnp.zeros((), jnp.int32)
-        if config.equal_lengths and length > source.shape[1]:
-            raise ConfigError(
-                f"max_length={length} is over the source's {source.shape[1]} tokens, "
-                "and this decoder needs equal lengths"
-            )
+        if config.equal_lengths and length > (most := source.shape[1]):
+            over = f"max_length={length} is over the source's {most} tokens"
+            raise ConfigError(f"{over}, and this decoder needs equal lengths")
         if config.uncacheable:
             width = source.shape[1] if config.equal_lengths else length
             tokens = jnp.full((batch, beams, width), config.target_pad_id, jnp.int32)
@@ -207,9 +204,8 @@ class Transformer(nnx.Module):
             return self._decode_prefix(tokens, cache)
         length, beams = cache.length, tokens.shape[1]
         here = tokens != self.config.target_pad_id
-        target_valid = jax.lax.dynamic_update_slice_in_dim(
-            cache.target_valid, here, length * beams, axis=1
-        )
+        update = jax.lax.dynamic_update_slice_in_dim
+        target_valid = update(cache.target_valid, here, length * beams, axis=1)
         position = jnp.broadcast_to(length, beams)
         key_positions = jnp.arange(target_valid.shape[1], dtype=jnp.int32) // beams
         self_mask, cross_mask = self.decoder.masks(
@@ -230,9 +226,8 @@ class Transformer(nnx.Module):
     ) -> tuple[Float[Array, "b k v"], Prefix]:
         """Return the result of :meth:`decode_step`, by running the decoder over all positions."""
         beams = tokens.shape[1]
-        so_far = jax.lax.dynamic_update_slice_in_dim(
-            prefix.tokens, tokens[:, :, None], prefix.length, axis=2
-        )
+        update = jax.lax.dynamic_update_slice_in_dim
+        so_far = update(prefix.tokens, tokens[:, :, None], prefix.length, axis=2)
         memory, valid = (jnp.repeat(x, beams, axis=0) for x in (prefix.memory, prefix.source_valid))
         x, _ = self._decode(memory, valid, so_far.reshape(-1, so_far.shape[2]), Dropout())
         logits = self.logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))

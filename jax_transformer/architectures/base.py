@@ -38,9 +38,8 @@ class Preset:
         """
         d_model = sizes.get("d_model", self.config.d_model)
         derived: dict[str, Any] = {}
-        for name, multiple in self.multiples.items():
-            if isinstance(d_model, Integral):
-                derived[name] = multiple * d_model
+        if isinstance(d_model, Integral):
+            derived = {name: multiple * d_model for name, multiple in self.multiples.items()}
         for name in self.last_ids:
             vocabulary = "source_vocab_size" if name.startswith("source") else "target_vocab_size"
             size = sizes.get(vocabulary, sizes.get("vocab_size"))

@@ -178,10 +178,8 @@ def _table(config: TransformerConfig) -> np.ndarray:
 
 
 def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
-    """Return a table's largest difference from the computed one, None if rounding explains it.
-
-    The rounding may be to the table's own dtype, or to one of 16 bits on the way.
-    """
+    """Return a table's largest difference from the computed one; None if rounding to its dtype, or
+    to one of 16 bits on the way, explains it."""
     exact = _table(config)
     if value.shape != exact.shape:
         return float("inf")

@@ -125,24 +125,19 @@ def _plain(value: Any) -> Any:
 
 def _check_shared(config: TransformerConfig) -> None:
     """Check the vocabularies, rates and ids, which are not of one stack."""
-    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
-        raise ConfigError(
-            f"tying='{config.tying.value}' needs one vocabulary:"
-            f" source_vocab_size={config.source_vocab_size},"
-            f" target_vocab_size={config.target_vocab_size}"
-        )
-    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
-        raise ConfigError(
-            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
-        )
+    source, target = config.source_vocab_size, config.target_vocab_size
+    if config.tying.one_embedding and source != target:
+        both = f"source_vocab_size={source}, target_vocab_size={target}"
+        raise ConfigError(f"tying='{config.tying}' needs one vocabulary: {both}")
+    if (dtype := config.compute_dtype) not in (None, *_COMPUTE_DTYPES):
+        raise ConfigError(f"compute_dtype={dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}")
     _check_spectrogram(config)
     check_numbers(config, "", " ".join(RATES), "be at least 0 and below 1", _is_rate)
     if isinstance(config.mask_fill, float) and not _LEAST_FILL < config.mask_fill < 0:
         raise ConfigError(f"mask_fill={config.mask_fill} must be below 0, above {_LEAST_FILL}")
     check_numbers(config, "", "norm_epsilon", "be above 0", lambda x: x > 0)
     for name in ("source_pad_id", "target_pad_id", "bos_id", "eos_id"):
-        source, value = name == "source_pad_id", getattr(config, name)
-        size = config.source_vocab_size if source else config.target_vocab_size
+        value, size = getattr(config, name), source if name == "source_pad_id" else target
         if not 0 <= value < size:
             raise ConfigError(f"{name}={value} is outside the vocabulary of {size}")
     # A window of sound has no padding, and that of its texts may be their end token (Whisper)
@@ -193,7 +188,7 @@ def _check_relative(name: str, stack: StackConfig) -> None:
     check("relative_max_distance", over, lambda n: n > single)
     if enums.Part.SELF not in stack.parts:
         raise ConfigError(
-            f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention"
+            f"{name}.positions='{stack.positions}': its blocks have no self-attention"
         )
 
 
@@ -206,15 +201,11 @@ def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) ->
         section = f"{name}.branches[{i}]."
         check_numbers(branch, section, "dropout", "be at least 0 and below 1", _is_rate)
         if branch.residual is enums.Residual.MEMORY and not decoder:
-            raise ConfigError(
-                f"{name}.branches: the residual 'memory' is the encoder's output "
-                "and belongs in the decoder"
-            )
+            belongs = "is the encoder's output and belongs in the decoder"
+            raise ConfigError(f"{name}.branches: the residual 'memory' {belongs}")
     if (enums.Part.CROSS in parts) != decoder:
-        raise ConfigError(
-            f"{name}.branches: cross_attention belongs in every decoder block "
-            "and in no encoder block"
-        )
+        belongs = "belongs in every decoder block and in no encoder block"
+        raise ConfigError(f"{name}.branches: cross_attention {belongs}")
     for branch in stack.unused:
         if len(branch.parts) != 1:
             raise ConfigError(f"{name}.unused: an unused branch has one part")
@@ -233,10 +224,8 @@ def _check_branches(config: TransformerConfig, name: str, stack: StackConfig) ->
             )
         for mask in getattr(stack, field):
             if mask not in allowed:
-                raise ConfigError(
-                    f"{name}.{field}: {mask.value!r} has no meaning there "
-                    f"(it knows {', '.join(sorted(allowed)) or 'none'})"
-                )
+                known = f"(it knows {', '.join(sorted(allowed)) or 'none'})"
+                raise ConfigError(f"{name}.{field}: '{mask}' has no meaning there {known}")
 
 
 def _check_spans(config: TransformerConfig) -> None:
@@ -272,9 +261,7 @@ def _check_backend(config: TransformerConfig) -> None:
         stack: StackConfig = getattr(config, name)
         rate = config.attention_dropout if stack.attention_dropout is None else 0.0
         if stack.attention_span is not enums.AttentionSpan.FULL:
-            reasons.append(
-                f"{name}.attention_span='{stack.attention_span.value}' is computed in blocks"
-            )
+            reasons.append(f"{name}.attention_span='{stack.attention_span}' is computed in blocks")
         if stack.mixing is enums.Mixing.SUMMED:
             reasons.append(f"{name}.mixing='{stack.mixing.value}' is not a product with the values")
         if stack.positions in (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK):
@@ -285,17 +272,16 @@ def _check_backend(config: TransformerConfig) -> None:
         if config.attention_backend is enums.AttentionBackend.CUDNN:
             width = config.head_width_of(stack)
             if width % 8 or width > CUDNN_WIDTH:
-                reasons.append(
-                    f"{name}: heads of width {width}, not a multiple of 8 up to {CUDNN_WIDTH}"
-                )
+                most = f"not a multiple of 8 up to {CUDNN_WIDTH}"
+                reasons.append(f"{name}: heads of width {width}, {most}")
             if enums.Mask.QUERY_PADDING in (*stack.self_mask, *stack.cross_mask):
                 reasons.append(f"{name} has the mask 'query_padding'")
     if config.mask_fill is not enums.MaskFill.EXCLUDED:
         reasons.append(f"mask_fill='{config.mask_fill}' gives queries without keys a value")
     if reasons:
+        backend = f"attention_backend='{config.attention_backend}'"
         raise ConfigError(
-            f"attention_backend='{config.attention_backend.value}' cannot compute this model: "
-            f"{'; '.join(dict.fromkeys(reasons))}"
+            f"{backend} cannot compute this model: {'; '.join(dict.fromkeys(reasons))}"
         )
 
 

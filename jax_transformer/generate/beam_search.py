@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import check_numbers
 from jax_transformer.generate import logits, prepare
 from jax_transformer.generate.ensemble import AnyModel
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping, GenerationConfig
@@ -80,18 +80,15 @@ def search(
     prompt: Int[AnyArray, "b p"] | None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """Return the hypotheses of a beam search, best first, and their scores."""
-    vocabulary, penalty = model.config.target_vocab_size, config.length_penalty
-    if config.num_beams > vocabulary // 2:
-        raise ConfigError(
-            f"num_beams={config.num_beams} must be between 1 and half the vocabulary of "
-            f"{vocabulary}"
-        )
-    if config.beam_scorer is BeamScorer.GNMT and not penalty >= 0:
-        raise ConfigError(f"length_penalty={penalty} must not be negative")
-    if config.beam_scorer is BeamScorer.AVERAGE and not math.isfinite(penalty):
-        raise ConfigError(f"length_penalty={penalty} must be finite")
+    vocabulary, check = model.config.target_vocab_size, partial(check_numbers, config, "")
+    between = f"be between 1 and half the vocabulary of {vocabulary}"
+    check("num_beams", between, lambda k: k <= vocabulary // 2)
+    if config.beam_scorer is BeamScorer.GNMT:
+        check("length_penalty", "not be negative", lambda x: x >= 0)
+    else:
+        check("length_penalty", "be finite", math.isfinite)
     inputs, static_args = prepare.prepare(model, source, config, forced_bos_ids, prompt)
-    traced = inputs, jnp.asarray(penalty)
+    traced = inputs, jnp.asarray(config.length_penalty)
     return _search(model.structure, model.arrays, *traced, static_args=static_args)
 
 

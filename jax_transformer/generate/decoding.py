@@ -1,5 +1,6 @@
 """Greedy decoding and sampling, and :func:`generate`, which takes a :class:`GenerationConfig`."""
 
+import math
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import InputError, check_numbers
 from jax_transformer.generate import beam_search, logits, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.shapes import AnyArray, Source
@@ -160,18 +161,16 @@ def _draws(
     batch: int,
 ) -> _Draws:
     vocabulary = model.config.target_vocab_size
-    temperature, top_p = config.temperature, config.top_p
-    if not 0 < temperature < float("inf"):
-        raise ConfigError(f"temperature={temperature} must be above 0 and finite")
-    if not 0 <= config.top_k <= vocabulary:
-        most = f"the vocabulary of {vocabulary}, or 0 for all of it"
-        raise ConfigError(f"top_k={config.top_k} must be between 1 and {most}")
-    if not 0 < top_p <= 1:
-        raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
+    between = f"be between 1 and the vocabulary of {vocabulary}, or 0 for all of it"
+    check = partial(check_numbers, config, "")
+    check("temperature", "be above 0 and finite", lambda x: 0 < x < math.inf)
+    check("top_k", between, lambda k: 0 <= k <= vocabulary)
+    check("top_p", "be above 0 and at most 1", lambda p: 0 < p <= 1)
     rows = jnp.arange(batch) if row_ids is None else jnp.asarray(row_ids)
     if len(rows) != batch:
         raise InputError(f"source has {batch} rows and rows {len(rows)} numbers")
-    return _Draws(key, rows, jnp.asarray(temperature), jnp.asarray(top_p) if top_p < 1 else None)
+    top_p = jnp.asarray(config.top_p) if config.top_p < 1 else None
+    return _Draws(key, rows, jnp.asarray(config.temperature), top_p)
 
 
 class _Tokens(NamedTuple):

@@ -20,10 +20,8 @@ def fused_attend(
     JAX is asked for no implementation: in 0.10 that is XLA on every device.
     """
     if q.dtype.itemsize > 4:
-        raise ConfigError(
-            f"attention_backend='sdpa' takes softmax in float32, and the model is {q.dtype}: "
-            "use attention_backend='xla'"
-        )
+        takes = f"takes softmax in float32, and the model is {q.dtype}"
+        raise ConfigError(f"attention_backend='sdpa' {takes}: use attention_backend='xla'")
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale)
     return mixed if mask is None else _zero_without_keys(mixed, mask)
 
@@ -76,9 +74,9 @@ def check_cudnn(dtype: jnp.dtype | str | None) -> None:
             "use --model.precision bfloat16, or attention_backend='sdpa'"
         )
     if (platform := jax.default_backend()) != "gpu":
+        needs = f"needs an NVIDIA GPU, and JAX computes on {platform}"
         raise ConfigError(
-            f"attention_backend='cudnn' needs an NVIDIA GPU, and JAX computes on {platform}: "
-            "use attention_backend='sdpa' or 'xla'"
+            f"attention_backend='cudnn' {needs}: use attention_backend='sdpa' or 'xla'"
         )
 
 

@@ -229,10 +229,8 @@ def check_ids(
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     shape = ids.shape
     if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise InputError(
-            f"{name} ids must be integers of shape (batch, length), "
-            f"not {ids.dtype} of shape {shape}"
-        )
+        must = f"{name} ids must be integers of shape (batch, length)"
+        raise InputError(f"{must}, not {ids.dtype} of shape {shape}")
     if 0 in shape:
         raise InputError(f"{name} ids have shape {shape}: empty")
     if shape[1] > config.longest:
@@ -242,9 +240,8 @@ def check_ids(
         values = np.asarray(ids)
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= vocab_size:
-            raise InputError(
-                f"{name} id {low if low < 0 else high} is outside the vocabulary of {vocab_size}"
-            )
+            wrong = f"{name} id {low if low < 0 else high}"
+            raise InputError(f"{wrong} is outside the vocabulary of {vocab_size}")
     return jnp.asarray(ids, jnp.int32)
 
 
@@ -272,10 +269,8 @@ def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: Transfo
         raise InputError(f"source has {source[0]} rows and target {target[0]}")
     if config.equal_lengths and source[1] != target[1]:
         lengths = f"source has {source[1]} tokens and target {target[1]}"
-        raise InputError(
-            f"{lengths}: this decoder adds the memory position by position, "
-            "so both must be equally long"
-        )
+        adds = "this decoder adds the memory position by position"
+        raise InputError(f"{lengths}: {adds}, so both must be equally long")
 
 
 def check_embeddings(
@@ -284,10 +279,8 @@ def check_embeddings(
     """Return embeddings and mask. Raises InputError for wrong shapes or dtypes, or if empty."""
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim != 3 or x.shape[-1] != config.d_model or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise InputError(
-            "embeddings must be floating-point numbers of shape "
-            f"(batch, length, {config.d_model}), not {x.dtype} of shape {x.shape}"
-        )
+        must = f"be floating-point numbers of shape (batch, length, {config.d_model})"
+        raise InputError(f"embeddings must {must}, not {x.dtype} of shape {x.shape}")
     if 0 in x.shape:
         raise InputError(f"embeddings have shape {x.shape}: empty")
     if config.input_layer is None:
@@ -295,11 +288,11 @@ def check_embeddings(
             raise InputError(_too_long(x.shape[1], config, "source"))
     else:
         input_layer(config).check_length(x.shape[1], config)
-    if valid is not None and not isinstance(valid, jax.Array):
-        valid = np.asarray(valid)
-    if valid is not None and (valid.shape != x.shape[:2] or valid.dtype != bool):
-        raise InputError(
-            f"the mask of embeddings of shape {x.shape} must be bool of shape {x.shape[:2]}, "
-            f"not {valid.dtype} of shape {valid.shape}"
-        )
-    return jnp.asarray(x, config.compute_dtype), None if valid is None else jnp.asarray(valid)
+    x = jnp.asarray(x, config.compute_dtype)
+    if valid is None:
+        return x, None
+    valid = valid if isinstance(valid, jax.Array) else np.asarray(valid)
+    if valid.shape != x.shape[:2] or valid.dtype != bool:
+        must = f"the mask of embeddings of shape {x.shape} must be bool of shape {x.shape[:2]}"
+        raise InputError(f"{must}, not {valid.dtype} of shape {valid.shape}")
+    return x, jnp.asarray(valid)
