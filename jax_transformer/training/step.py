@@ -54,19 +54,14 @@ def initial_state(
     optimizer: optax.GradientTransformation,
     *,
     ema: bool = False,
-    divide: Callable[[Arrays], tuple[Arrays, Arrays]] | None = None,
 ) -> TrainState:
-    """Return the state before the first step.
+    """Return the state before the first step, in which all parameters are trained.
 
-    ``divide`` returns what is trained of the parameters, and what is not; by default all are. The
-    arrays are copies: a step takes over their memory (donation), the model keeps its own.
+    The arrays are copies: a step takes over their memory (donation), the model keeps its own.
     """
     params, frozen = (
         jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
     )
-    if divide is not None:
-        params, not_trained = divide(params)
-        frozen = frozen | not_trained
     return state_of(params, frozen, optimizer, ema=ema)
 
 

@@ -66,13 +66,10 @@ def to_checkpoint(
 
 
 def from_checkpoint(
-    saved: Mapping[str, Any],
-    options: TrainOptions,
-    config: TransformerConfig,
-    parameter_names: Sequence[str] | None = None,
+    saved: Mapping[str, Any], options: TrainOptions, config: TransformerConfig
 ) -> TrainState:
     """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint. The
-    order of parameters is by default that of its ``model``, a module's ``state_dict()``.
+    order of parameters is that of its ``model``, a module's ``state_dict()``.
 
     Raises InputError if the checkpoint lacks a part or does not fit the model, ConfigError if the
     run's options differ from those that it was trained with.
@@ -93,7 +90,7 @@ def from_checkpoint(
     state = step.initial_state(model, optimizer.make(options.optimizer, options.steps))
     table = convert.weight_table(config)
     shapes = {name: array.shape for name, array in state.params.items()}
-    names = parameter_names or module_parameters(saved["model"], config)
+    names = module_parameters(saved["model"], config)
     moments = torch_optimizer.from_torch(saved["optimizer"], table, shapes, names)
     _check_options(moments, options, position)
     return state._replace(

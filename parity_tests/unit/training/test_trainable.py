@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +29,10 @@ SQUARE, WIDE = "*query.kernel", "encoder.*.up.kernel"
 
 def after_one_step(options: TrainOptions) -> tuple[step.TrainState, step.TrainState]:
     """The states before and after one step of SGD on random weights, in float64."""
-    tx, divide = optax.sgd(RATE, momentum=0.9), partial(trainable.divide, options=options)
-    before = step.initial_state(helpers.random_model(CONFIG), tx, divide=divide)
+    tx, model = optax.sgd(RATE, momentum=0.9), helpers.random_model(CONFIG)
+    params, frozen = (transformer.flatten(model, kind) for kind in (nnx.Param, Frozen))
+    trained, others = trainable.divide(params, options)
+    before = step.state_of(trained, frozen | others, tx)
     copy = jax.tree.map(jnp.copy, before)
     after, _ = strict_off(step.make_step(CONFIG, tx, 0.1))(before, [batch_of(CONFIG, 3)], KEY)
     return copy, after
