@@ -8,9 +8,10 @@ from jax_transformer.formats import registry
 from jax_transformer.formats.base import Check, Destination, Format, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.storage import atomic, pt, untrusted
+from jax_transformer.storage.pt import zip_archive
 from jax_transformer.storage.tensors import LazyState, TensorInfo
 
-_ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 class PtFile(Format):
@@ -21,11 +22,10 @@ class PtFile(Format):
     write_options = ()
 
     def recognises(self, path: Path) -> bool:
+        if (name := zip_archive.first_member(path)) is not None:
+            return not name.endswith(b".npy")  # a zip of NumPy's arrays is not a PyTorch file
         with open(path, "rb") as file:
-            start = file.read(30 + 512)
-        if start[:4] == _ZIP:  # a zip of NumPy's arrays is not a PyTorch file
-            return not start[30 : 30 + int.from_bytes(start[26:28], "little")].endswith(b".npy")
-        return start[:2] in _PICKLES  # a bare pickle is refused by its reader
+            return file.read(2) in _PICKLES  # a bare pickle is refused by its reader
 
     def open(self, path: Path, key: str | None = None, **options: Any) -> Pretrained:
         content = pt.scan(path)

@@ -125,14 +125,12 @@ def may_be_lost(error: BaseException | None) -> bool:
 
 def index() -> int:
     """Return the number of this process, from 0 on."""
-    state = _state()
-    return 0 if state is None else int(state.process_id)
+    return int(getattr(_state(), "process_id", 0))
 
 
 def count() -> int:
     """Return the number of processes."""
-    state = _state()
-    return 1 if state is None else int(state.num_processes)
+    return int(getattr(_state(), "num_processes", 1))
 
 
 def cores() -> int:
@@ -224,9 +222,7 @@ def _report(error: Exception) -> None:
 
 
 def _client() -> Any:
-    state = _state()
-    assert state is not None, "more than one process"
-    return state.client
+    return _state().client  # there are several processes
 
 
 def _state() -> Any:

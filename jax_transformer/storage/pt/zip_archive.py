@@ -44,6 +44,14 @@ class Member(NamedTuple):
     crc: int
 
 
+def first_member(path: Path) -> bytes | None:
+    """Return the name of a zip file's first member; None for another file."""
+    with open(path, "rb") as file:
+        start = file.read(30 + 512)
+    length = int.from_bytes(start[26:28], "little")
+    return start[30 : 30 + length] if start[:4] == b"PK\x03\x04" else None
+
+
 def verify_member(path: Path, name: str, member: Member) -> None:
     """Raise InputError if the checksum of a member is wrong. Takes a megabyte of memory."""
     buffer, crc, left = np.empty(_CHUNK, np.uint8), 0, member.size

@@ -203,10 +203,7 @@ def end_id(model: Model) -> int:
 
 def is_npz(path: Path) -> bool:
     """Return True if the first member of a zip file is an array."""
-    with open(path, "rb") as file:
-        start = file.read(30 + 512)
-    length = int.from_bytes(start[26:28], "little")
-    return start[:4] == b"PK\x03\x04" and start[30 : 30 + length].endswith(_SUFFIX.encode())
+    return (zip_archive.first_member(path) or b"").endswith(_SUFFIX.encode())
 
 
 def scan_npz(path: Path) -> dict[str, LazyTensor]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jax_transformer.config import LogitScale, Part, Positions, TransformerConfig, Tying
+from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import Shape, TensorInfo
@@ -33,7 +34,6 @@ _BRANCHES = {
         ("pre_mlp_layer_norm", "mlp", Part.FFN),
     ),
 }
-_MOST_LAYERS = 10_000
 _Row = tuple[str, str, Shape, str]
 """An array of one layer: stored name, Flax name and shape, and the axes on both sides."""
 _EMBEDDING, _OUTPUT = "token_embedder.embedding", "decoder.logits_dense.kernel"
@@ -222,7 +222,7 @@ def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
     vocabulary, d = _rank(_shape(shapes, _EMBEDDING), 2, _EMBEDDING)
     heads, buckets = _rank(distances, 2, name)
     counts = {stack: _count(shapes, stack, axis) for stack in ("encoder", "decoder")}
-    if max(counts.values()) > _MOST_LAYERS:
+    if max(counts.values()) > MOST_LAYERS:
         raise InputError(f"{max(counts.values()):,} layers, and no model has so many")
     if len(query) not in (2, 3):
         raise InputError(f"attention.query.kernel has the shape {query}")
