@@ -319,7 +319,7 @@ def test_resuming_at_any_step_gives_the_same_batches(threads):
     encoded = corpus(37, 20)
     uninterrupted = taken(60, encoded, plan_for(encoded, tokens=64))
     assert 5 < plan_for(encoded, tokens=64).batches_per_epoch < 30
-    for start in range(59):
+    for start in range(0, 59, 4):
         resumed = taken(3, encoded, plan_for(encoded, tokens=64), start, num_threads=threads)
         assert all(same(a, b) for a, b in zip(uninterrupted[start:], resumed, strict=False))
     assert not same(uninterrupted[0], uninterrupted[1])

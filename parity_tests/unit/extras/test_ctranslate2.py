@@ -27,6 +27,7 @@ from jax_transformer.generate.generation_config import (
 )
 from jax_transformer.storage import run_files
 from parity_tests import preset_names
+from parity_tests.marks import quick_if
 from parity_tests.unit import helpers, runs
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -79,7 +80,8 @@ def difference(path: Path, config: TransformerConfig, numbers=FLOAT32) -> float:
     return folder.check(path, config, arrays_of(config), vocabularies, numbers)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# that of two biases is a BART too, and the gated T5 has tables of distances too
+@pytest.mark.parametrize("name", [quick_if(n not in ("BART", "UMT5"), n) for n in CONFIGS])
 def test_log_probabilities_equal_ours(name, tmp_path):
     config = CONFIGS[name]()
     assert difference(write(tmp_path / "ct2", config), config) < 2e-5

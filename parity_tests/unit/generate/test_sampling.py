@@ -65,7 +65,7 @@ def test_an_end_token_is_followed_by_padding_and_a_forced_one_is_the_first():
     "options",
     [
         {},
-        dict(temperature=1.7),
+        pytest.param(dict(temperature=1.7), marks=pytest.mark.slow),
         pytest.param(dict(top_k=4), marks=pytest.mark.slow),
         pytest.param(dict(top_p=0.8), marks=pytest.mark.slow),
         dict(temperature=2.0, top_k=6, top_p=0.7),

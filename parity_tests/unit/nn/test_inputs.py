@@ -52,7 +52,7 @@ def refused(call: Callable[[], object], message: str, error: type[Exception] = I
     assert str(caught.value) == message and "\n" not in message and re.search(r"\d", message)
 
 
-@pytest.fixture(scope="module", params=preset_names.repeated_slow(NAMES))
+@pytest.fixture(scope="module", params=preset_names.different_quick(NAMES))
 def model(request) -> Transformer:
     return random_model(small(request.param))
 

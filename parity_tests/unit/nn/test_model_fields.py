@@ -53,6 +53,13 @@ def logits(
     return np.asarray(random_model(config)(SOURCE[:, :source_length], TARGET, rngs=rngs))
 
 
+def compiled(config: TransformerConfig, dtype: str, *inputs: np.ndarray) -> np.ndarray:
+    """Return the logits by one program: faster than many small ones that no other test has."""
+    definition, state = nnx.split(random_model(config, dtype=dtype))
+    call = jax.jit(lambda state, *inputs: nnx.merge(definition, state)(*inputs))
+    return np.asarray(call(state, *inputs))
+
+
 def both(old: TransformerConfig, new: TransformerConfig, **fields: Any) -> Any:
     """Return the two configurations with these fields changed in both."""
     return old.with_sizes(**fields), new.with_sizes(**fields)
@@ -163,7 +170,8 @@ def changes_local_attention(old: TransformerConfig, new: TransformerConfig):
     for name, value in usual.items():
         if getattr(new.encoder, name) == getattr(old.encoder, name):
             few[f"encoder.{name}"] = value
-    changes_logits(*both(old, new, **few))
+    first, second = (compiled(x, "float64", SOURCE, TARGET) for x in both(old, new, **few))
+    assert furthest(first, second) > 1e-6
 
 
 def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerConfig):
@@ -228,8 +236,10 @@ def changes_the_source(old: TransformerConfig, new: TransformerConfig):
     with pytest.raises(InputError, match=f"{shape[1]} mel bins, {shape[2]} frames"):
         model(SOURCE, TARGET)
     one, other = np.random.default_rng(0).standard_normal((2, *shape))
-    assert model.encode_features(one).shape == (3, new.mel_frames // 2, new.d_model)
-    assert furthest(model(one, TARGET), model(other, TARGET)) > 1e-3
+    features = jax.eval_shape(model.encode_features, one)
+    assert features.shape == (3, new.mel_frames // 2, new.d_model)
+    first, second = (compiled(new, "float64", sound, TARGET) for sound in (one, other))
+    assert furthest(first, second) > 1e-3
     with pytest.raises(InputError):
         model(one[:, :, 2:], TARGET)
     with pytest.raises(ConfigError, match="reads ids of text"):
@@ -293,14 +303,14 @@ def computes_float32_by_another_program(old: TransformerConfig, new: Transformer
     assert shapes(old) == shapes(new)
     old = replace(old, attention_dropout=0.0)
     assert program(old, "float32") != program(new, "float32")
-    plain, other = (random_model(each, dtype="float32")(SOURCE, TARGET) for each in (old, new))
+    plain, other = (compiled(each, "float32", SOURCE, TARGET) for each in (old, new))
     assert furthest(plain, other) < 1e-5
 
 
 def rounds_factors_of_float32_only(old: TransformerConfig, new: TransformerConfig):
     """test_products compares products and their gradients; float64 is never rounded."""
     assert program(old, "float64") == program(new, "float64")
-    plain, other = (random_model(each, dtype="float32")(SOURCE, TARGET) for each in (old, new))
+    plain, other = (compiled(each, "float32", SOURCE, TARGET) for each in (old, new))
     assert 1e-4 < furthest(plain, other) / float(np.abs(plain).max()) < 2e-2
 
 
@@ -354,8 +364,8 @@ FLIPS = {
     "bias": (changes_weights_and_logits, [dict(bias=False)]),
     "attention_bias": (changes_weights_and_logits, [dict(attention_bias=False)]),
     "key_bias": (removes_biases_without_effect, [dict(key_bias=False)]),
-    "mel_bins": (changes_the_source, [sound(5, 8), sound(7, 8)]),
-    "mel_frames": (changes_the_source, [sound(5, 12), sound(5, 40)]),
+    "mel_bins": (changes_the_source, [sound(7, 8)]),
+    "mel_frames": (changes_the_source, [sound(7, 12)]),
     "output_bias": (changes_weights_and_logits, [dict(output_bias=False)]),
     "logits_bias": (changes_weights_and_logits, [dict(logits_bias=True)]),
     "logit_scale": (changes_logits, others("logit_scale")),
@@ -392,7 +402,8 @@ FLIPS = {
         stack("encoder", dict(global_block_size=2)),
     ),
     **{
-        f"{name}.{field}": (effect, stack(name, *flips))
+        # both stacks are of one class: every value in one of them, and one in the other
+        f"{name}.{field}": (effect, stack(name, *(flips if name == "encoder" else flips[:1])))
         for name in ("encoder", "decoder")
         for effect, fields in {
             changes_logits: {

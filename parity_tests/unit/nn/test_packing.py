@@ -24,7 +24,7 @@ MODELS = {
     "post-norm, learned positions": dict(name="lesson10_repaired"),
     "a fill that is not excluded": dict(name="from_scratch"),
     "positions in the feed-forward, scan, remat": dict(
-        {"name": "part2_encoder_repaired", "scan_layers": True, "remat": "full"}
+        {"name": "part2_encoder_repaired", "num_layers": 2, "scan_layers": True, "remat": "full"}
         | dict.fromkeys(PLACES, "feed_forward")
     ),
     "relative positions, -inf": dict(name="t5", mask_fill="minus_infinity"),
@@ -64,7 +64,9 @@ def both(pairs: encoding.EncodedPairs) -> tuple[batches.PackedBatch, batches.Bat
 
 
 def model_of(changes: dict) -> TransformerConfig:
-    return tiny(**(changes | dict(d_model=6, num_heads=3, d_ff=5, max_length=16)))
+    return tiny(
+        **(dict(num_layers=1) | changes | dict(d_model=6, num_heads=3, d_ff=5, max_length=16))
+    )
 
 
 @pytest.mark.parametrize("name", [quick_if(name in QUICK, name) for name in MODELS])

@@ -57,7 +57,7 @@ def arrays_of(config: transformer.TransformerConfig) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in random_arrays(config).items()}
 
 
-@pytest.mark.parametrize("model", some(MODELS, "deep_dive", "T5", "LongT5"))
+@pytest.mark.parametrize("model", some(MODELS, "deep_dive", "LongT5"))
 def test_the_loss_is_that_of_the_unrolled_model(model):
     """With dropout at every site, so that masks of another layer would change it."""
     config = config_of(model)
@@ -73,7 +73,7 @@ def loss_and_gradients(config: transformer.TransformerConfig) -> tuple[jax.Array
     return jax.jit(jax.value_and_grad(partial(loss_of, config)))(arrays_of(config))
 
 
-@pytest.mark.parametrize("way", some(WAYS | MINIMAL, "scan", "remat"))
+@pytest.mark.parametrize("way", some(WAYS | MINIMAL, "both"))
 def test_loss_and_gradients_are_those_of_the_unrolled_model(way):
     config = config_of("post-norm")
     value, gradients = loss_and_gradients(config)
@@ -97,7 +97,7 @@ def test_a_traced_layer_has_the_masks_of_its_number(kind):
 def test_a_deeper_scanned_model_is_no_longer_program():
     def lines(layers: int, **way) -> int:
         config = config_of("post-norm", num_layers=layers, **way)
-        program = jax.jit(jax.grad(partial(loss_of, config))).lower(arrays_of(config))
+        program = jax.jit(partial(loss_of, config)).lower(arrays_of(config))
         return len(program.as_text().splitlines())
 
     assert lines(4) > 1.7 * lines(2)

@@ -299,9 +299,8 @@ def arguments(tmp_path_factory) -> list[str]:
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
-def test_two_processes_stop_die_and_resume_as_one(arguments, tmp_path, tmp_path_factory):
-    """Each time with the weights divided over the processes in another way."""
-    run = tmp_path / "run"
+def after_a_stop(run: Path, arguments: list[str]) -> int:
+    """Stop two processes, whose weights are divided, and return the step of their checkpoint."""
     pair = Pair(run, [*arguments, "--mesh.fsdp", "4"])
     pair.wait_for_step(3)
     pair.processes[1].send_signal(signal.SIGTERM)
@@ -311,21 +310,16 @@ def test_two_processes_stop_die_and_resume_as_one(arguments, tmp_path, tmp_path_
     message = f"jax-transformer: stopped at step {step}, saved in {run}; the same command continues"
     assert sum(line.startswith(message) for line in (*err, *err_1)) == 1
     assert [line["step"] for line in runs.metrics(run)] == [*range(1, step + 1)]
-    before = runs.arrays(run, step)
+    return step
 
-    pair = Pair(run, [*arguments, "--mesh.fsdp", "2", "--mesh.tensor", "2"])
-    pair.wait_for_step(step + 3)
-    pair.processes[1].kill()
-    (code, _, err), _ = pair.end()
-    assert code == 8 and err[-1].startswith("jax-transformer: another process of this run has died")
-    assert f"continuing at step {step}" in err and not [line for line in err if "Trace" in line]
-    assert runs.differing(runs.arrays(run, step), before) == []
 
-    result = runs.train("--run", run, *arguments)
+def test_two_processes_stop_as_one_and_one_process_resumes(arguments, tmp_path, tmp_path_factory):
+    step = after_a_stop(tmp_path / "run", arguments)
+    result = runs.train("--run", tmp_path / "run", *arguments)
     assert result.code == 0 and f"continuing at step {step}" in result.err, result.err
-    assert stopped(run) == runs.STEPS
+    assert stopped(tmp_path / "run") == runs.STEPS
     expected = runs.metrics(runs.trained(tmp_path_factory.getbasetemp()).path)
-    for ours, theirs in zip(runs.metrics(run), expected, strict=True):
+    for ours, theirs in zip(runs.metrics(tmp_path / "run"), expected, strict=True):
         assert ours["step"] == theirs["step"]
         if "loss" in theirs and ours["step"] <= 20:  # the same batches; rounding grows later
             rel = 1e-5 if ours["step"] <= step else 1e-3
@@ -333,13 +327,21 @@ def test_two_processes_stop_die_and_resume_as_one(arguments, tmp_path, tmp_path_
 
 
 @pytest.mark.slow
-def test_the_death_of_the_first_process_ends_the_other(arguments, tmp_path):
-    pair = Pair(tmp_path / "run", arguments)
-    pair.wait_for_step(3)
-    pair.processes[0].kill()
-    _, (code, out, err) = pair.end()
-    assert (code, out, len(err)) == (8, "", 1), err
-    assert err[0].startswith("jax-transformer: another process of this run has died")
+@pytest.mark.parametrize("dying", [0, 1])
+def test_the_death_of_one_process_ends_the_other(arguments, tmp_path, dying):
+    """They resume with the weights divided in another way, and the checkpoint stays."""
+    run = tmp_path / "run"
+    step = after_a_stop(run, arguments)
+    before = runs.arrays(run, step)
+    pair = Pair(run, [*arguments, "--mesh.fsdp", "2", "--mesh.tensor", "2"])
+    pair.wait_for_step(step + 3)
+    pair.processes[dying].kill()
+    code, _, err = pair.end()[1 - dying]
+    assert code == 8 and err[-1].startswith("jax-transformer: another process of this run has died")
+    if dying == 1:  # only the first process says it
+        assert f"continuing at step {step}" in err
+    assert not [line for line in err if "Trace" in line]
+    assert runs.differing(runs.arrays(run, step), before) == []
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_the_other_searches_are_lowered_for_every_platform():
 
 
 @pytest.mark.parametrize("dtype", [None, pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("preset", preset_names.repeated_slow(preset_names.TEXT))
+@pytest.mark.parametrize("preset", preset_names.different_quick(preset_names.TEXT))
 def test_step_and_searches_are_lowered_for_every_platform(preset, dtype):
     """Greedy search and sampling take the same steps as beam search, and are checked once."""
     config = helpers.tiny(preset, num_layers=1, compute_dtype=dtype)

@@ -22,7 +22,7 @@ from jax_transformer.training.options import ModelOptions, Precision, TrainOptio
 from parity_tests.unit import helpers, runs
 
 OPTIONS = [
-    *"--data.buckets 2 --data.tokens-per-batch 128".split(),
+    *"--data.buckets 1 --data.tokens-per-batch 128".split(),
     *"--optimizer.learning-rate 1e-3 --optimizer.warmup-steps 1".split(),
     *"--model.dropout 0.3 --steps 20 --eval-every 10 --log-every 1 --eval-pairs 4".split(),
 ]

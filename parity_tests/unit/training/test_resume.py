@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -59,31 +58,22 @@ def assert_same_end(run: Path, other: Path) -> None:
     assert runs.metrics(run) == runs.metrics(other)
 
 
-def in_the_background(run: Path, text: list[str], until: Path | int) -> subprocess.Popen:
-    """Start a run in another process, and wait for the file or for that many lines of metrics."""
-    process = runs.start("train", "--run", run, *text)
-    deadline = time.monotonic() + 120
-    metrics = run / "metrics.jsonl"
-    while not (
-        until.exists()
-        if isinstance(until, Path)
-        else metrics.exists() and metrics.read_text().count("\n") >= until
-    ):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
-        time.sleep(0.005)
-    return process
-
-
-def test_sigterm_saves_and_the_same_command_resumes(finished, text, tmp_path):
+def test_sigterm_saves_and_the_same_command_resumes(finished, text, tmp_path, monkeypatch):
     """The next metrics line averages steps before and after the stop."""
-    run = tmp_path / "run"
-    process = in_the_background(run, text, until=1)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    run, add_metrics = tmp_path / "run", RunFolder.add_metrics
+
+    def then_stop(*arguments):
+        add_metrics(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "add_metrics", then_stop)
+        result = train("--run", run, *text)
     stopped = checkpoint.steps(run / "checkpoints")[-1]
-    assert (process.returncode, out) == (75, "")
+    assert (result.code, result.out) == (75, "")
     assert (
-        err.splitlines()[-1] == f"jax-transformer: stopped at step {stopped}, saved in {run}; "
+        result.err.splitlines()[-1]
+        == f"jax-transformer: stopped at step {stopped}, saved in {run}; "
         "the same command continues from there"
     )
     assert 30 <= stopped < runs.STEPS
@@ -96,7 +86,10 @@ def test_sigterm_saves_and_the_same_command_resumes(finished, text, tmp_path):
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(finished, text, tmp_path):
     run = tmp_path / "run"
-    process = in_the_background(run, text, until=run / "checkpoints" / "100")
+    process, deadline = runs.start("train", "--run", run, *text), time.monotonic() + 120
+    while not (run / "checkpoints" / "100").exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.005)
     process.kill()
     process.communicate(timeout=60)
     (run / "checkpoints" / ".writing-150.orbax-checkpoint-tmp").mkdir(exist_ok=True)

@@ -75,12 +75,10 @@ def own_and_contiguous(results: dict[str, np.ndarray], inputs: dict[str, np.ndar
 
 @pytest.fixture(
     scope="module",
-    params=[(name, sizes) for name in NAMES for sizes in (helpers.ODD, helpers.SQUARE)],
-    ids=lambda p: f"{p[0]}-{p[1]['d_model']}",
+    params=NAMES,
 )
 def config(request) -> jt.TransformerConfig:
-    name, sizes = request.param
-    return helpers.tiny(name, **(helpers.SQUARE if sizes is helpers.SQUARE else {}))
+    return helpers.tiny(request.param)
 
 
 def test_there_and_back_is_the_identity_bit_for_bit(config):
@@ -512,7 +510,7 @@ def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: t
 
 
 BIASES, NO_BIASES = {(True, None), (True, True)}, {(False, None), (False, False)}
-NAMED = dict.fromkeys(("lesson10", "part2_encoder", "small"), BIASES | NO_BIASES)
+NAMED = {"lesson10": BIASES | NO_BIASES}
 NAMED |= {"deep_dive": BIASES, "marian": BIASES, "t5": NO_BIASES}
 NAMED |= {"blog2023": BIASES | {(True, False)}}
 NAMED |= {"from_scratch": BIASES | NO_BIASES | {(True, False), (False, True)}}
