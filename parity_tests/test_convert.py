@@ -151,7 +151,7 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     for name, tensor in state.items():
         bits = tensor.contiguous().view(torch.uint8)
         assert torch.equal(again[name].view(torch.uint8), bits), name
-    for names in outcome.plan.ties:
+    for names in outcome.prepared.plan.ties:
         assert len({again[name].data_ptr() for name in names}) == 1
     both.torch.load_state_dict(again, strict=True)
     convert(tmp_path / "b.pt", tmp_path / "again", description=described)
@@ -215,10 +215,10 @@ def test_a_run_round_trips_through_a_training_checkpoint(trained, console, tmp_p
     now, peak = torch_checkpoint.learning_rate(options, step), options.optimizer.rate.learning_rate
     assert saved["scheduler"]["_last_lr"] == [group["lr"]] == [now] != [peak]
     assert saved["scheduler"]["base_lrs"] == [group["initial_lr"]] == [peak]
-    for earlier in checkpoint.steps(run / "checkpoints"):
-        flags = ["--training", "--json", "--force", "--weights", str(earlier)]
-        _, out, _ = console.say("convert", run, tmp_path / "a.pt", *flags)
-        assert json.loads(out)["step"] == earlier
+    earlier = min(checkpoint.steps(run / "checkpoints"))
+    flags = ["--training", "--json", "--weights", str(earlier)]
+    _, out, _ = console.say("convert", run, tmp_path / "a.pt", *flags)
+    assert json.loads(out)["step"] == earlier < step
     config = TransformerConfig.from_json(saved["config"])
     moved = pt.read(tmp_path / "out.pt") | {"step": step + 2}  # in the data, not in the schedule
     state = torch_checkpoint.from_checkpoint(moved, options, config)

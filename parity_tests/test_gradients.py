@@ -102,6 +102,7 @@ SLOW = [
     for case in CASES
     if (" square" in case.name and case.name != "lesson10 square")
     or any(word in case.name for word in ("repaired", "uneven", "as wide inside", "eps 1e-3"))
+    or case.name in ("blog2023 with biases", "torch.nn norm_first", "torch.nn bias=False")
 ]
 
 

@@ -70,21 +70,18 @@ def core(tmp_path_factory) -> Path:
 def test_the_core_works_without_its_extras(
     entry_points: str, core: Path, tmp_path: Path, run: Path
 ):
-    """Without entry points less can go wrong, so a run that was trained before is enough."""
+    """Without entry points less can go wrong: nothing is trained or translated."""
     text = runs.write_text(tmp_path)
     (tmp_path / "lines.txt").write_text("the cat\n")
     options = runs.with_option(runs.with_option(runs.OPTIONS, "--steps", 2), "--eval-every", 2)
-    commands = {
-        "help": ["--help"],
-        "translate": ["translate", "--run", "run", "--max-length", "5"],
-        "to .pt": ["convert", "run", "a.pt", "--no-check"],
-        "inspect": ["inspect", "a.pt"],
-    }
+    commands = {"help": ["--help"], "inspect": ["inspect", "run"]}
     if entry_points == "missing":
         shutil.copytree(run, tmp_path / "run")
     else:
         commands = {"train": ["train", "--run", "run", *text, *options]} | commands
         commands |= {
+            "translate": ["translate", "--run", "run", "--max-length", "5"],
+            "to .pt": ["convert", "run", "a.pt", "--no-check"],
             "from .pt": ["convert", "a.pt", "imported", "--config", "run/config.json"],
             "back": ["convert", "imported", "b.pt"],
             "parity": ["parity", "imported", "twin", "--no-gradients"],
@@ -100,8 +97,8 @@ def test_the_core_works_without_its_extras(
     assert Path(results["file"]).is_relative_to(core) and results["loaded"] == []
     for name in commands:
         assert results[name][0] == 0, (name, results[name])
-    assert results["translate"][1].count("\n") == 1
     if entry_points == "broken":
+        assert results["translate"][1].count("\n") == 1
         assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
     assert "lesson10" in results["presets"] and "whisper_tiny" not in results["presets"]
     assert results["Transcriber"] == "No module named 'jax_transformer.extras'"
