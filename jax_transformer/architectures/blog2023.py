@@ -29,7 +29,6 @@ def _shared_block(torch: str, flax: str, part: str, first: int, *, bias: bool) -
 
 
 def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for a model of ``config``."""
     bias = config.bias if config.attention_bias is None else config.attention_bias
     layer, block = "decoder.decoder_layer.{i}", "decoder.blocks.{i}"
     decoder = [

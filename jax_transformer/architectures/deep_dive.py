@@ -55,7 +55,6 @@ def _decoder_block(*, computes_feed_forward: bool) -> Table:
 
 
 def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for a model of ``config``."""
     flax = "encoder.blocks.{i}"
     encoder = _encoder_block(
         "encoder.EncoderBlocklayers.{i}",

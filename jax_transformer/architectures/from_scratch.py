@@ -50,7 +50,6 @@ def _decoder_block(config: TransformerConfig) -> Table:
 
 
 def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for a model of ``config``."""
     target = "decoder.word_embedding.weight"
     source = rules.embedding("encoder.word_embedding", "source_embedding")
     if config.tying is enums.Tying.ALL:

@@ -34,7 +34,6 @@ def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
 
 
 def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for a model of ``config``."""
     source = rules.embedding("src_emb", "source_embedding")
     if config.tying is enums.Tying.ALL:
         source = [Alias("src_emb.weight", "tgt_emb.weight")]

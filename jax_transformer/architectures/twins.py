@@ -116,7 +116,6 @@ def outputs(
 
 
 def _without_dropout(config: TransformerConfig) -> TransformerConfig:
-    """Return the same model with every rate 0."""
     changes: dict[str, Any] = dict.fromkeys(RATES, 0.0)
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         branches = tuple(replace(branch, dropout=None) for branch in stack.branches)

@@ -86,7 +86,6 @@ def _token_mask(
 
 
 def _constant_mask(ids: tuple[int, ...], vocabulary: int) -> Bool[Array, "1 1 v"]:
-    """Return True for these tokens of the vocabulary."""
     mask = np.zeros((1, 1, vocabulary), bool)
     mask[..., list(ids)] = True
     return jnp.asarray(mask)

@@ -190,7 +190,6 @@ def _check_tokens(
     forced: int | Int[AnyArray, " b"] | None,
     vocabulary: int,
 ) -> None:
-    """Raise ConfigError for a token that is not in the vocabulary."""
     tokens = {f"{name} has {{}}, which": ids for name, ids in constraints.tokens.items()}
     tokens = {"bos_id={}": (static_args.bos_id,), "eos_id={}": (static_args.eos_id,)} | tokens
     if forced is not None and not isinstance(forced, jax.core.Tracer):

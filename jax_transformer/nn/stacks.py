@@ -253,7 +253,6 @@ def check_source(source: Source, config: TransformerConfig) -> Array:
 
 
 def _too_long(length: int, config: TransformerConfig, name: str) -> str:
-    """Return the message for more tokens than there are positions."""
     if length > config.max_length:
         return f"{name} is {length} tokens long, over max_length={config.max_length}"
     stacks = (config.encoder, config.decoder)

@@ -199,7 +199,6 @@ class Evaluation:
 
 
 def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
-    """Run an equation as it is."""
     atoms = zip(equation.invars, inputs, strict=True)
     named = {atom: value for atom, value in atoms if isinstance(atom, core.Var)}
     info = core.DebugInfo("parity", equation.primitive.name, None, None)
@@ -261,7 +260,6 @@ def itemsize(dtype: str) -> int:
 
 
 def _equations(equation: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
-    """Return the equation and all in it."""
     yield equation
     for body in _jaxprs(equation):
         for each in body.jaxpr.eqns:

@@ -211,7 +211,6 @@ def _twin_recorder(
 
 
 def _twin(config: TransformerConfig, state: Any) -> Any:
-    """Return the PyTorch twin of a configuration with these weights."""
     from jax_transformer.architectures import twins
     from jax_transformer.weights import torch_bridge
 

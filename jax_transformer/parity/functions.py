@@ -118,7 +118,6 @@ def _dotted(path: Sequence[Any]) -> str:
 def _divided(
     values: Mapping[str, Any], trained: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the trained and the other values."""
     own = {name: value for name, value in values.items() if name in trained}
     return own, {name: value for name, value in values.items() if name not in trained}
 

@@ -93,7 +93,6 @@ class Isolation:
     def _measured(
         self, replaced: Collection[str]
     ) -> tuple[dict[str, Measurement], dict[str, Measurement], Measurement]:
-        """Return the measurements of outputs, of inputs, and of the result."""
         arrays = {each.name: (True, each.as_ours()) for x in self.outputs.values() for each in x}
         for key, group in self.inputs.items():  # all, so that nothing is compiled anew
             arrays |= {each.name: (key in replaced, each.as_ours()) for each in group}

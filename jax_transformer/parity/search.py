@@ -230,7 +230,6 @@ class _Search:
         return self._proposal()
 
     def _equal(self) -> bool:
-        """Return True if the models' results are equal."""
         run = self._flax(None, self.own, self.values(self.matches, self.weights))
         return self._distance(run.result, self.theirs.result) < SAME
 

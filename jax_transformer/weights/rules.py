@@ -183,7 +183,6 @@ class Rule:
     def _cut(
         self, tensor: np.ndarray, number: int, lengths: Sequence[Mapping[str, int]]
     ) -> np.ndarray:
-        """Return a view of one part of the tensor."""
         cut, dims = _parse(self.axes).cut, self._dims(lengths)
         if cut is None:
             return tensor
@@ -288,7 +287,6 @@ def repeat(layers: int, rules: Iterable[Rule | Alias]) -> Table:
 
 
 def _renamed(rule: Rule | Alias, change: Callable[[str], str]) -> Rule | Alias:
-    """Return the rule with other names."""
     if isinstance(rule, Alias):
         return Alias(change(rule.torch), change(rule.of))
     return replace(rule, torch=change(rule.torch), flax=tuple(map(change, rule.flax)))
