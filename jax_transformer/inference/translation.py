@@ -183,14 +183,7 @@ class Translator:
     ) -> list[str]: ...
 
     @overload
-    def __call__(
-        self, lines: Sequence[str], *, num_return_sequences: int, **options: Any
-    ) -> list[list[Hypothesis]]: ...
-
-    @overload
-    def __call__(
-        self, lines: Sequence[str], *, num_hypotheses: int, **options: Any
-    ) -> list[list[Hypothesis]]: ...
+    def __call__(self, lines: Sequence[str], **options: Any) -> list[list[Hypothesis]]: ...
 
     def __call__(self, lines: Sequence[str], **options: Any) -> list[str] | list[list[Hypothesis]]:
         """Return the translation of each line, in order; a blank line has an empty one.

@@ -238,8 +238,10 @@ class _Spool:
         Each call maps the file anew, so that pages of arrays that are no longer used are freed.
         """
         if name not in self._files:
-            array = tensor.read()
-            if isinstance(_base(array), np.memmap):
+            array = base = tensor.read()
+            while isinstance(base.base, np.ndarray):
+                base = base.base
+            if isinstance(base, np.memmap):
                 return array
             file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
             weakref.finalize(self, file.close)
@@ -248,12 +250,6 @@ class _Spool:
             self._files[name] = file
         raw = np.memmap(self._files[name], np.uint8, "r", 0, (tensor.nbytes,))
         return np.asarray(raw).view(tensor.info.numpy_dtype()).reshape(tensor.shape)
-
-
-def _base(array: np.ndarray) -> Any:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 def _scale_note(config: TransformerConfig | None) -> tuple[Note, ...]:
