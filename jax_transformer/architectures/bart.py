@@ -73,8 +73,7 @@ class BartFamily(HuggingFaceFamily):
             table.append(Rule("final_logits_bias", "logits_bias", "1 v -> v"))
         if config.tying.one_embedding:
             table += rules.embedding("model.shared", "target_embedding")
-            table.append(Alias("model.encoder.embed_tokens.weight", SHARED))
-            table.append(Alias("model.decoder.embed_tokens.weight", SHARED))
+            table += [Alias(f"model.{name}.embed_tokens.weight", SHARED) for name in STACKS]
         else:
             table += rules.embedding("model.encoder.embed_tokens", "source_embedding")
             table += rules.embedding("model.decoder.embed_tokens", "target_embedding")

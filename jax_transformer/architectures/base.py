@@ -129,13 +129,10 @@ def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *
     Raises ConfigError that names the fields in which it differs from the nearer preset, unless they
     are among ``free`` or those that every twin takes.
     """
-    problems = _differences(config, faithful, *free)
-    if not problems:
-        return False
-    repaired_problems = _differences(config, repaired, *free)
-    if repaired_problems:
-        raise ConfigError(min("; ".join(problems), "; ".join(repaired_problems), key=len))
-    return True
+    wrong = ["; ".join(_differences(config, preset, *free)) for preset in (faithful, repaired)]
+    if all(wrong):
+        raise ConfigError(min(wrong, key=len))
+    return bool(wrong[0])
 
 
 def one_rate(config: TransformerConfig, *names: str) -> float:

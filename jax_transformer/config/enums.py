@@ -95,9 +95,8 @@ class Activation(enum.StrEnum):
 
     RELU = "relu"
     GELU = "gelu"  # exact, by erf: what torch.nn.functional.gelu computes by default
-    GELU_TANH = (
-        "gelu_tanh"  # Hendrycks and Gimpel's approximation: what jax.nn.gelu computes by default
-    )
+    # Hendrycks and Gimpel's approximation: what jax.nn.gelu computes by default
+    GELU_TANH = "gelu_tanh"
     SILU = "silu"  # x · sigmoid(x), Swish with β = 1: Marian
 
 

@@ -35,14 +35,10 @@ _ROWS_OF_A_LOOP = 8
 """A loop of fewer rows is not worth a program of its own: a step takes nearly as long as before."""
 _ROWS_OF_HALVES = 16
 """Smaller batches are not divided."""
+_NAMES = """enable_x64 default_matmul_precision default_device default_prng_impl
+    threefry_partitionable numpy_dtype_promotion numpy_rank_promotion""".split()
 THREAD_SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
-    "jax_enable_x64": jax.enable_x64,
-    "jax_default_matmul_precision": jax.default_matmul_precision,
-    "jax_default_device": jax.default_device,
-    "jax_default_prng_impl": jax.default_prng_impl,
-    "jax_threefry_partitionable": jax.threefry_partitionable,
-    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
-    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    f"jax_{name}": getattr(jax, name) for name in _NAMES
 }
 """JAX's settings that change what is computed, and that a thread can have for itself."""
 
