@@ -338,7 +338,8 @@ def test_another_precision(precision, tmp_path, capsys, monkeypatch):
         code, out, _ = console.say("translate", *flags, "--precision", precision, stdin=stdin)
         with jax.enable_x64(precision == "float64"):
             translator = jt.Translator.load(tmp_path / "run", precision=precision)
-            logits = translator.model(np.ones((1, 4), int), np.ones((1, 3), int))
+            ids = np.ones((1, 4), int)
+            logits = jax.eval_shape(lambda: translator.model(ids, ids))
             assert str(logits.dtype) == precision
             assert {str(x.dtype) for x in translator.split_model.arrays} == {precision}
             stream = translator.stream([lines], 9, beam_size=2, num_hypotheses=2)
