@@ -16,7 +16,7 @@ from jax_transformer.nn.products import product
 from parity_tests.unit.helpers import batch, furthest, random_model, tiny
 
 HIGHEST, MEDIUM = MatmulPrecision
-SIZES = [(3, 5, 7), (6, 6, 6), (1, 4, 2), (33, 17, 9)]
+SIZES = [(3, 5, 7), (6, 6, 6), (1, 4, 2)]
 
 
 def rounded(array: jax.Array) -> np.ndarray:

@@ -19,8 +19,8 @@ RECORDED = v0_1.expected()
 MODELS = RECORDED["models"]
 TRANSLATE = [name for name, model in MODELS.items() if model["lines"]]
 FAMILIES = ["marian", "t5"]
-REPEATED = ("run 200", "averaged_run averaged", "averaged_run best", *FAMILIES)
-"""Other checkpoints of a run, and folders, whose translations are compared."""
+REPEATED = ("run 200", "averaged_run averaged", "averaged_run best", "deep_dive_run", *FAMILIES)
+"""Other checkpoints of a run, and folders and files that are compared below."""
 
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
