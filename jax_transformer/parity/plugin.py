@@ -49,24 +49,31 @@ class Parity:
         torch_factory: str | None = None,
         torch_python: str | None = None,
         golden: str | Path | None = None,
+        dtype: str | None = None,
+        gradients: bool = True,
+        seed: int = 0,
         call_flax: Callable[..., Any] | None = None,
         call_torch: Callable[..., Any] | None = None,
-        **options: Any,
+        architecture: Any = None,
     ) -> "Report":
         """Return the report if the models agree; otherwise fail the test with it as the message.
 
         Args:
-            flax_model, torch_module, batch, rules, call_flax, call_torch, options: as for
-                :func:`jax_transformer.parity.compare`.
+            flax_model, torch_module, batch, rules: as for :func:`jax_transformer.parity.compare`.
             torch_factory: ``package.module:callable``, which returns the module in another process;
                 instead of ``torch_module``.
             torch_python: interpreter of that process; this one if None.
             golden: file of recorded numbers, instead of a PyTorch model. With
                 ``--parity-make-goldens`` a missing file is made from ``torch_factory`` and
                 ``batch``.
+            dtype, gradients, seed, call_flax, call_torch, architecture: as for
+                :func:`jax_transformer.parity.compare`.
         """
         from jax_transformer.parity import comparison
 
+        options: dict[str, Any] = dict(
+            dtype=dtype, gradients=gradients, seed=seed, architecture=architecture
+        )
         if torch_module is not None:
             if batch is None or torch_factory is not None or golden is not None:
                 raise pytest.UsageError(_USAGE)
@@ -79,7 +86,6 @@ class Parity:
                     " module that takes the batch"
                 )
             arrays = None if batch is None else comparison.arguments(batch)
-            seed = options.get("seed", 0)
             recorder, arrays = self._recorder(torch_factory, torch_python, arrays, golden, seed)
             report = comparison.compare_recorded(
                 flax_model, recorder, arrays, rules, **options, call=call_flax
