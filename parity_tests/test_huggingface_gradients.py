@@ -72,7 +72,7 @@ def assert_same(
 
 
 # The suite has one family of each kind of embedding, positions and blocks, and `-m slow` all
-QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5", "whisper")
+QUICK = ("marian two vocabularies", "mbart", "umt5", "whisper")
 
 
 @pytest.mark.proves("gradients")

@@ -90,8 +90,8 @@ def test_gradients_equal_the_package(pair):
     def their_loss(arrays):
         return step.loss_sum(arrays, {}, batch, theirs.config, config.label_smoothing, key)[0]
 
-    expected = jax.grad(their_loss)(transformer.flatten(theirs))
-    gradients = nnx.to_flat_state(jax.grad(our_loss)(params))
+    expected = jax.jit(jax.grad(their_loss))(transformer.flatten(theirs))
+    gradients = nnx.to_flat_state(jax.jit(jax.grad(our_loss))(params))
     ours = {theirs_name(path): gradient[...] for path, gradient in gradients}
     assert ours.keys() == expected.keys() and len(ours) == len(gradients)
     tokens = np.count_nonzero(batch.target_out)
