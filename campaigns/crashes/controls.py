@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from campaigns.case import Campaign, Case
@@ -17,7 +18,7 @@ ALL = Part("", 0, 1, 0)
 """All moments of a recording."""
 
 
-def without_syncs(recording: Recording, *, folders: bool, files: bool) -> Operations:
+def without_syncs(recording: Recording, *, folders: bool, files: bool) -> Recording:
     """Leave out the fsyncs of folders, of files, or both."""
     state, operations = recording.start.copy(), []
     for operation in recording.operations:
@@ -25,10 +26,10 @@ def without_syncs(recording: Recording, *, folders: bool, files: bool) -> Operat
         folder = isinstance(operation, Sync) and operation.number in state.folders
         if not isinstance(operation, Sync) or not (folders if folder else files):
             operations.append(operation)
-    return operations
+    return dataclasses.replace(recording, operations=tuple(operations))
 
 
-def names_first(recording: Recording) -> Operations:
+def names_first(recording: Recording) -> Recording:
     """Rename files and folders to their visible names as soon as they are created."""
     renames: dict[int | None, Operations] = {}
     for operation in recording.operations:
@@ -43,7 +44,7 @@ def names_first(recording: Recording) -> Operations:
             operations.append(operation)
             if isinstance(operation, Names) and len(operation.changes) == 1:
                 operations += renames.get(operation.changes[0][1], [])
-    return operations
+    return dataclasses.replace(recording, operations=tuple(operations))
 
 
 def wrong_step(recording: Recording) -> Iterator[Moment]:
@@ -58,29 +59,23 @@ def wrong_step(recording: Recording) -> Iterator[Moment]:
     yield "the end without the newest checkpoint", tree, promise
 
 
-def lost(
-    change: Callable[[Recording], Operations],
-) -> Callable[[Recording], Iterator[Moment]]:
-    """Losses of power of a changed recording."""
-    return lambda recording: campaign.lost(_changed(recording, change), ALL, random.Random(0))
+def lost(recording: Recording, *, folders: bool, files: bool) -> Iterator[Moment]:
+    """Losses of power of a recording without fsyncs."""
+    return campaign.lost(
+        without_syncs(recording, folders=folders, files=files), ALL, random.Random(0)
+    )
 
 
-def killed(
-    change: Callable[[Recording], Operations],
-) -> Callable[[Recording], Iterator[Moment]]:
-    """Kills of a changed recording."""
-    return lambda recording: campaign.killed(_changed(recording, change), ALL, random.Random(0))
-
-
-def _changed(recording: Recording, change: Callable[[Recording], Operations]) -> Recording:
-    return dataclasses.replace(recording, operations=tuple(change(recording)))
+def killed(recording: Recording) -> Iterator[Moment]:
+    """Kills of a recording with visible names from the start."""
+    return campaign.killed(names_first(recording), ALL, random.Random(0))
 
 
 FAULTS: dict[str, Callable[[Recording], Iterator[Moment]]] = {
-    "no fsync": lost(lambda each: without_syncs(each, folders=True, files=True)),
-    "no fsync of files": lost(lambda each: without_syncs(each, folders=False, files=True)),
-    "no fsync of folders": lost(lambda each: without_syncs(each, folders=True, files=False)),
-    "names before data": killed(names_first),
+    "no fsync": partial(lost, folders=True, files=True),
+    "no fsync of files": partial(lost, folders=False, files=True),
+    "no fsync of folders": partial(lost, folders=True, files=False),
+    "names before data": killed,
     "the newest checkpoint is gone": wrong_step,
 }
 

@@ -1,6 +1,7 @@
 """Recorded commands: training runs, resumes and conversions, with all that they did to files."""
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -19,8 +20,7 @@ from campaigns.crashes import parser, states, strace
 from campaigns.crashes.states import Operation, State
 from campaigns.interruptions import comparison, processes, tiny_run
 from campaigns.interruptions.processes import Sandbox
-from campaigns.interruptions.tiny_run import COMMON, RUN, SETTINGS, SHARDED
-from parity_tests import compiling
+from campaigns.interruptions.tiny_run import RUN, SETTINGS, SHARDED
 
 RECORDING, LENGTHS = "recording", "lengths.json"
 RECORDED = "recorded"
@@ -28,8 +28,6 @@ RECORDED = "recorded"
 COMPILED = "compiled"
 NO_CHECK = ("--no-check",)
 """Conversions are not compared with PyTorch: that writes nothing."""
-RUNS, RESUMES = 1, 1
-"""Recordings of each command."""
 
 
 @dataclass(frozen=True)
@@ -78,48 +76,38 @@ def make(shared: Path) -> None:
 
 
 def _training(shared: Path) -> Iterator[Recording]:
-    """Record runs and resumes of each setting, and runs of two processes.
-
-    Recordings of one command differ in the order of what its threads do.
-    """
+    """Record a run and a resume of each setting, and a run of two processes."""
     for name, settings in SETTINGS.items():
-        for turn in range(RUNS):
-            begun = _trained(shared, f"{name} {turn + 1}", settings)
-            yield begun
-        for turn in range(RESUMES):
-            killed = _at(begun, (turn + 0.5) / RESUMES)
-            yield _trained(shared, f"{name}, resume {turn + 1}", settings, begun=killed)
-    for turn in range(RUNS):
-        two = f"{SETTINGS[SHARDED]} --mesh.fsdp 2"
-        yield _trained(shared, f"two processes {turn + 1}", two, processes=2)
+        begun = _trained(shared, name, settings)
+        yield begun
+        killed = begun.start.after(begun.operations[: len(begun.operations) // 2])
+        yield _trained(shared, f"{name}, resume", settings, begun=killed)
+    yield _trained(shared, "two processes", f"{SETTINGS[SHARDED]} --mesh.fsdp 2", count=2)
 
 
 def _trained(
-    shared: Path, name: str, settings: str, processes: int = 1, begun: State | None = None
+    shared: Path, name: str, settings: str, count: int = 1, begun: State | None = None
 ) -> Recording:
     """Record a run in a folder with its text, from its start or from a killed one."""
     folder = shared / RECORDED / name.replace(", ", "-").replace(" ", "-")
-    folder.parent.mkdir(exist_ok=True)
-    flags = _text(folder)
-    if begun is not None:
-        shutil.rmtree(folder)
+    arguments = tiny_run.train_flags(settings)
+    sandbox = Sandbox(folder, arguments, shared / COMPILED, count)
+    if begun is None:
+        sandbox.create()
+    else:
         states.write(begun.tree(), folder)
-    arguments = [*flags, *COMMON.split(), *settings.split()]
-    command = train_command(arguments, processes)
-    start, operations = _recorded(name, command, folder, environment(shared, processes))
-    contents = json.loads(json.dumps(comparison.run_contents(folder / RUN)))
-    _check(
-        Sandbox(folder.with_name("unrecorded"), arguments, shared / COMPILED, processes), contents
-    )
-    return Recording(name, tuple(arguments), start, operations, contents, processes)
+    start, operations = _recorded(shared, name, train_command(arguments, count), folder)
+    contents = json.loads(json.dumps(comparison.run_contents(sandbox.run)))
+    _check(dataclasses.replace(sandbox, folder=folder.with_name("unrecorded")), contents)
+    return Recording(name, tuple(arguments), start, operations, contents, count)
 
 
 def _recorded(
-    title: str, command: Sequence[str], folder: Path, variables: Mapping[str, str]
+    shared: Path, title: str, command: Sequence[str], folder: Path
 ) -> tuple[State, tuple[Operation, ...]]:
     """Run a command in a folder; return the state before it, and all that it did."""
     start, log = State.read(folder), folder.with_suffix(".log")
-    ended = strace.record(command, folder, log, variables)
+    ended = strace.record(command, folder, log, processes.environment(shared / COMPILED))
     if ended.returncode:
         raise SystemExit(f"{title}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
     operations = parser.checked(folder, start, log)
@@ -127,26 +115,14 @@ def _recorded(
     return start, tuple(operations)
 
 
-def _text(folder: Path) -> list[str]:
-    """Write the text into a new folder; the flags are for a command that runs there."""
-    folder.mkdir()
-    return [flag.replace(f"{folder}/", "") for flag in tiny_run.write_text(folder)]
-
-
 def _check(unrecorded: Sandbox, contents: dict[str, Any]) -> None:
     """Exit unless a run that is neither recorded nor interrupted ends as the recorded one."""
-    _text(unrecorded.folder)
+    unrecorded.create()
     result = unrecorded.start()
     differing = comparison.differences(unrecorded.run, contents)
     if result.code or differing:
         raise SystemExit(f"the recorded run ends otherwise: {result.err[-2000:]} {differing[:5]}")
     shutil.rmtree(unrecorded.folder)
-
-
-def _at(recording: Recording, part: float) -> State:
-    """The state after a part of the operations."""
-    operations = recording.operations
-    return recording.start.after(operations[: round(part * len(operations))])
 
 
 def train_command(arguments: Sequence[str], count: int) -> list[str]:
@@ -156,12 +132,6 @@ def train_command(arguments: Sequence[str], count: int) -> list[str]:
         return train
     lines = [" ".join([*train, *flags]) for flags in processes.distributed(count)]
     return ["sh", "-c", f"{lines[0]} & first=$!; {lines[1]} && wait $first"]
-
-
-def environment(shared: Path, count: int) -> dict[str, str]:
-    """The environment of the processes of a run."""
-    variables = processes.environment(shared / COMPILED)
-    return variables | ({"XLA_FLAGS": compiling.FLAGS} if count > 1 else {})
 
 
 # Conversions
@@ -209,7 +179,7 @@ def _conversions(shared: Path) -> Iterator[Recording]:
     """Record every conversion."""
     for each in conversions(shared):
         run = [sys.executable, "-m", "jax_transformer", *each.command]
-        recorded = _recorded(each.title, run, each.folder, environment(shared, 1))
+        recorded = _recorded(shared, each.title, run, each.folder)
         contents = {"weights": weights_of(each.folder, each.target)}
         yield Recording(each.title, each.command, *recorded, contents)
 
