@@ -113,8 +113,8 @@ def interrupted(
     name = RESIDENT if isinstance(server, Resident) else str(processes)
     references = references_of(shared, name)
     reference = references[(number + number // EVERY) % len(references)]
-    chain = Chain(kind, number, seed, reference, scratch, compiled, processes, server)
-    for outcome in chain.outcomes():
+    sandbox = Sandbox(scratch, reference.arguments, compiled, processes, server)
+    for outcome in Chain(kind, number, seed, reference, sandbox).outcomes():
         yield case_of(outcome, processes)
 
 
@@ -151,12 +151,7 @@ def damages(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Cas
     """Damaged checkpoints, which are noticed when they are opened, or by a run that resumes."""
     reference = references_of(shared, "1")[0]
     finished = reference_folder(shared, "1", reference.name, 0)
-    finding = checkpoint_damages.damaged(
-        finished, reference, scratch, shared / COMPILED, seed, number
-    )
-    group = "met by a run" if finding.in_run else "opened"
-    outcome = "not noticed" if finding.wrong else "noticed"
-    yield Case(group, outcome, f"{finding.what}: {finding.where}", tuple(finding.wrong))
+    yield checkpoint_damages.damaged(finished, reference, scratch, shared / COMPILED, seed, number)
 
 
 KILLS = Campaign("training is killed, and continued to the same end", prepare, kills, 3, 300)

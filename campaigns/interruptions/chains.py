@@ -4,8 +4,7 @@ import random
 import shutil
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from campaigns.interruptions import comparison, system_calls, verdicts
@@ -17,7 +16,6 @@ from campaigns.interruptions.processes import (
     Sandbox,
     SignalTime,
 )
-from campaigns.interruptions.resident import Resident
 from campaigns.interruptions.tiny_run import EVAL_EVERY, STEPS
 from campaigns.interruptions.verdicts import Outcome
 from jax_transformer.storage import checkpoint
@@ -65,39 +63,21 @@ class Reference:
 class Chain:
     """Interrupt runs of one setting until the drawn number of interruptions has happened.
 
-    Seed, kind and number decide everything.
+    Seed, kind and number decide everything. Each run has a folder in the sandbox's.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        number: int,
-        seed: int,
-        reference: Reference,
-        folder: Path,
-        compiled: Path,
-        processes: int,
-        server: ForkServer | Resident,
-    ):
-        self.kind, self.number, self.reference = kind, number, reference
+    def __init__(self, kind: str, number: int, seed: int, reference: Reference, sandbox: Sandbox):
+        self.kind, self.reference, self.sandbox = kind, reference, sandbox
         self.random = random.Random(f"{seed} {kind} {number}")
         self.count = self.random.randint(1, LONGEST)
-        self.folder, self.compiled = folder, compiled
         self.starts = ATTEMPTS * self.count
-        self.processes, self.server = processes, server
 
     def outcomes(self) -> list[Outcome]:
         """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
         outcomes: list[Outcome] = []
         run = 0
         while len(outcomes) < self.count and self.starts > 0:
-            sandbox = Sandbox(
-                self.folder / str(run),
-                self.reference.arguments,
-                self.compiled,
-                self.processes,
-                self.server,
-            )
+            sandbox = replace(self.sandbox, folder=self.sandbox.folder / str(run))
             sandbox.create()
             run += 1
             outcomes += self._run(sandbox, self.count - len(outcomes))
@@ -116,7 +96,7 @@ class Chain:
             sandbox.run, self.reference.contents
         )
         if wrong and not outcomes:
-            outcomes.append(Outcome(self.kind, self.number, "none came", PHASES[-1]))
+            outcomes.append(Outcome("none came", PHASES[-1]))
         for outcome in outcomes:
             outcome.wrong = wrong
         return outcomes
@@ -126,9 +106,10 @@ class Chain:
         while len(outcomes) < count and self.starts > 0:
             signal_time, task = self._draw(sandbox)
             self.starts -= 1
-            target = self.random.randrange(self.processes) if self.processes > 1 else 0
+            several = sandbox.processes > 1
+            target = self.random.randrange(sandbox.processes) if several else 0
             result = sandbox.start(signal_time, target, **task)
-            outcome = verdicts.judge(self.kind, self.number, sandbox, result, task)
+            outcome = verdicts.judge(self.kind, sandbox, result, task)
             if outcome:
                 outcomes.append(outcome)
             if not outcome or outcome.wrong:
@@ -170,14 +151,8 @@ class Chain:
         if self.kind == "kills":
             return SignalTime(phase, occurrence, delay, (signal.SIGKILL,))
         first = signal.SIGINT if self.random.random() < 0.5 else signal.SIGTERM
-        again = self.random.random() < 0.2
-        return SignalTime(
-            phase,
-            occurrence,
-            delay,
-            (first, first) if again else (first,),
-            self.random.uniform(0, 0.3),
-        )
+        signals = (first, first) if self.random.random() < 0.2 else (first,)
+        return SignalTime(phase, occurrence, delay, signals, self.random.uniform(0, 0.3))
 
     def _begins_alone(self) -> bool:
-        return self.processes == 1 and isinstance(self.server, ForkServer)
+        return self.sandbox.processes == 1 and isinstance(self.sandbox.server, ForkServer)

@@ -4,9 +4,9 @@ import functools
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from campaigns.case import Case
 from campaigns.damages.damage import Damage, files
 from campaigns.interruptions import comparison, verdicts
 from campaigns.interruptions.chains import Reference
@@ -21,15 +21,8 @@ ALL_DAMAGED = 10 * THROUGH_TRAIN  # and in one of so many every checkpoint is da
 STOPPED_AT = STEPS - EVAL_EVERY - LOG_EVERY - 1
 
 
-@dataclass
-class Finding:
-    """One damage or control, and the broken promises."""
-
-    what: str
-    where: str
-    in_run: bool = False
-    """True if a run met it."""
-    wrong: list[str] = field(default_factory=list)
+def _case(group: str, what: str, wrong: list[str]) -> Case:
+    return Case(group, "not noticed" if wrong else "noticed", what, tuple(wrong))
 
 
 # Damages
@@ -71,13 +64,9 @@ class CheckpointDamage(Damage):
 
     def swap_folders(self, folder: Path, step: int) -> tuple[set[int], str]:
         other, aside = self._another(folder, step), folder / "aside"
-        for source, destination in (
-            (str(step), "aside"),
-            (str(other), str(step)),
-            ("aside", str(other)),
-        ):
-            (folder / source).rename(folder / destination)
-        assert not aside.exists()
+        (folder / str(step)).rename(aside)
+        (folder / str(other)).rename(folder / str(step))
+        aside.rename(folder / str(other))
         return {step, other}, f"folders {step} and {other} swapped"
 
     def _file(self, folder: Path, step: int) -> Path:
@@ -100,7 +89,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 def damaged(
     finished: Path, reference: Reference, folder: Path, compiled: Path, seed: int, number: int
-) -> Finding:
+) -> Case:
     """Damage a copy of a finished run's checkpoints, or those of a run that then resumes."""
     random_source = random.Random(f"{seed} damages {number}")
     kinds = CheckpointDamage(random_source).kinds()
@@ -116,21 +105,21 @@ def damaged(
     return resumed(random_source.choice(kinds[:7]), reference, source, sandbox)
 
 
-def refused(damage: Callable, folder: Path, step: int) -> Finding:
+def refused(damage: Callable, folder: Path, step: int) -> Case:
     """Damage one checkpoint: only it is refused, and the newest of the others is chosen."""
     before = checkpoint.steps(folder)
     damaged, where = damage(folder, step)
-    finding = Finding(damage.__name__, where)
+    wrong = []
     for each in before:
         try:
             checkpoint.open(folder, each)
             if each in damaged:
-                finding.wrong.append(f"{each} is damaged and was accepted")
+                wrong.append(f"{each} is damaged and was accepted")
         except CheckpointError as error:
             if each not in damaged:
-                finding.wrong.append(f"{each} is intact and was refused: {error}")
+                wrong.append(f"{each} is intact and was refused: {error}")
             elif str(folder / str(each)) not in str(error):
-                finding.wrong.append(f"the damaged checkpoint is not named: {error}")
+                wrong.append(f"the damaged checkpoint is not named: {error}")
     intact = max(set(before) - damaged, default=None)
     try:
         opened = run_folder.newest_intact(folder)[0]
@@ -138,8 +127,8 @@ def refused(damage: Callable, folder: Path, step: int) -> Finding:
     except CheckpointError:
         newest = None
     if newest != intact:
-        finding.wrong.append(f"the newest intact checkpoint is {intact}, not {newest}")
-    return finding
+        wrong.append(f"the newest intact checkpoint is {intact}, not {newest}")
+    return _case("opened", f"{damage.__name__}: {where}", wrong)
 
 
 def stop(reference: Reference, work: Path, compiled: Path) -> Path:
@@ -155,7 +144,7 @@ def stop(reference: Reference, work: Path, compiled: Path) -> Path:
     return sandbox.folder
 
 
-def resumed(damage: Callable, reference: Reference, source: Path, sandbox: Sandbox) -> Finding:
+def resumed(damage: Callable, reference: Reference, source: Path, sandbox: Sandbox) -> Case:
     """Damage the newest checkpoint of a run and resume.
 
     The next start names and keeps it, continues from the one before, and ends with an equal run.
@@ -164,35 +153,31 @@ def resumed(damage: Callable, reference: Reference, source: Path, sandbox: Sandb
     folder = sandbox.run / "checkpoints"
     newest = max(checkpoint.steps(folder))
     _, where = damage(folder, newest)
-    finding = Finding(f"{damage.__name__}, then train", f"{source.name}: {where}", in_run=True)
     result = sandbox.start()
-    finding.wrong = verdicts.clean_end(result)
+    wrong = verdicts.clean_end(result)
     if f"warning: {RUN}/checkpoints/{newest}/" not in result.err:
-        finding.wrong.append(f"the damaged checkpoint {newest} is not named\n{result.err[-1000:]}")
+        wrong.append(f"the damaged checkpoint {newest} is not named\n{result.err[-1000:]}")
     aside = folder / f"damaged-{newest}"
     if aside.is_dir():
         shutil.rmtree(aside)
     else:
-        finding.wrong.append(f"the damaged checkpoint {newest} was not quarantined")
-    finding.wrong += (
-        [] if finding.wrong else comparison.differences(sandbox.run, reference.contents)
-    )
-    if not finding.wrong:
+        wrong.append(f"the damaged checkpoint {newest} was not quarantined")
+    wrong = wrong or comparison.differences(sandbox.run, reference.contents)
+    if not wrong:
         shutil.rmtree(sandbox.folder)
-    return finding
+    return _case("met by a run", f"{damage.__name__}, then train: {source.name}: {where}", wrong)
 
 
-def all_damaged(damage: Callable, source: Path, sandbox: Sandbox) -> Finding:
+def all_damaged(damage: Callable, source: Path, sandbox: Sandbox) -> Case:
     """Damage every checkpoint: the run is refused and not changed."""
     shutil.copytree(source, sandbox.folder)
     folder = sandbox.run / "checkpoints"
     for step in checkpoint.steps(folder):
         damage(folder, step)
     before = _contents(sandbox.run)
-    result = sandbox.start()
-    finding = Finding(f"{damage.__name__}, then train", "every checkpoint", in_run=True)
+    result, wrong = sandbox.start(), []
     if result.code != CheckpointError.exit_code or result.err.count("\n") != 1:
-        finding.wrong.append(f"exit code {result.code}, {result.err[-1000:]}")
+        wrong.append(f"exit code {result.code}, {result.err[-1000:]}")
     if before != _contents(sandbox.run):
-        finding.wrong.append("the folder was changed")
-    return finding
+        wrong.append("the folder was changed")
+    return _case("met by a run", f"{damage.__name__}, then train: every checkpoint", wrong)

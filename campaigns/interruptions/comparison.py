@@ -83,19 +83,10 @@ def differences(run: Path, reference: dict[str, Any]) -> list[str]:
             contents = run_contents(run)
         except Exception as error:  # whatever cannot be read is a difference
             return [f"cannot be compared: {type(error).__name__}: {error}"]
-    names = [*reference, *(name for name in contents if name not in reference)]
-    return [
-        _difference(name, contents, reference)
-        for name in names
-        if name not in contents or name not in reference or contents[name] != reference[name]
-    ]
-
-
-def _difference(name: str, contents: dict[str, Any], reference: dict[str, Any]) -> str:
-    if name not in reference:
-        return f"{name}: too many"
-    return (
-        f"{name}: missing"
-        if name not in contents
-        else f"{name}: {str(contents[name])[:80]} instead of {str(reference[name])[:80]}"
-    )
+    wrong = []
+    for name, expected in reference.items():
+        if name not in contents:
+            wrong.append(f"{name}: missing")
+        elif contents[name] != expected:
+            wrong.append(f"{name}: {str(contents[name])[:80]} instead of {str(expected)[:80]}")
+    return wrong + [f"{name}: too many" for name in contents if name not in reference]

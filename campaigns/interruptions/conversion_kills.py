@@ -31,13 +31,6 @@ BEGINNING = "imports"
 """The phase that a forked process reports first."""
 
 
-class Forks(Sandbox):
-    """A conversion in a folder, in processes that are forked."""
-
-    def _forks(self, signal_time: SignalTime | None) -> bool:
-        return True
-
-
 @dataclass(frozen=True)
 class Reference:
     """A conversion that nothing killed."""
@@ -88,8 +81,8 @@ def started(
 ) -> ProcessResult:
     """A conversion that has ended or was killed."""
     compiled = shared / resident.COMPILED
-    server = resident.server_of(compiled)
-    return Forks(folder, [], compiled, 1, server, command).start(signal_time, **task)
+    sandbox = Sandbox(folder, [], compiled, 1, resident.server_of(compiled), command, False)
+    return sandbox.start(signal_time, **task)
 
 
 @functools.cache
@@ -133,11 +126,8 @@ def drawn(reference: Reference, draw: random.Random) -> tuple[SignalTime | None,
         delay = draw.uniform(0, reference.seconds)
         return SignalTime(BEGINNING, 1, delay, (signal.SIGKILL,)), {}
     call = draw.choice(sorted(reference.calls))
-    return None, {
-        "call": call,
-        "number": draw.randint(1, reference.calls[call]),
-        "does": reports.KILL,
-    }
+    number = draw.randint(1, reference.calls[call])
+    return None, {"call": call, "number": number, "does": reports.KILL}
 
 
 def judged(reference: Reference, before: Path, folder: Path) -> tuple[str, list[str]]:

@@ -104,6 +104,8 @@ class Sandbox:
     server: Starter | None = None
     """Forks the processes; interpreters are started if None, and to interrupt their imports."""
     command: Sequence[str] = ("train", "--run", RUN)
+    interrupts_imports: bool = True
+    """False if the process is always forked."""
 
     def create(self) -> None:
         """Create the folder, with the text that the arguments name."""
@@ -126,10 +128,11 @@ class Sandbox:
         command = [*self.command, *self.arguments]
         commands = [[*command, *flags] for flags in distributed(self.processes)]
         result = ProcessResult(0, "", "", [])
-        start = self._fork if self._forks(signal_time) else self._open
-        process = start(commands.pop(target), variables, writer, task)
+        early = signal_time is not None and signal_time.phase in BEFORE_OPTIONS
+        server = None if early and self.interrupts_imports else self.server
+        process = self._begin(server, commands.pop(target), variables, writer, task)
         os.close(writer)
-        others = [start(command, variables) for command in commands]
+        others = [self._begin(server, command, variables) for command in commands]
         sender = Sender(process, signal_time, result)
         follower = threading.Thread(target=sender.follow, args=(reader,))
         follower.start()
@@ -150,31 +153,21 @@ class Sandbox:
         result.code = process.returncode
         return result
 
-    def _forks(self, signal_time: SignalTime | None) -> bool:
-        early = signal_time is not None and signal_time.phase in BEFORE_OPTIONS
-        return self.server is not None and not early
-
-    def _fork(
+    def _begin(
         self,
+        server: Starter | None,
         arguments: list[str],
-        variables: dict,
+        variables: dict[str, str],
         writer: int | None = None,
         task: Any = None,
-    ) -> Forked:
-        assert self.server is not None
-        fields = None if writer is None else {"pipe": writer, **(task or {})}
-        return self.server.start(Command(arguments, fields, self.folder, variables, writer))
-
-    def _open(
-        self,
-        arguments: list[str],
-        variables: dict,
-        writer: int | None = None,
-        task: Any = None,
-    ) -> subprocess.Popen:
-        child = [CHILD, json.dumps({"pipe": writer, **(task or {})})]
+    ) -> subprocess.Popen | Forked:
+        """Start a process, which reports to ``writer`` if there is one."""
+        fields = None if writer is None else {"pipe": writer, **task}
+        if server is not None:
+            return server.start(Command(arguments, fields, self.folder, variables, writer))
+        child = ["jax_transformer"] if fields is None else [CHILD, json.dumps(fields)]
         return subprocess.Popen(
-            [sys.executable, "-m", *(["jax_transformer"] if writer is None else child), *arguments],
+            [sys.executable, "-m", *child, *arguments],
             cwd=self.folder,
             env=variables,
             text=True,

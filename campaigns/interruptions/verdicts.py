@@ -28,8 +28,6 @@ TRAINED = ("steps", "validation", "save", "prune", "average")  # there is someth
 class Outcome:
     """One interruption, and the end of the run that it happened to."""
 
-    kind: str
-    chain: int
     what: str
     """The signals, or the call and its fault."""
     phase: str
@@ -48,26 +46,15 @@ class Outcome:
 
 
 def judge(
-    kind: str, chain: int, sandbox: Sandbox, result: ProcessResult, task: dict[str, Any]
+    kind: str, sandbox: Sandbox, result: ProcessResult, task: dict[str, Any]
 ) -> Outcome | None:
-    """The outcome of a process; None if it result before the interruption."""
+    """The outcome of a process; None if it ended before the interruption."""
     if result.fault:
         phase, call = result.fault
-        outcome = Outcome(
-            kind,
-            chain,
-            f"{task.get('does', reports.KILL)} at {call}",
-            phase,
-        )
+        outcome = Outcome(f"{task.get('does', reports.KILL)} at {call}", phase)
     elif result.sent and not (result.code == 0 and kind == "kills"):
-        at = result.sent[0][0]
-        outcome = Outcome(
-            kind,
-            chain,
-            " ".join(number.name for _, number in result.sent),
-            result.phase(at),
-            seconds=result.ended - at,
-        )
+        at, names = result.sent[0][0], [number.name for _, number in result.sent]
+        outcome = Outcome(" ".join(names), result.phase(at), seconds=result.ended - at)
     else:
         return None
     outcome.code = result.code
@@ -90,7 +77,7 @@ def clean_end(result: ProcessResult) -> list[str]:
         return [f"{_hung(result)}\n{result.err[-2000:]}"]
     if result.code != 0:
         return [
-            f"a start that nothing interrupted result with exit code {result.code}\n"
+            f"a start that nothing interrupted ended with exit code {result.code}\n"
             f"{result.err[-2000:]}"
         ]
     return [f"a traceback on stderr\n{result.err[-2000:]}"] if _traceback(result) else []

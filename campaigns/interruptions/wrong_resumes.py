@@ -46,11 +46,8 @@ def zero_moments(state: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return state._replace(
-        opt_state=jax.tree.map(
-            lambda leaf: jnp.zeros_like(leaf) if leaf.ndim else leaf, state.opt_state
-        )
-    )
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if x.ndim else x, state.opt_state)
+    return state._replace(opt_state=zeros)
 
 
 def zero_schedule(state: Any) -> Any:
@@ -58,20 +55,14 @@ def zero_schedule(state: Any) -> Any:
     import jax
     import optax
 
-    def again(part: Any) -> Any:
-        return (
-            part._replace(count=part.count * 0)
-            if isinstance(part, optax.ScaleByScheduleState)
-            else part
-        )
+    def is_schedule(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
 
-    return state._replace(
-        opt_state=jax.tree.map(
-            again,
-            state.opt_state,
-            is_leaf=lambda part: isinstance(part, optax.ScaleByScheduleState),
-        )
-    )
+    def again(part: Any) -> Any:
+        return part._replace(count=part.count * 0) if is_schedule(part) else part
+
+    opt_state = jax.tree.map(again, state.opt_state, is_leaf=is_schedule)
+    return state._replace(opt_state=opt_state)
 
 
 def other_average(state: Any) -> Any:

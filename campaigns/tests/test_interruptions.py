@@ -57,22 +57,19 @@ def test_every_kind_of_damage_is_detected(checkpoints, tmp_path, kind):
     for number in range(3):
         copy = tmp_path / str(number)
         shutil.copytree(checkpoints, copy)
-        assert checkpoint_damages.refused(damage, copy, step=3 - number).wrong == []
+        assert checkpoint_damages.refused(damage, copy, step=3 - number).wrong == ()
 
 
 def test_accepted_damage_is_reported(checkpoints, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
     monkeypatch.setattr(checkpoint, "sha256", lambda path: "0")
-    wrong = checkpoint_damages.refused(
-        lambda folder, step: ({step}, "nothing at all"), copy, 3
-    ).wrong
+    nothing = lambda folder, step: ({step}, "nothing at all")  # noqa: E731
+    wrong = checkpoint_damages.refused(nothing, copy, 3).wrong
     assert any(line.startswith("1 is intact and was refused") for line in wrong)
     monkeypatch.setattr(checkpoint, "verify", lambda folder, step: ({}, {}))
-    wrong = checkpoint_damages.refused(
-        lambda folder, step: ({step}, "nothing at all"), copy, 3
-    ).wrong
-    assert wrong == ["3 is damaged and was accepted", "the newest intact checkpoint is 2, not 3"]
+    wrong = checkpoint_damages.refused(nothing, copy, 3).wrong
+    assert wrong == ("3 is damaged and was accepted", "the newest intact checkpoint is 2, not 3")
 
     def elsewhere(folder: Path, step: int) -> None:
         raise CheckpointError(f"{tmp_path / 'other' / str(step)}: damaged")
@@ -87,7 +84,7 @@ def new_chain(kind: str, number: int, seed: int, folder: Path) -> Chain:
     durations = {phase: [1.0] for phase in processes.PHASES}
     reference = Reference("ema", [], {}, durations, {"open": 9, "fsync": 4})
     server = ForkServer.__new__(ForkServer)  # which starts nothing
-    return Chain(kind, number, seed, reference, folder, folder, 1, server)
+    return Chain(kind, number, seed, reference, Sandbox(folder, [], folder, 1, server))
 
 
 def drawn(kind: str, number: int, seed: int, folder: Path) -> list[tuple]:
@@ -114,9 +111,9 @@ def test_a_run_is_interrupted_until_it_has_finished_and_started_once_more(
         started.append(interruption)
         return stopped(dict(enumerate(codes, 1)).get(len(started), 0), "", "steps")
 
-    monkeypatch.setattr(verdicts, "judge", lambda *_: verdicts.Outcome("terms", 0, "", "steps"))
+    monkeypatch.setattr(verdicts, "judge", lambda *_: verdicts.Outcome("", "steps"))
     chain = new_chain("terms", 0, 0, tmp_path)
-    chain._interrupted(SimpleNamespace(start=start, run=tmp_path), 2, [])
+    chain._interrupted(SimpleNamespace(start=start, run=tmp_path, processes=1), 2, [])
     assert len(started) == starts and started[-1] == () and all(started[:-1])
 
 
@@ -220,7 +217,7 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResu
 )
 def test_a_signal_has_the_right_verdict(checkpoints, result, wrong):
     sandbox = Sandbox(checkpoints.parent.parent, [], Path("nowhere"))
-    outcome = verdicts.judge("terms", 0, sandbox, result, {})
+    outcome = verdicts.judge("terms", sandbox, result, {})
     assert outcome is not None
     assert outcome.phase == result.words[2][1]
     assert [line[: len(wrong or "")] for line in outcome.wrong] == ([wrong] if wrong else [])
