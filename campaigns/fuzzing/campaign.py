@@ -5,6 +5,7 @@ block needs the extra ``fuzz`` (Atheris); it begins with the targets' valid inpu
 ``corpus.tar.xz`` in this folder, and its seed decides every input.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -67,17 +68,7 @@ def prepare(shared: Path) -> None:
 def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
     """One block: the outcomes of its inputs, and a case for each finding."""
     name, inputs = block(number)
-    command = [sys.executable, "-m", "campaigns.fuzzing.block", name]
-    command += ["--corpus", str(shared / name), "--scratch", str(scratch)]
-    command += ["--seed", str(seed * 1_000_003 + number), "--inputs", str(inputs)]
-    environment = os.environ | {"PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
-    with open(scratch / "log", "w") as log:
-        try:
-            code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=LONGEST
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = None
+    code = run(name, shared / name, scratch, seed * 1_000_003 + number, inputs)
     result = scratch / "result.json"
     if not result.is_file():
         yield _died(name, scratch, code)
@@ -91,6 +82,19 @@ def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]
     for finding in ended["findings"]:
         what = f"{finding['wrong']} for {finding['input'][:200]}"
         yield Case(name, "finding", what, (finding["wrong"],), 0, {"input": finding["input"]})
+
+
+def run(name: str, inputs: Path, scratch: Path, seed: int, count: int, *options: str) -> int | None:
+    """Run a block in a process of its own, with a log in ``scratch``; returns its exit code, or
+    None if it hung.
+    """
+    command = [sys.executable, "-m", "campaigns.fuzzing.block", name, "--corpus", str(inputs)]
+    command += ["--scratch", str(scratch), "--seed", str(seed), "--inputs", str(count), *options]
+    variables = os.environ | {"PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
+    with open(scratch / "log", "w") as log, contextlib.suppress(subprocess.TimeoutExpired):
+        files = dict(stdout=log, stderr=log)
+        return subprocess.run(command, cwd=ROOT, env=variables, timeout=LONGEST, **files).returncode
+    return None
 
 
 def _died(name: str, scratch: Path, code: int | None) -> Case:

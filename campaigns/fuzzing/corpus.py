@@ -7,9 +7,6 @@ to the shipped ``corpus.tar.xz``. Needs the extra ``fuzz``.
 
 import argparse
 import io
-import os
-import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -28,13 +25,9 @@ def grow(folder: Path, seed: int) -> None:
     for name, target in targets.TARGETS.items():
         for each in (folder / name, scratch / name):
             each.mkdir(parents=True)
-        command = [sys.executable, "-m", "campaigns.fuzzing.block", name, "--seed", str(seed)]
-        command += ["--inputs", str(target.inputs), "--corpus", str(shared / name)]
-        command += ["--scratch", str(scratch / name), "--new", str(folder / name)]
         print(name, flush=True)
-        with open(scratch / name / "log", "w") as log:
-            environment = os.environ | {"PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
-            subprocess.run(command, cwd=campaign.ROOT, env=environment, stdout=log, stderr=log)
+        places = shared / name, scratch / name
+        campaign.run(name, *places, seed, target.inputs, "--new", str(folder / name))
 
 
 def collect(folder: Path) -> dict[str, list[bytes]]:

@@ -22,10 +22,7 @@ from campaigns.mutants.run import KILLED, Result
 @functools.cache
 def groups() -> list[list[Mutant]]:
     """The faults; those that the same test files reach share their collection."""
-    grouped: dict[tuple[str, ...], list[Mutant]] = {}
-    for mutant in faults.listed():
-        grouped.setdefault(run.files(mutant), []).append(mutant)
-    return list(grouped.values())
+    return run.groups(faults.listed())
 
 
 @functools.cache

@@ -8,6 +8,7 @@ tests run as they were collected. A copy of the tree has it for the processes th
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -88,13 +89,8 @@ class Seeder:
                 named, figure = compare.tried(mutant)
             if absent := faults.not_among(mutant.tests, [item.nodeid for item in session.items]):
                 raise LookupError(f"no such test: {', '.join(absent)}")
-            for item in [
-                item
-                for node in mutant.tests
-                for item in session.items
-                if faults.names(node, item.nodeid)
-            ]:
-                if self.failure is None:
+            for node, item in itertools.product(mutant.tests, session.items):
+                if self.failure is None and faults.names(node, item.nodeid):
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             verdict, error, test = self._verdict()
         except Exception:
@@ -120,11 +116,9 @@ class Seeder:
         if self.failure is not None:
             node, text, counts = self.failure
             return KILLED if counts else BROKEN, text, node
-        return (
-            (SURVIVED, f"{self.passed} tests passed", "")
-            if self.passed
-            else (BROKEN, "no test ran", "")
-        )
+        if not self.passed:
+            return BROKEN, "no test ran", ""
+        return SURVIVED, f"{self.passed} tests passed", ""
 
 
 @contextlib.contextmanager
@@ -210,10 +204,7 @@ def control(todo: Sequence[Mutant], tree: Path) -> int:
 
 def _enter(tree: Path) -> None:
     os.chdir(tree)
-    sys.path[:] = [
-        str(tree),
-        *(path for path in sys.path if path not in ("", str(ROOT))),
-    ]
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
 
 
 def results(todo: Sequence[Mutant], tree: Path) -> Iterator[Result]:
@@ -222,17 +213,24 @@ def results(todo: Sequence[Mutant], tree: Path) -> Iterator[Result]:
     Faults that the same test files reach share their collection.
     """
     _enter(tree)
-    remaining = list(todo)
-    while remaining:
-        group = [mutant for mutant in remaining if files(mutant) == files(remaining[0])]
-        done = set()
-        for result in _collected(group):
-            done.add(result.name)
-            yield result
-        if not done:
-            done.add(group[0].name)
-            yield Result(group[0].name, BROKEN, "its tests could not be collected")
-        remaining = [mutant for mutant in remaining if mutant.name not in done]
+    for group in groups(todo):
+        while group:
+            done = set()
+            for result in _collected(group):
+                done.add(result.name)
+                yield result
+            if not done:
+                done.add(group[0].name)
+                yield Result(group[0].name, BROKEN, "its tests could not be collected")
+            group = [mutant for mutant in group if mutant.name not in done]
+
+
+def groups(todo: Sequence[Mutant]) -> list[list[Mutant]]:
+    """The faults that the same test files reach, together."""
+    grouped: dict[tuple[str, ...], list[Mutant]] = {}
+    for mutant in todo:
+        grouped.setdefault(files(mutant), []).append(mutant)
+    return list(grouped.values())
 
 
 def files(mutant: Mutant) -> tuple[str, ...]:
