@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import jax_transformer as jt  # noqa: E402
+from benchmarks import pages  # noqa: E402
 from jax_transformer.config import TransformerConfig  # noqa: E402
 from jax_transformer.training import optimizer, step  # noqa: E402
 from parity_tests import levels, test_gradients  # noqa: E402
@@ -45,7 +46,6 @@ PRECISIONS = {
 }
 STEPS = (10, 100)
 PAGE = ROOT / "docs" / "tolerances.md"
-BEGIN, END = "<!-- python benchmarks/tolerances.py -->\n", "<!-- end -->\n"
 Errors = dict[str, tuple[float, float]]
 """Our and PyTorch's error against the oracle, by level."""
 ErrorTable = dict[str, dict[str, list[tuple[float, float]]]]
@@ -319,12 +319,7 @@ def main() -> None:
     lines = list(page(errors_by_name, options.seeds))
     print("\n".join(lines))
     if options.publish:
-        text = PAGE.read_text(encoding="utf-8")
-        head, _, rest = text.partition(BEGIN)
-        PAGE.write_text(
-            f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2],
-            encoding="utf-8",
-        )
+        pages.write(PAGE, "python benchmarks/tolerances.py", "\n".join(lines))
     over = [
         f"{level} {ratio(several):.2f}"
         for level, several in errors_by_name["bfloat16"].items()

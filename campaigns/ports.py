@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ import torch
 import transformers
 from flax import nnx
 
+from benchmarks import pages
 from jax_transformer import weights
 from jax_transformer.parity.proposal import Proposal
 from jax_transformer.weights import Rule
 
 COLUMNS = ["port", "kind", "tensors", "without a rule", "rules proven", "outputs", "s"]
-BEGIN, END = "<!-- python -m campaigns.ports {} -->\n", "<!-- end -->\n"
 IMAGE, IDS, WIDTH, HEADS, INNER, LABELS = (2, 8, 8, 3), (2, 7), 16, 2, 24, 5
 PORTS: dict[str, tuple[str, Callable[[], tuple]]] = {}
 
@@ -217,15 +217,6 @@ def row(name: str, proposal: Proposal, seconds: float) -> list[str]:
     return [name, PORTS[name][0], str(tensors), str(without), proven, off, f"{seconds:.0f}"]
 
 
-def write(page: Path, command: str, columns: list[str], rows: Iterable[list[str]]) -> None:
-    """Write a table between the page's two comments for a command."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    begin, text = BEGIN.format(command), page.read_text(encoding="utf-8")
-    head, _, rest = text.partition(begin)
-    page.write_text(f"{head}{begin}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bonsai", type=Path, help="checkout of jax-ml/bonsai")
@@ -251,7 +242,9 @@ def main() -> int:
         marked = [line for line in proposal.lines() if line[0] in "?!"]
         print(f"{name}: {proposal.summary()}", *marked, " ".join(rows[-1]), sep="\n", flush=True)
     if options.write is not None:
-        write(options.write, command, columns, rows)
+        lines = [columns, ["---"] * len(columns), *rows]
+        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        pages.write(options.write, f"python -m campaigns.ports {command}", table)
     return bool(failed)
 
 

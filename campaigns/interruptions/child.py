@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from campaigns.interruptions import wrong_resumes
 from campaigns.interruptions.reports import Pipe, Task
 from campaigns.interruptions.system_calls import Watch
 
@@ -51,6 +50,8 @@ def phases(pipe: Pipe, watch: Watch) -> dict[str, Callable[[Any], None]]:
 
     def change_run(run: Any) -> None:
         if pipe.task is not None and pipe.task.control:
+            from campaigns.interruptions import wrong_resumes
+
             run.start = wrong_resumes.resume_wrongly(run.start, pipe.task.control)
         pipe.wrap(run, "start", "state", "state")
         pipe.wrap(run.Run, "_steps", "compile", "steps")

@@ -6,20 +6,20 @@ killed processes left stays there, and the last conversion, which nothing kills,
 gives without them. See docs/reliability.md. Linux.
 """
 
-import dataclasses
 import functools
-import json
+import pickle
 import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from campaigns.case import Campaign, Case
 from campaigns.crashes import judges, recordings
+from campaigns.crashes.recordings import Conversion
 from campaigns.crashes.states import State
 from campaigns.interruptions import reports, resident
 from campaigns.interruptions.processes import ProcessResult, Sandbox, SignalTime
@@ -27,6 +27,7 @@ from campaigns.interruptions.verdicts import KILLED
 
 KILLS = 25
 """Starts of one case, most of which are killed; the rest ends before that."""
+REFERENCES = "references"
 BEGINNING = "imports"
 """The phase that a forked process reports first."""
 
@@ -35,11 +36,7 @@ BEGINNING = "imports"
 class Reference:
     """A conversion that nothing killed."""
 
-    title: str
-    folder: str
-    """The folder as it is before the conversion."""
-    target: str
-    command: list[str]
+    conversion: Conversion
     seconds: float
     calls: Mapping[str, int]
     """The number of times that each watched system call was made."""
@@ -57,25 +54,16 @@ def prepare(shared: Path) -> None:
         if process.code:
             raise SystemExit(f"{each.title}: exit code {process.code}\n{process.err[-2000:]}")
         calls = Counter(word.split()[1] for _, word in process.words if word.startswith("call "))
-        references.append(
-            Reference(
-                each.title,
-                each.folder.name,
-                each.target,
-                list(each.command),
-                process.ended - process.words[0][0],
-                dict(calls),
-                recordings.weights_of(copy, each.target),
-            )
-        )
-    text = json.dumps([dataclasses.asdict(each) for each in references])
-    (shared / "references.json").write_text(text)
+        seconds = process.ended - process.words[0][0]
+        weights = recordings.weights_of(copy, each.target)
+        references.append(Reference(each, seconds, calls, weights))
+    (shared / REFERENCES).write_bytes(pickle.dumps(references))
 
 
 def started(
     shared: Path,
     folder: Path,
-    command: tuple[str, ...] | list[str],
+    command: Sequence[str],
     signal_time: SignalTime | None = None,
     **task: Any,
 ) -> ProcessResult:
@@ -87,37 +75,39 @@ def started(
 
 @functools.cache
 def references_of(shared: Path) -> list[Reference]:
-    return [Reference(**each) for each in json.loads((shared / "references.json").read_text())]
+    return pickle.loads((shared / REFERENCES).read_bytes())
 
 
 def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
     """Kills of one conversion, and the conversion that nothing kills."""
     references = references_of(shared)
     reference, draw = references[number % len(references)], random.Random(f"{seed} {number}")
-    before, folder = shared / recordings.RECORDED / reference.folder, scratch / "folder"
+    title, command = reference.conversion.title, reference.conversion.command
+    before = shared / recordings.RECORDED / reference.conversion.folder.name
+    folder = scratch / "folder"
     shutil.copytree(before, folder)
     for _ in range(KILLS):
         signal_time, task = drawn(reference, draw)
-        result = started(shared, folder, reference.command, signal_time, **task)
+        result = started(shared, folder, command, signal_time, **task)
         if result.code in KILLED:
             outcome, wrong = judged(reference, before, folder)
             if signal_time is None:
                 moment = f"in place of {result.fault[1] if result.fault else ''} {task['number']}"
             else:
                 moment = f"after {signal_time.delay:.3f} s"
-            yield Case(reference.title, outcome, moment, tuple(wrong))
+            yield Case(title, outcome, moment, tuple(wrong))
             if wrong:
                 return
             if outcome == "as before":
                 continue
         elif result.code:
             what = f"exit code {result.code}"
-            yield Case(reference.title, what, "not killed", (f"{what}\n{result.err[-2000:]}",))
+            yield Case(title, what, "not killed", (f"{what}\n{result.err[-2000:]}",))
             return
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
     if wrong := ended(shared, reference, folder):
-        yield Case(reference.title, "at the end", "the last conversion", tuple(wrong))
+        yield Case(title, "at the end", "the last conversion", tuple(wrong))
 
 
 def drawn(reference: Reference, draw: random.Random) -> tuple[SignalTime | None, dict[str, Any]]:
@@ -133,36 +123,37 @@ def drawn(reference: Reference, draw: random.Random) -> tuple[SignalTime | None,
 def judged(reference: Reference, before: Path, folder: Path) -> tuple[str, list[str]]:
     """The outcome of a killed conversion by what it left, and the broken promises."""
     was, now = (State.read(each).tree() for each in (before, folder))
-    visible = {path.partition("/")[0] for path in now if not path.startswith(".")}
-    odd = visible - {path.partition("/")[0] for path in was} - {reference.target}
+    target = reference.conversion.target
+    names, others = ({path.partition("/")[0] for path in tree} - {target} for tree in (was, now))
+    odd = {name for name in others - names if not name.startswith(".")}
     wrong = [f"left behind: {', '.join(sorted(odd))}"] if odd else []
     wrong += [
         f"{name}: changed"
-        for name in sorted({path.partition("/")[0] for path in was} - {reference.target})
+        for name in sorted(names)
         if judges.part(was, name) != judges.part(now, name)
     ]
-    target = judges.part(now, reference.target)
-    if target == judges.part(was, reference.target):
+    if judges.part(now, target) == judges.part(was, target):
         return "as before", wrong
     return "complete", wrong + different(reference, folder)
 
 
 def different(reference: Reference, folder: Path) -> list[str]:
     """The broken promise if the destination has not the weights that it should have."""
+    target = reference.conversion.target
     try:
-        weights = recordings.weights_of(folder, reference.target)
+        weights = recordings.weights_of(folder, target)
     except ValueError as error:
-        return [f"{reference.target}: neither as before nor complete: {error}"]
-    return [] if weights == reference.weights else [f"{reference.target}: other weights"]
+        return [f"{target}: neither as before nor complete: {error}"]
+    return [] if weights == reference.weights else [f"{target}: other weights"]
 
 
 def ended(shared: Path, reference: Reference, folder: Path) -> list[str]:
     """The broken promises of a conversion that nothing kills, after others were killed here."""
     names = {path.name for path in folder.iterdir()}
-    result = started(shared, folder, reference.command)
+    result = started(shared, folder, reference.conversion.command)
     if result.code:
         return [f"exit code {result.code}\n{result.err[-2000:]}"]
-    odd = {path.name for path in folder.iterdir()} - names - {reference.target}
+    odd = {path.name for path in folder.iterdir()} - names - {reference.conversion.target}
     wrong = [f"left behind: {', '.join(sorted(odd))}"] if odd else []
     return wrong + different(reference, folder)
 

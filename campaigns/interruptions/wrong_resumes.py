@@ -5,6 +5,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
+import optax
+
+from jax_transformer.data import batches
+from jax_transformer.training import run as training_run
+
 
 def resume_wrongly(start: Callable, control: str) -> Callable:
     """The package's start of a run, wrong if it resumes and correct if it begins."""
@@ -19,11 +26,6 @@ def resume_wrongly(start: Callable, control: str) -> Callable:
 @contextlib.contextmanager
 def wrong_resume(control: str) -> Iterator[None]:
     """A block in which runs of this process resume wrongly."""
-    import jax
-
-    from jax_transformer.data import batches
-    from jax_transformer.training import run as training_run
-
     with (  # what a control changes gets its former value back
         mock.patch.object(training_run, "start", resume_wrongly(training_run.start, control)),
         mock.patch.object(jax.random, "key", jax.random.key),
@@ -34,8 +36,6 @@ def wrong_resume(control: str) -> Iterator[None]:
 
 def other_dropout(state: Any) -> Any:
     """Use another key than before the interruption."""
-    import jax
-
     key = jax.random.key
     jax.random.key = lambda seed: key(seed + 1)  # from here on, only dropout needs one
     return state
@@ -43,17 +43,12 @@ def other_dropout(state: Any) -> Any:
 
 def zero_moments(state: Any) -> Any:
     """Lose Adam's moments but not its counts."""
-    import jax
-    import jax.numpy as jnp
-
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if x.ndim else x, state.opt_state)
     return state._replace(opt_state=zeros)
 
 
 def zero_schedule(state: Any) -> Any:
     """Restart the learning rate's schedule."""
-    import jax
-    import optax
 
     def is_schedule(part: Any) -> bool:
         return isinstance(part, optax.ScaleByScheduleState)
@@ -67,16 +62,11 @@ def zero_schedule(state: Any) -> Any:
 
 def other_average(state: Any) -> Any:
     """Restart the moving average from the weights."""
-    import jax
-    import jax.numpy as jnp
-
     return state._replace(ema=jax.tree.map(jnp.copy, state.params))
 
 
 def other_batch(state: Any) -> Any:
     """Skip one batch of the data."""
-    from jax_transformer.data import batches
-
     stream = batches.train_stream
     batches.train_stream = lambda encoded, plan, start, stop, **options: stream(
         encoded, plan, start + 1, stop + 1, **options

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import pages
 from campaigns import report
 from campaigns.mutants import campaign, faults, run
 from campaigns.mutants.faults import ROOT, Mutant
 from campaigns.mutants.run import Result
 
 PAGE, TABLE = ROOT / "docs" / "mutants.md", ROOT / "docs" / "data" / "mutants.tsv"
-BEGIN, END = "<!-- python -m campaigns.mutants --publish -->\n", "<!-- end -->\n"
 HEADER = ["section", "fault", "similar to", "verdict", "by", "named first", "off by", "s"]
 
 
@@ -51,9 +51,7 @@ def publish(results: Sequence[tuple[Result, Mutant]]) -> None:
         for result, mutant in results:
             about = f"Faults of {faults.area_of(result.name).about}"
             lines.writerow([about, *row(result, mutant)])
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    text = f"{head}{BEGIN}\n{summary(results)}\n\n{END}{rest.partition(END)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+    pages.write(PAGE, "python -m campaigns.mutants --publish", summary(results))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

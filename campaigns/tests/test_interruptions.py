@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from campaigns.crashes import recordings
 from campaigns.damages import campaign as damages
 from campaigns.interruptions import (
     checkpoint_damages,
@@ -152,7 +153,8 @@ def test_a_conversion_that_changed_something_is_reported():
 
 def killed_conversion(folder: Path, **files: str) -> tuple[str, list[str]]:
     """The verdict on what a killed conversion of ``weights`` to ``out`` left, by their contents."""
-    reference = conversion_kills.Reference("", "", "out", [], 1.0, {}, "the right weights")
+    conversion = recordings.Conversion("", folder, "out", ())
+    reference = conversion_kills.Reference(conversion, 1.0, {}, "the right weights")
     for name, contents in (("before", {"weights": "1", "out": "0"}), ("after", files)):
         (folder / name).mkdir()
         for file, content in contents.items():
