@@ -104,11 +104,9 @@ class Transformers:
 
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(settings["precision"])
-        self.module, self.torch, self.work = (
-            decode_export.to_transformers(decode_export.load(Path(work.folder))).to(work.device),
-            torch,
-            work,
-        )
+        model = decode_export.load(Path(work.folder))
+        self.module = decode_export.to_transformers(model).to(work.device)
+        self.torch, self.work = torch, work
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
         ids = self.torch.from_numpy(source).long().to(self.work.device)

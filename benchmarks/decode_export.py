@@ -82,14 +82,8 @@ def trained(
         raise SystemExit(f"{len(encoded)} lines to translate are too few for a batch of {rows}")
     first = (len(encoded) - rows) // 2
     chosen = encoded[first : first + rows]
-    width = len(chosen[-1]) + 1
-    return model, batches.pad_rows(
-        chosen,
-        width,
-        rows,
-        model.config.source_pad_id,
-        encoding.special_tokens(tokenizer),
-    )
+    pad, special = model.config.source_pad_id, encoding.special_tokens(tokenizer)
+    return model, batches.pad_rows(chosen, len(chosen[-1]) + 1, rows, pad, special)
 
 
 def save(model: transformer.Transformer, folder: Path) -> None:
@@ -172,17 +166,14 @@ def check(config: configs.TransformerConfig) -> None:
         "norm_epsilon": (1e-5, config.norm_epsilon),
         "decoder.cross_mask": (("source_padding",), config.decoder.cross_mask),
     }
+    sinusoidal = (configs.Positions.SINUSOIDAL, configs.Positions.SINUSOIDAL_STORED)
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         parts = [branch.parts for branch in stack.branches]
         fields |= {
             f"{name}.branches": ([(part,) for part in like[name]], parts),
             f"{name}.final_norm": (config.norm_placement == "pre", stack.final_norm),
             f"{name}.activation": ("relu", stack.activation),
-            f"{name}.positions": (
-                True,
-                stack.positions
-                in (configs.Positions.SINUSOIDAL, configs.Positions.SINUSOIDAL_STORED),
-            ),
+            f"{name}.positions": (True, stack.positions in sinusoidal),
         }
     wrong = [
         f"{name} is {value!s}" for name, (expected, value) in fields.items() if value != expected
@@ -260,16 +251,10 @@ def to_transformers(model: transformer.Transformer) -> Any:
     result = module.load_state_dict(
         {name: torch.from_numpy(array.copy()) for name, array in named(model).items()}, strict=False
     )
-    copies = (
-        "embed_tokens.weight",
-        "lm_head.weight",
-        "final_logits_bias",
-        "embed_positions.weight",
-    )
-    left = [
-        name for name in result.missing_keys if not name.endswith(copies)
-    ] + result.unexpected_keys
-    if left:
+    copies = ("embed_tokens.weight", "lm_head.weight", "final_logits_bias")
+    copies += ("embed_positions.weight",)
+    left = [name for name in result.missing_keys if not name.endswith(copies)]
+    if left := left + result.unexpected_keys:
         raise SystemExit(f"weights that do not fit transformers' model: {', '.join(left)}")
     return module.eval()
 
@@ -294,10 +279,8 @@ def to_ctranslate2(model: transformer.Transformer, folder: Path) -> None:
 
     for name, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         embeddings = stack.embeddings[0] if name == "encoder" else stack.embeddings
-        embeddings.weight, stack.position_encodings.encodings = (
-            arrays["model.shared.weight"],
-            position_table(model),
-        )
+        embeddings.weight = arrays["model.shared.weight"]
+        stack.position_encodings.encodings = position_table(model)
         for i, layer in enumerate(stack.layer):
             here = f"model.{name}.layers.{i}"
             q, k, v, out = (f"{here}.self_attn.{part}_proj" for part in ("q", "k", "v", "out"))

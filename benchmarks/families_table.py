@@ -81,19 +81,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
-        tests = [
-            str(path) for path in sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "slow or not slow" if options.slow else "not slow",
-            f"--junit-xml={report}",
-            *tests,
-        ]
+        tests = sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))
+        marks = "slow or not slow" if options.slow else "not slow"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", marks, f"--junit-xml={report}"]
+        command += map(str, tests)
         status = subprocess.run(command, cwd=ROOT).returncode
         lines = table(outcomes(report))
     print(lines)

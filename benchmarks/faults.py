@@ -111,12 +111,8 @@ def train(out: Path, preset: str, seed: int, steps: int) -> Result:
         last = path.read_text(encoding="utf-8").strip().rpartition("\n")[2]
         raise RuntimeError(f"exit code {code}: {last} (see {path})")
     figures = RunFolder(out / f"{preset}-{steps}-{seed}").validations()[steps]
-    seconds = round(time.monotonic() - began)
-    return {
-        **identity(preset, seed, steps),
-        **{name: figures[name] for name in FIGURES},
-        "seconds": seconds,
-    }
+    result = identity(preset, seed, steps) | {name: figures[name] for name in FIGURES}
+    return result | {"seconds": round(time.monotonic() - began)}
 
 
 def identity(preset: str, seed: int, steps: int) -> Result:
@@ -236,30 +232,13 @@ def figure(results: list[Result], title: str) -> Any:
                 for i, preset in enumerate(shown):
                     numbers = values(results, preset + suffix, name)
                     mean, place = statistics.mean(numbers), i + side * 0.2
-                    axes.bar(
-                        place,
-                        mean,
-                        0.38,
-                        color=colour,
-                        alpha=0.55,
-                        label=legend if i == 0 else None,
-                    )
-                    axes.plot(
-                        [place] * len(numbers),
-                        numbers,
-                        "o",
-                        color=colour,
-                        markeredgecolor="white",
-                        clip_on=False,
-                    )
-                    axes.annotate(
-                        f"{mean:.{digits}f}",
-                        (place, max(numbers)),
-                        (0, 5),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=9,
-                    )
+                    label = legend if i == 0 else None
+                    axes.bar(place, mean, 0.38, color=colour, alpha=0.55, label=label)
+                    dots = dict(color=colour, markeredgecolor="white", clip_on=False)
+                    axes.plot([place] * len(numbers), numbers, "o", **dots)
+                    text = dict(textcoords="offset points", ha="center", fontsize=9)
+                    at = place, max(numbers)
+                    axes.annotate(f"{mean:.{digits}f}", at, (0, 5), **text)
             axes.margins(y=0.18)
             axes.set_ylim(bottom=0)
         panels[0].legend(

@@ -34,19 +34,12 @@ from parity_tests.twins import Pair, pair, without_dropout
 SHOWN = [*DOCUMENTS, "vaswani2017_base", "small", "torch.nn norm_first", "torch.nn post-norm"]
 FULL = "lesson10 at full size: 6+6 layers, d 512"
 SEEDS = range(5)
-GRADIENT, LOSSES, WEIGHTS = (
-    "gradients",
-    "losses of ten AdamW steps",
-    "weights after ten AdamW steps",
-)
+GRADIENT, LOSSES = "gradients", "losses of ten AdamW steps"
+WEIGHTS = "weights after ten AdamW steps"
 # Their gradient is only rounding, which Adam divides by its own size
 KEY_BIASES = "key biases after ten AdamW steps"
-TRAINED = {
-    GRADIENT: 1e-12,
-    LOSSES: 1e-10,
-    WEIGHTS: 1e-10,
-    KEY_BIASES: 1e-10,
-}  # tested in float64 only
+# Tested in float64 only
+TRAINED = {GRADIENT: 1e-12, LOSSES: 1e-10, WEIGHTS: 1e-10, KEY_BIASES: 1e-10}
 Errors = dict[str, float]
 
 

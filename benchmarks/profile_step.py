@@ -12,7 +12,6 @@ import collections
 import re
 import resource
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,7 @@ PRODUCTS = "matrix products"
 
 def program(size: str, batch: int, length: int) -> tuple[Any, list[Any]]:
     """The compiled step, and its arguments."""
-    import numpy as np
-    from flax import nnx
-
-    import jax_transformer as jt
-
-    with tempfile.TemporaryDirectory() as folder:
-        work = train_step.Work(size, batch, length, f"{folder}/weights.npz", "cpu")
-        model = jt.Transformer(train_step.config(work), rngs=nnx.Rngs(0))
-        np.savez(work.weights, **jt.convert.to_torch(model))
-        ours = train_step.Jax(work, train_step.OURS)
+    ours = train_step.ours(size, batch, length)
     arguments = [ours.state, ours.batch, ours.key]
     return ours.make_step.one.lower(*arguments).compile(), arguments
 
@@ -59,11 +49,11 @@ def kinds(text: str, vocabulary: int) -> dict[str, tuple[str, str]]:
     """The kind of each instruction of a compiled step, and of a matrix product its shapes."""
     from jax_transformer.extras.estimate import hlo
 
-    module = hlo.parse(text)
-    entry = module.computations[module.entry]
+    computations, name = hlo.parse(text)
+    entry = computations[name]
     result = {}
     for instruction in entry.values():
-        inside = module.computations[instruction.called[0]] if instruction.called else entry
+        inside = computations[instruction.called[0]] if instruction.called else entry
         inner = list(inside.values()) if instruction.called else [instruction]
         opcodes = {i.opcode for i in inner}
         shapes = ""

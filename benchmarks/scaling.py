@@ -10,7 +10,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,33 +64,24 @@ def measure(pipe: Any, kind: str, point: dict[str, int], times: int) -> None:
         d_ff=4 * point["width"],
         vocab_size=point["vocabulary"],
     )
-    with tempfile.TemporaryDirectory() as folder:
-        call = (step if kind == STEP else decoding)(point, Path(folder))
-        first = train_step.seconds(call)
-        call()
-        taken = [train_step.seconds(call) for _ in range(times)]
+    call = (step if kind == STEP else decoding)(point)
+    first = train_step.seconds(call)
+    call()
+    taken = [train_step.seconds(call) for _ in range(times)]
     low, middle, high = statistics.quantiles(taken, n=4, method="inclusive")
     pipe.send(Cost(low, middle, high, train_step.resident(), first))
 
 
-def step(point: dict[str, int], folder: Path) -> Callable[[], object]:
+def step(point: dict[str, int]) -> Callable[[], object]:
     """A function that makes a training step as :mod:`benchmarks.train_step` times it."""
     import jax
-    import numpy as np
-    from flax import nnx
 
-    import jax_transformer as jt
-
-    work = train_step.Work(POINT, point["batch"], point["length"], f"{folder}/weights.npz", "cpu")
-    model = jt.Transformer(train_step.config(work), rngs=nnx.Rngs(0))
-    np.savez(work.weights, **jt.convert.to_torch(model))
-    del model
-    contender = train_step.Jax(work, train_step.OURS)
+    contender = train_step.ours(POINT, point["batch"], point["length"])
     jax.block_until_ready(contender.state)
     return lambda: contender.run(1)
 
 
-def decoding(point: dict[str, int], folder: Path) -> Callable[[], object]:
+def decoding(point: dict[str, int]) -> Callable[[], object]:
     """A function that decodes a batch as :mod:`benchmarks.decode` does: as many tokens as the
     source has, greedily.
     """

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from flax import nnx
 
+from benchmarks.train_step import RATES
 from jax_transformer import transformer
 from jax_transformer.architectures import twins
 from jax_transformer.config import codec
@@ -31,12 +32,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.storage import atomic, pt
 from jax_transformer.storage.pt import writer
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import (
-    corpus,
-    curves,
-    optimizer,
-    step,
-)
+from jax_transformer.training import corpus, curves, optimizer, step
 from jax_transformer.training.optimizer import OptimizerOptions
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.transformer import Transformer
@@ -58,17 +54,9 @@ class Bench:
 
     @classmethod
     def prepare(cls, path: Path, steps: int) -> "Bench":
-        rates = dict.fromkeys(
-            ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
-        )
-        sizes = {
-            "d_model": 64,
-            "num_heads": 4,
-            "d_ff": 128,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "max_length": 64,
-        }
+        rates = dict.fromkeys(RATES, 0.0)
+        sizes = dict(d_model=64, num_heads=4, d_ff=128, max_length=64)
+        sizes |= dict(encoder_layers=2, decoder_layers=2)
         options = TrainOptions(
             steps=steps,
             model=ModelOptions("small", **sizes, **rates),
@@ -112,14 +100,10 @@ class Bench:
         return losses
 
     def in_jax(self, source: Path, destination: Path, updates: int) -> list[float]:
-        state, losses = (
-            torch_checkpoint.from_checkpoint(pt.read(source), self.options, self.corpus.config),
-            [],
-        )
+        text, losses = self.corpus, []
+        state = torch_checkpoint.from_checkpoint(pt.read(source), self.options, text.config)
         first = int(state.step)
-        for batch in batches.train_stream(
-            self.corpus.train, self.corpus.plan, first, first + updates
-        ):
+        for batch in batches.train_stream(text.train, text.plan, first, first + updates):
             state, measured = self.train_step(state, [batch], jax.random.key(0))
             losses.append(float(measured["loss"]))
         writer.write(destination, self.from_jax(state))
@@ -180,30 +164,16 @@ def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int)
             (("PyTorch", curves.ORANGE), ("JAX", curves.BLUE), ("PyTorch again", curves.ORANGE))
         ):
             part = slice(leg * updates, (leg + 1) * updates)
-            above.plot(
-                now[part],
-                losses["float64"][SWITCHED][part],
-                color=color,
-                linewidth=1.2,
-                label=framework,
-            )
+            curve = losses["float64"][SWITCHED][part]
+            above.plot(now[part], curve, color=color, linewidth=1.2, label=framework)
         above.set(title="One run, two switches of framework", ylabel="loss, nats per token")
         above.legend()
         for dtype, color in (("float32", curves.GREEN), ("float64", curves.BLUE)):
             apart = np.abs(np.subtract(losses[dtype][SWITCHED], losses[dtype][STAYED]))
-            below.plot(
-                now[apart > 0],
-                apart[apart > 0],
-                ".",
-                color=color,
-                label=f"{dtype}, if not equal",
-            )
-        below.set(
-            yscale="log",
-            xlabel="update",
-            ylabel="|difference of loss|\nto the run that stayed",
-            ylim=(1e-17, 1),
-        )
+            some, label = apart > 0, f"{dtype}, if not equal"
+            below.plot(now[some], apart[some], ".", color=color, label=label)
+        below.set(yscale="log", ylim=(1e-17, 1), xlabel="update")
+        below.set_ylabel("|difference of loss|\nto the run that stayed")
         below.legend()
         for axes in (above, below):
             for switch in (updates, 2 * updates):

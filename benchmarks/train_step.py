@@ -134,18 +134,9 @@ class Jax:
         from jax_transformer.training import optimizer, step
         from jax_transformer.training.optimizer import OptimizerOptions, Schedule
 
-        adam = dict(
-            learning_rate=LEARNING_RATE,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            epsilon=EPSILON,
-            weight_decay=DECAY,
-            clip_norm=CLIP,
-        )
-        tx = optimizer.make(
-            OptimizerOptions(schedule=Schedule.CONSTANT, warmup_steps=0, **adam),
-            1_000_000,
-        )
+        adam = dict(beta1=BETAS[0], beta2=BETAS[1], epsilon=EPSILON, weight_decay=DECAY)
+        adam |= dict(learning_rate=LEARNING_RATE, warmup_steps=0, clip_norm=CLIP)
+        tx = optimizer.make(OptimizerOptions(schedule=Schedule.CONSTANT, **adam), 1_000_000)
         with np.load(work.weights) as weights:
             self.state = step.initial_state(jt.convert.from_torch(dict(weights), config(work)), tx)
         self.jax, self.loss_sum, self.work = jax, step.loss_sum, work
@@ -256,11 +247,8 @@ class Torch:
 
 def resident() -> float:
     """Peak memory of this process, in GB."""
-    return (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * (1 if sys.platform == "darwin" else 1024)
-        / 1e9
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def seconds(function: Any, *args: Any) -> float:
@@ -270,15 +258,28 @@ def seconds(function: Any, *args: Any) -> float:
 
 
 def prepare(pipe: Any, work: Work) -> None:
-    """Draw the weights by our initialisation, write them under PyTorch's names, print JAX's
-    device."""
+    """Draw the weights, and send JAX's device."""
     import jax
+
+    draw(work)
+    pipe.send((jax.default_backend(), jax.devices()[0].device_kind))
+
+
+def draw(work: Work) -> None:
+    """Draw the weights by our initialisation, and write them under PyTorch's names."""
     from flax import nnx
 
     import jax_transformer as jt
 
     np.savez(work.weights, **jt.convert.to_torch(jt.Transformer(config(work), rngs=nnx.Rngs(0))))
-    pipe.send((jax.default_backend(), jax.devices()[0].device_kind))
+
+
+def ours(size: str, batch: int, length: int) -> Jax:
+    """Our step on the CPU with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Work(size, batch, length, f"{folder}/weights.npz", "cpu")
+        draw(work)
+        return Jax(work, OURS)
 
 
 def serve(pipe: Any, name: str, work: Work) -> None:
@@ -298,17 +299,10 @@ def serve(pipe: Any, name: str, work: Work) -> None:
         contender.multiply(REPEATS)
         while count := pipe.recv():
             contender.run(1)  # wakes threads and caches
-            taken, products = (
-                seconds(contender.run, count) / count,
-                seconds(contender.multiply, REPEATS),
-            )
-            pipe.send(
-                {
-                    "seconds": taken,
-                    "flops": REPEATS * 2.0 * math.prod(MATMUL[work.device]) / products,
-                    "memory": resident(),
-                }
-            )
+            taken = seconds(contender.run, count) / count
+            products = seconds(contender.multiply, REPEATS)
+            flops = REPEATS * 2.0 * math.prod(MATMUL[work.device]) / products
+            pipe.send({"seconds": taken, "flops": flops, "memory": resident()})
     except Exception as error:
         pipe.send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
 
@@ -333,11 +327,7 @@ def contenders(args: argparse.Namespace) -> list[str]:
     if args.against_self:
         return [OURS, AGAIN]
     twins = TWINS[args.precision].items()
-    return [
-        OURS,
-        MEDIUM,
-        *(name for name, (_, compiled) in twins if not (compiled and args.eager)),
-    ]
+    return [OURS, MEDIUM, *(name for name, (_, compiled) in twins if not (compiled and args.eager))]
 
 
 def compare(

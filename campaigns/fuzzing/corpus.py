@@ -26,8 +26,8 @@ def grow(folder: Path, seed: int) -> None:
         for each in (folder / name, scratch / name):
             each.mkdir(parents=True)
         print(name, flush=True)
-        places = shared / name, scratch / name
-        campaign.run(name, *places, seed, target.inputs, "--new", str(folder / name))
+        folders = shared / name, scratch / name
+        campaign.run(name, *folders, seed, target.inputs, "--new", str(folder / name))
 
 
 def collect(folder: Path) -> dict[str, list[bytes]]:

@@ -16,11 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
+from benchmarks import measured_step
 from campaigns.interruptions import comparison
-from jax_transformer.cli.arguments import parse
-from jax_transformer.extras.estimate.command import EstimateCommand
 
 STEPS = int(os.environ.get("STEPS", "20"))
 """Steps of the run."""
@@ -30,31 +27,20 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
     """Make the steps after ``first`` up to ``last``, and save half way if the steps end there."""
     import jax
 
-    from jax_transformer.data.batches import Batch
-    from jax_transformer.extras.estimate import estimate
     from jax_transformer.storage import checkpoint, saving
     from jax_transformer.training import run as training_run
-    from jax_transformer.training.devices import Devices
 
-    command = parse("estimate", EstimateCommand, words)
-    options = command.options
-    devices = Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
-    config = estimate.config_of(options)
-    shape = estimate.largest_batch(options, config, command.length or 0, devices.row_shards)
-    sizes = (config.source_vocab_size, config.target_vocab_size, config.target_vocab_size)
-    corpus: Any = SimpleNamespace(config=config, init_source=None)  # weights are random
+    setup = measured_step.Step(words)
+    corpus: Any = SimpleNamespace(config=setup.config, init_source=None)  # weights are random
     seconds = {}
     began = time.perf_counter()
     saved = checkpoint.open(folder, first) if first else None
-    state = jax.block_until_ready(training_run.start(options, corpus, devices, saved))
+    state = jax.block_until_ready(training_run.start(setup.options, corpus, setup.devices, saved))
     seconds["load" if first else "begin"] = time.perf_counter() - began
-    step, key = training_run.make_step(options, config, state), devices.key(0)
-    with devices.context():
+    step, key = training_run.make_step(setup.options, setup.config, state), setup.devices.key(0)
+    with setup.devices.context():
         for number in range(first, last):
-            draw = np.random.default_rng(number)
-            ids = [draw.integers(3, n, (shape.rows, shape.length)).astype(np.int32) for n in sizes]
-            batch = devices.divide(Batch(*ids))
-            state, metrics = step(state, [batch] * options.optimizer.accumulate, key)
+            state, metrics = step(state, setup.batches(number), key)
             if number == first:
                 jax.block_until_ready(state)
                 began = time.perf_counter()
@@ -64,14 +50,9 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
         began = time.perf_counter()
         saving.save(folder, last, state, about={})
         seconds["save"] = time.perf_counter() - began
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    digest, memory = comparison.state_digest(state), measured_step.largest_memory()
     loss = float(metrics["loss"])
-    return {
-        "digest": comparison.state_digest(state),
-        "loss": loss,
-        "memory": peak,
-        "seconds": seconds,
-    }
+    return {"digest": digest, "loss": loss, "memory": memory, "seconds": seconds}
 
 
 def process(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]:
