@@ -25,14 +25,12 @@ Arrays = dict[str, np.ndarray]
 
 # Our names to transformers'; kernels are transposed
 NAMES = {
-    "self_attention.query.": "self_attn.q_proj.",
-    "self_attention.key.": "self_attn.k_proj.",
-    "self_attention.value.": "self_attn.v_proj.",
-    "self_attention.out.": "self_attn.out_proj.",
-    "cross_attention.query.": "encoder_attn.q_proj.",
-    "cross_attention.key.": "encoder_attn.k_proj.",
-    "cross_attention.value.": "encoder_attn.v_proj.",
-    "cross_attention.out.": "encoder_attn.out_proj.",
+    "self_attention.": "self_attn.",
+    "cross_attention.": "encoder_attn.",
+    "attn.query.": "attn.q_proj.",
+    "attn.key.": "attn.k_proj.",
+    "attn.value.": "attn.v_proj.",
+    "attn.out.": "attn.out_proj.",
     "feed_forward.up.": "fc1.",
     "feed_forward.down.": "fc2.",
     "final_norm.": "layer_norm.",
@@ -40,10 +38,8 @@ NAMES = {
     "scale": "weight",
     "kernel": "weight",
 }
-NORMS = {
-    "encoder": ("self_attn", "final"),
-    "decoder": ("self_attn", "encoder_attn", "final"),
-}  # of each branch, in order
+# The norm of each branch, in order
+NORMS = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
 
 
 def random(
@@ -142,11 +138,11 @@ def differences(
     scored = ctranslate2.Translator(
         str(exported), device="cpu", compute_type="float32"
     ).score_batch(*words)
+    pairs = {"transformers": (theirs, logits)}
+    pairs["CTranslate2"] = np.array([row.log_probs for row in scored]), ours
     return {
-        "transformers": float(np.abs(theirs - logits).max() / np.abs(logits).max()),
-        "CTranslate2": float(
-            np.abs(np.array([row.log_probs for row in scored]) - ours).max() / np.abs(ours).max()
-        ),
+        library: float(np.abs(each - reference).max() / np.abs(reference).max())
+        for library, (each, reference) in pairs.items()
     }
 
 

@@ -9,7 +9,6 @@ prints a table and draws it. Runs that are in OUT/results.jsonl already are not 
 import argparse
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from jax_transformer.architectures import registry
 from jax_transformer.data import phrases
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.storage import atomic
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import curves
 
@@ -137,11 +137,9 @@ class Results:
         )
 
     def add(self, result: Result) -> None:
-        """Append a result and rewrite the file atomically."""
+        """Append a result and rewrite the file."""
         self.lines.append(result)
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        os.replace(temporary, self.path)
+        atomic.write_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
 
 def measure(options: argparse.Namespace, results: Results) -> Iterator[Result | str]:
@@ -210,11 +208,8 @@ def figure(results: list[Result], title: str) -> Any:
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    shown = [
-        preset
-        for preset in FAULTS
-        if values(results, preset, "bleu") and values(results, preset + REPAIRED, "bleu")
-    ]
+    trained = {result["preset"] for result in results}
+    shown = [preset for preset in FAULTS if {preset, preset + REPAIRED} <= trained]
     with matplotlib.style.context(["default", curves.STYLE]):
         drawn = Figure(figsize=(10, 8.5))
         drawn.suptitle(title, x=0.07, y=0.975, ha="left", fontsize=14, fontweight="bold")

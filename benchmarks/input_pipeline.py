@@ -19,6 +19,7 @@ from flax import nnx
 
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
+from jax_transformer.runtime.distributed import cores
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, optimizer, step
 from jax_transformer.training.corpus import Corpus
@@ -80,14 +81,8 @@ def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
         )
     trainer = Trainer(text, options)
     plain = unbuffered(text)
-    for bucket in range(len(text.plan.widths)):  # compiled before the first turn
-        trainer.run(
-            next(
-                batch
-                for batch in unbuffered(text)
-                if batch.source.shape[1] == text.plan.widths[bucket]
-            )
-        )
+    for width in text.plan.widths:  # compiled before the first turn
+        trainer.run(next(each for each in unbuffered(text) if each.source.shape[1] == width))
     stream = batches.train_stream(text.train, text.plan)
     times_by_way: dict[str, list[tuple[float, float]]] = {
         "ready before the loop": [],
@@ -116,11 +111,8 @@ def main() -> None:
     for name, times in times_by_way.items():
         waiting, total = 1000 * np.median(times, axis=0)
         print(f"| {name} | {waiting:.3f} | {total:.1f} | {waiting / total:.2%} |")
-    device, cores = (
-        jax.devices()[0].device_kind,
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-    )
-    print(f"\nJAX device {device}, {cores} cores; load average before: {load:.1f}")
+    device = jax.devices()[0].device_kind
+    print(f"\nJAX device {device}, {cores()} cores; load average before: {load:.1f}")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Trained:
             losses.append(float(measured["loss"]))
             if i == 0:
                 gradient = gradient_error(both, state.opt_state[0])
-        reference = test_gradients.ten_torch_steps(both, self.options)
+        reference = list(test_gradients.torch_steps(both, self.options))
         theirs = transformer.flatten(
             jt.convert.from_torch(both.torch.state_dict(), both.config), nnx.Param
         )

@@ -144,10 +144,8 @@ class Jax:
         self.batch, self.key = jax.device_put(Batch(*arrays(work))), jax.random.key(0)
         self.make_step = step.make_step(self.timed, tx, SMOOTHING)
         self.parameters = sum(array.size for array in self.state.params.values())
-        self.factors = [
-            jax.random.normal(self.key, shape, work.precision)
-            for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])
-        ]
+        shapes = MATMUL[work.device][:2], MATMUL[work.device][1:]
+        self.factors = [jax.random.normal(self.key, shape, work.precision) for shape in shapes]
         self.product = jax.jit(lambda a, b: a @ b)
 
     def loss(self, precision: str | None) -> float:
@@ -198,10 +196,9 @@ class Torch:
         self.adam = torch.optim.AdamW(self.module.parameters(), fused=True, **adam)
         self.forward = torch.compile(self.mean_loss) if compiled else self.mean_loss
         self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        self.factors = [
-            torch.randn(shape, device=device, dtype=getattr(torch, work.precision))
-            for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])
-        ]
+        shapes, dtype = (MATMUL[work.device][:2], MATMUL[work.device][1:]), work.precision
+        like = dict(device=device, dtype=getattr(torch, dtype))
+        self.factors = [torch.randn(shape, **like) for shape in shapes]
 
     def mean_loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
         pad = self.module.tgt_pad_idx

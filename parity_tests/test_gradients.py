@@ -1,6 +1,7 @@
 """Every gradient, and ten optimizer steps, mapped by the same table as the weights."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -123,23 +124,23 @@ RATES = dict(learning_rate=1e-2, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5)
 OPTIMIZER = OptimizerOptions(**RATES, warmup_steps=3, label_smoothing=SMOOTHING)
 
 
-def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:
-    """torch.optim.AdamW, clip_grad_norm_ and LambdaLR, as anyone would write it."""
-    rate = optimizer.schedule(options, 10)
+def torch_steps(both: Pair, options: OptimizerOptions, count: int = 10) -> Iterator[float]:
+    """Yield the losses of torch.optim.AdamW, clip_grad_norm_ and LambdaLR, as anyone would write
+    it.
+    """
+    rate = optimizer.schedule(options, count)
     settings = dict(betas=(options.beta1, options.beta2), eps=options.epsilon)
     settings |= dict(weight_decay=options.weight_decay)
     adam = torch.optim.AdamW(both.torch.parameters(), lr=1.0, **settings)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda count: float(rate(count)))
-    losses = []
-    for i in range(10):
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda done: float(rate(done)))
+    for i in range(count):
         adam.zero_grad()
         loss = torch_loss(both, batch_of(both, i))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(both.torch.parameters(), options.clip_norm)
         adam.step()
         scheduler.step()
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
 STEPPED = [name for name in DOCUMENTS if name != "lesson10"]
@@ -168,7 +169,7 @@ def test_ten_steps(name: str, schedule: Schedule):
         for i in range(10):
             state, measured = train_step(state, [batch_of(both, i)], jax.random.key(0))
             losses.append(float(measured["loss"]))
-    reference = ten_torch_steps(both, options)
+    reference = list(torch_steps(both, options))
     assert_close((np.array(losses), np.array(reference)), 1e-10, "losses")
     assert losses[-1] < losses[0]
     expected = {name: array.detach().numpy() for name, array in both.torch.state_dict().items()}
