@@ -336,7 +336,7 @@ def _words(pairs: Sequence[tuple[str, str]], side: int) -> set[str]:
     return words
 
 
-def content_hash(pairs: Iterable[tuple[str, str]]) -> str:
+def content_hash(pairs: Iterable[Iterable[str]]) -> str:
     """SHA-256 of the pairs in their order, so that a run is not continued on other data.
 
     Each side is preceded by its size, so no two different lists of pairs are written as the same

@@ -7,7 +7,6 @@ only the shards that are missing.
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import multiprocessing
@@ -52,11 +51,7 @@ class Block:
 
     @property
     def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for side in self.lines:
-            text = "\n".join(side).encode("utf-8", "surrogatepass")
-            digest.update(len(text).to_bytes(8, "little") + text)
-        return digest.hexdigest()
+        return parallel_text.content_hash([map("\n".join, self.lines)])
 
 
 @dataclass(frozen=True)
@@ -292,6 +287,10 @@ def _made(encoder: Encoder, block: Block) -> futures.Future[Shard] | None:
             return None
     except (OSError, ConfigError):
         return None
+    return _completed(shard)
+
+
+def _completed(shard: Shard) -> futures.Future[Shard]:
     future: futures.Future[Shard] = futures.Future()
     future.set_result(shard)
     return future
@@ -301,13 +300,7 @@ def _made(encoder: Encoder, block: Block) -> futures.Future[Shard] | None:
 def _pool(encoder: Encoder, processes: int) -> Iterator[Callable[[Block], futures.Future[Shard]]]:
     """Yield the function that has a block encoded, in one of several processes or in this one."""
     if processes == 1:
-
-        def at_once(block: Block) -> futures.Future[Shard]:
-            future: futures.Future[Shard] = futures.Future()
-            future.set_result(encoder(block))
-            return future
-
-        yield at_once
+        yield lambda block: _completed(encoder(block))
         return
     arguments = (encoder.data, encoder.limits, encoder.folder, encoder.wide)
     with futures.ProcessPoolExecutor(
