@@ -49,7 +49,7 @@ def _exchanged(
         return True
     if name.startswith("__") or not isinstance(new, type(old)):
         return False
-    tables = isinstance(old, dict | tuple) and _shown(old) != _shown(new)
+    tables = isinstance(old, dict | list | tuple) and _shown(old) != _shown(new)
     numbers = type(old) in (int, float, str, bytes, frozenset) and old != new
     if tables or numbers:
         setattr(owner or module, name, _adopted(module, new))
