@@ -83,6 +83,27 @@ def test_an_nnx_module_is_paired_by_patterns(sequential):
     assert entries == [("first", linear), ("norm", norm), ("second", linear)]
 
 
+ONE_PAIR = "compared: outputs of only 1 of 3 modules and gradients of only 2 of 6 parameters"
+
+
+def test_a_verdict_on_one_pair_counts_it(sequential):
+    report = compare(ported(sequential), sequential, batch(), RULES)
+    counts = "compared: outputs of 3 of 3 modules and gradients of 6 of 6 parameters"
+    assert report.summary().endswith(f" rounding; {counts}") and not report.coverage.missing
+    for stop in (False, True):
+        model = ported(sequential, stop_gradient=stop)
+        report = compare(model, sequential, batch(), {"1": "norm"})
+        assert report.agrees != stop
+        missing = "not compared: 0, 2, 0.weight, 0.bias, 2.weight, 2.bias"
+        assert (missing if report.agrees else f"{ONE_PAIR}; {missing}") in " ".join(
+            map(str.strip, report.lines())
+        )
+        assert report.summary().endswith(f" rounding; {ONE_PAIR}") == report.agrees
+        assert report.to_data()["coverage"]["text"] == ONE_PAIR
+    report = compare(ported(sequential), sequential, batch(), RULES, gradients=False)
+    assert report.summary().endswith("; compared: outputs of 3 of 3 modules and no gradients")
+
+
 def test_sizes_of_parameters_pair_modules_without_gradients_too(sequential):
     linear, norm, second = sequential
     both = nn.Sequential(collections.OrderedDict(linear=linear, last=norm))

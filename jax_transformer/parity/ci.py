@@ -17,6 +17,10 @@ def junit(reports: Sequence[tuple[str, Report]]) -> str:
         names = [*dict.fromkeys(entry.title for entry in report.entries), "result"]
         counts = {"tests": str(len(names)), "failures": str(len(failures))}
         suite = ElementTree.SubElement(suites, "testsuite", {"name": _printable(title), **counts})
+        if report.coverage is not None:
+            coverage = {"name": "coverage", "value": str(report.coverage)}
+            properties = ElementTree.SubElement(suite, "properties")
+            ElementTree.SubElement(properties, "property", coverage)
         for name in names:
             labels = {"classname": "parity", "name": _printable(name)}
             case = ElementTree.SubElement(suite, "testcase", labels)

@@ -14,7 +14,7 @@ from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import MatmulPrecision
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.parity import difference, functions, pairs, recording
+from jax_transformer.parity import coverage, difference, functions, pairs, recording
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
@@ -148,7 +148,9 @@ def compare_recorded(
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
     about |= {"pairs": len(paired), "guessed": guessed}
-    report = Report(entries, compared.result(), native_dtype, about, tuple(notes))
+    covered = coverage.of(entries, getters, runs["float64"][1], gradients)
+    verdict = compared.result(), native_dtype, about, tuple(notes)
+    report = Report(entries, *verdict, coverage=covered)
     if report.agrees:
         return report
     if report.entries and not report.same_outputs:

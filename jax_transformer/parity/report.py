@@ -10,6 +10,7 @@ from typing import Any
 
 from jax_transformer import webpage
 from jax_transformer.errors import DifferentError
+from jax_transformer.parity.coverage import Coverage
 from jax_transformer.parity.difference import Entry, Measurement, differs
 
 
@@ -30,6 +31,7 @@ class Report:
     notes: tuple[str, ...] = ()
     own_result: tuple[Measurement, str] | None = None
     """``own`` and ``own_place`` of the code that is in no paired module."""
+    coverage: Coverage | None = None
 
     @property
     def first_fault(self) -> Entry | None:
@@ -110,11 +112,14 @@ class Report:
             raise DifferentError(self.summary())
 
     def summary(self) -> str:
-        """Return the verdict in one line, with the notes if the models differ."""
+        """Return the verdict in one line, with the notes if the models differ, and with what was
+        compared if they agree.
+        """
         if self.agrees:
+            compared = f"; {self.coverage}" if self.coverage else ""
             return (
                 f"the models agree: largest difference {self.result.wide.max_abs:.2g} in"
-                f" {self.result.wide.dtype}, {_times(self.result.times)} rounding"
+                f" {self.result.wide.dtype}, {_times(self.result.times)} rounding{compared}"
             )
         summary = self._gradient_summary() if self.same_outputs else self._output_summary()
         return "; ".join((summary, *self.notes))
@@ -204,6 +209,9 @@ class Report:
         for words in dict.fromkeys(words for words, _ in about):
             names = dict.fromkeys(name for each, name in about if each == words)
             yield from _wrapped(f"{words}: {', '.join(names)}")
+        if self.coverage is not None:
+            counts = [] if self.agrees else [str(self.coverage)]
+            yield from _wrapped("; ".join((*counts, *self.coverage.names())))
         own = [f"  {entry.title}: {self.own_difference(entry)}" for entry in self.faults]
         if self.own_result is not None and self._outside:
             own.append(f"  outside of paired modules: {_own(*self.own_result)}")
@@ -231,6 +239,7 @@ class Report:
             "first_fault": fault.title if fault else None,
             "dtype": self.dtype,
             "about": self.about,
+            "coverage": self.coverage.to_data() if self.coverage else None,
             "notes": list(self.notes),
             "faults": [entry.title for entry in self.faults],
             "result": self.result.to_data(),

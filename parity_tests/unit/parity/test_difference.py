@@ -1,5 +1,6 @@
 """Differences of arrays on hand-made numbers, and the pairs, verdicts and page made of them."""
 
+import dataclasses
 import json
 import math
 from xml.etree import ElementTree
@@ -10,6 +11,7 @@ import pytest
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.parity import ci, pairs
 from jax_transformer.parity import difference as differences
+from jax_transformer.parity.coverage import Coverage
 from jax_transformer.parity.difference import Entry, Measurement, difference
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
@@ -199,6 +201,36 @@ def test_the_table_fits_100_columns_and_marks_the_first():
     assert max(map(len, rows)) <= 100 and summary == compared.summary()
     assert " ".join(row[40:].strip() for row in rows[3:-1]).count("are not compared") == 3
     assert [row[0] for row in rows if row.endswith("<")] == ["…"]
+
+
+NAMES = [f"layer{i}" for i in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("modules", "parameters", "text", "names"),
+    [
+        ("1111", "11", "outputs of 4 of 4 modules and gradients of 2 of 2 parameters", ""),
+        ("0101", "", "outputs of 2 of 4 modules and no gradients", "layer0, layer2"),
+        (
+            "00001",
+            "0",
+            "outputs of only 1 of 5 modules and gradients of only 0 of 1 parameters",
+            "",
+        ),
+        ("0" * 10, "", "outputs of only 0 of 10 modules and no gradients", "and 2 more"),
+    ],
+)
+def test_the_verdict_counts_what_was_compared(modules, parameters, text, names):
+    both = [
+        {name: digit == "1" for name, digit in zip(NAMES, digits, strict=False)}
+        for digits in (modules, parameters)
+    ]
+    compared = dataclasses.replace(report(result=GOOD), coverage=Coverage(*both))
+    assert compared.summary().endswith(f"; compared: {text}") and names in "".join(compared.lines())
+    assert ("not compared" in "".join(compared.lines())) == ("0" in modules)
+    (suite,) = ElementTree.fromstring(ci.junit([("t", compared)]))
+    assert suite.find("properties/property").get("value") == f"compared: {text}"
+    assert compared.to_data()["coverage"]["modules"]["all"] == len(modules)
 
 
 # The page
