@@ -18,7 +18,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
-from jax_transformer.data.options import DataOptions
+from jax_transformer.data.options import DataOptions, Task
 from jax_transformer.inference import translation
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, devices, evaluation, optimizer, step
@@ -86,6 +86,23 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     language = folders.language_id(name, words)
     assert_begins_as_transformers(prepared_corpus, tmp_path / "run", words, language)
     assert rows == 8
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart"])
+def test_denoised_texts_have_the_mask_of_the_folder(tmp_path, name):
+    folders.save_model(name, tmp_path / "model")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("the house sees. the house is old.\n" * 60)
+    languages = dict.fromkeys(("source_lang", "target_lang"), "en_XX") if name == "mbart" else {}
+    files = ["--data.train-source", str(lines), "--data.valid-source", str(lines)]
+    data = prepared(tmp_path, files, task=Task.DENOISING, **languages)
+    words = folders.tokenizer(name, tmp_path / "model")
+    text = words("the house sees. the house is old.", add_special_tokens=False)["input_ids"]
+    assert [each.tolist() for each in data.valid.targets] == [text] * 60
+    for source in data.valid.sources:
+        assert words.mask_token_id in source and len(source) <= len(text)
+    task = data.drawn.task
+    assert len(np.flatnonzero(np.isin(text, task.ends))) == 2
 
 
 def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:

@@ -28,7 +28,15 @@ class Task(enum.StrEnum):
     """The task that a model learns from the text."""
 
     TRANSLATION = "translation"
-    SPAN_CORRUPTION = "span-corruption"  # of lines without translations: Raffel et al. 2020
+    # of lines without translations
+    SPAN_CORRUPTION = "span-corruption"  # T5's: Raffel et al. 2020
+    DENOISING = "denoising"  # BART's: Lewis et al. 2019
+    PREFIX_LM = "prefix-lm"  # Raffel et al. 2020
+
+    @property
+    def noisy(self) -> bool:
+        """True if spans of a text are replaced."""
+        return self in (Task.SPAN_CORRUPTION, Task.DENOISING)
 
 
 class TooLong(enum.StrEnum):
@@ -82,9 +90,9 @@ class DataOptions:
     """
 
     task: option.Rare[Task] = Task.TRANSLATION
-    """Task to learn: translation, or to fill in spans of plain lines, as T5 is pretrained."""
-    noise_density: option.Rare[float] = 0.15
-    """Share of the tokens that span corruption replaces."""
+    """Task to learn: translation, or one of plain lines, as T5 and BART are pretrained."""
+    noise_density: option.Rare[float | None] = None
+    """Share of the tokens to replace (default: 0.15 of span corruption, 0.3 of denoising)."""
     mean_noise_span_length: option.Rare[float] = 3.0
     """Mean number of tokens of a replaced span."""
     train_source: Annotated[
@@ -210,7 +218,7 @@ class DataOptions:
         if len(options) > 1:
             raise ConfigError(f"text comes from one place: give {' or '.join(options.values())}")
         own = [name for name, kind in _SOURCES.items() if kind is self.kind]
-        if self.task is Task.SPAN_CORRUPTION:
+        if self.task is not Task.TRANSLATION:
             self._check_plain_lines()
             own = [name for name in own if not name.endswith("_target")]
         if absent := [f"data.{name}" for name in own if not getattr(self, name)]:
@@ -262,9 +270,10 @@ class DataOptions:
             name, value = field.name, getattr(self, field.name)
             if value == field.default or self.kind is DataSource.DATASET:
                 continue
-            if name in _NOISE and self.task is Task.TRANSLATION:
+            if name in _NOISE and not self.task.noisy:
                 raise ConfigError(
-                    f"data.{name}={value!r} has no meaning without data.task=span-corruption"
+                    f"data.{name}={value!r} has no meaning without data.task=span-corruption or "
+                    "denoising"
                 )
             if name in _NOT_PREPARED and self.prepared:
                 raise ConfigError(f"data.{name}={value!r} has no meaning with data.prepared")

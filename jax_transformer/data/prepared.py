@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer.config import codec
-from jax_transformer.data import encoding
+from jax_transformer.data import denoising, encoding
 from jax_transformer.data.batches import LengthTable
 from jax_transformer.data.encoding import EncodedPairs, SpecialIds, Vocabulary
 from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
@@ -244,7 +244,9 @@ class Prepared:
         """Raise ConfigError if a run's options differ from those of the preparation."""
         wrong = []
         for name, value in dataclasses.asdict(self.manifest.options).items():
-            chosen = getattr(options, name)
+            chosen = (
+                denoising.density(options) if name == "noise_density" else getattr(options, name)
+            )
             if chosen not in (value, None):  # None: a maximum that is left to the preparation
                 flag = f"--data.{name.replace('_', '-')}"
                 wrong.append(f"{flag} {value} (not {chosen})")

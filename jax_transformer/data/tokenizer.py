@@ -18,6 +18,8 @@ from jax_transformer.storage import atomic
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SENTINEL = "<extra_id_{}>"
 """Text of T5's sentinels, which stand for replaced spans."""
+MASK = "<mask>"
+"""Text of BART's mask, which stands for a replaced span."""
 SENTINELS = 100
 """Number of sentinels of T5, and of a tokenizer that is trained for span corruption."""
 BYTES = 256
@@ -82,15 +84,16 @@ class Tokenizer:
         bos_id: int,
         eos_id: int,
         sentinels: int = 0,
+        mask: bool = False,
     ) -> "Tokenizer":
         """Learn merges from ``lines``, digits apart and language tags whole.
 
         Ids below the largest special that no special takes become ``<unused0>`` and so on. If
         ``bos_id`` is ``pad_id``, there is no token for it. If ``pad_id`` is the last id, it is
         added after what was learned, which may be less than ``vocab_size``. ``sentinels`` are the
-        last ids, in descending order as in T5.
+        last ids, in descending order as in T5, and a ``mask`` is the last one.
         """
-        vocab_size -= sentinels
+        vocab_size -= sentinels + mask
         specials = {bos_id: BOS, pad_id: PAD, eos_id: EOS}
         if eos_id in (pad_id, bos_id) or min(specials) < 0:
             raise errors.ConfigError(
@@ -124,6 +127,7 @@ class Tokenizer:
         if pad_is_last:
             model.add_special_tokens([PAD])
         model.add_special_tokens([SENTINEL.format(i) for i in reversed(range(sentinels))])
+        model.add_special_tokens([MASK] * mask)
         return cls(model)
 
     def encode(self, line: str) -> list[int]:

@@ -57,7 +57,7 @@ class Corpus:
     init_source: "InitSource | None" = None
     """The model that the run starts from. None: random weights."""
     drawn: Drawn | None = None
-    """Other tokens for ``train`` at each step: of BPE dropout, or span corruption."""
+    """Other tokens for ``train`` at each step: of BPE dropout, or of a task of plain lines."""
 
 
 def prepare(
@@ -154,7 +154,7 @@ def read_split(options: DataOptions, split: str) -> Pairs:
         from jax_transformer.data import phrases
 
         pairs = phrases.load()[split]
-        if options.task is Task.SPAN_CORRUPTION:
+        if options.task is not Task.TRANSLATION:
             pairs = [(text, "") for pair in pairs for text in pair]
         return Pairs(pairs, 0)
     fields = (options.source_field, options.target_field)
@@ -168,7 +168,7 @@ def read_split(options: DataOptions, split: str) -> Pairs:
             [parallel_text.read_pair_file(path, *fields) for path in getattr(options, split)]
         )
     sources, targets = getattr(options, f"{split}_source"), getattr(options, f"{split}_target")
-    if options.task is Task.SPAN_CORRUPTION:
+    if options.task is not Task.TRANSLATION:
         return parallel_text.joined(list(map(parallel_text.read_texts, sources)))
     return parallel_text.joined(list(map(parallel_text.read_pairs, sources, targets)))
 
@@ -205,6 +205,7 @@ def train_tokenizer(
         bos_id=model.bos_id,
         eos_id=model.eos_id,
         sentinels=SENTINELS if data.task is Task.SPAN_CORRUPTION else 0,
+        mask=data.task is Task.DENOISING,
     )
     if data.vocabularies is Vocabularies.SHARED:
         return learn(itertools.chain.from_iterable(pairs), pad_id=model.source_pad_id)
@@ -278,7 +279,7 @@ def _encode(
     """Return the training text as ids, in memory."""
     data = options.data
     drawn: Drawn | None = None
-    if data.task is Task.SPAN_CORRUPTION:
+    if data.task is not Task.TRANSLATION:
         encoded, drawn = _texts(options, words, train, limits)
     else:
         encoded = encoding.encode_pairs(
@@ -322,10 +323,9 @@ def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepar
             f"{prepared.folder} was prepared from {counted(manifest.parts, 'file')}"
         )
     drawn = None
-    if data.task is Task.SPAN_CORRUPTION:
-        noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
-        sentinels = prepared.tokenizer.source.sentinels
-        drawn = denoising.CorruptedTexts(noise, sentinels, options.seed)
+    if data.task is not Task.TRANSLATION:
+        task = denoising.objective(data, prepared.tokenizer.source)
+        drawn = denoising.DrawnTexts(task, options.seed)
     return TrainingText(
         pairs,
         table,
@@ -340,34 +340,34 @@ def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepar
 def _encode_valid(
     options: TrainOptions, words: Vocabulary, valid: Pairs, limits: tuple[int, int]
 ) -> EncodedPairs:
-    if options.data.task is Task.SPAN_CORRUPTION:
-        texts, corrupted = _texts(options, words, valid, limits)
-        return corrupted.at(-1, np.arange(len(texts.sources)), texts, 0)
+    if options.data.task is not Task.TRANSLATION:
+        texts, drawn = _texts(options, words, valid, limits)
+        return drawn.at(-1, np.arange(len(texts.sources)), texts, 0)
     return encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
 
 
 def _texts(
     options: TrainOptions, words: Vocabulary, text: Pairs, limits: tuple[int, int]
-) -> tuple[EncodedPairs, denoising.CorruptedTexts]:
-    """Return lines as texts for span corruption. Raises InputError if none is left."""
+) -> tuple[EncodedPairs, denoising.DrawnTexts]:
+    """Return lines as texts for a task of plain lines. Raises InputError if none is left."""
     data, lines = options.data, [line for line, _ in text.pairs]
     most = [min(limit, data.packing or limit) for limit in limits]
-    encoded, texts = corrupted(data, words, lines, (most[0], most[1]), options.seed)
+    encoded, texts = drawn_texts(data, words, lines, (most[0], most[1]), options.seed)
     if not encoded.sources:
         raise InputError(f"none of the {len(lines)} lines has two tokens")
     return encoded, texts
 
 
-def corrupted(
+def drawn_texts(
     data: DataOptions,
     words: Vocabulary,
     lines: Sequence[str],
     limits: tuple[int, int],
     seed: int = 0,
-) -> tuple[EncodedPairs, denoising.CorruptedTexts]:
-    """Return lines as texts for span corruption, of which there may be none."""
-    noise = denoising.Noise(data.noise_density, data.mean_noise_span_length)
-    return denoising.corrupted_texts(lines, words, noise, *limits, seed)
+) -> tuple[EncodedPairs, denoising.DrawnTexts]:
+    """Return lines as texts for a task of plain lines, of which there may be none."""
+    task = denoising.objective(data, words.source)
+    return denoising.drawn_texts(lines, words, task, *limits, seed)
 
 
 # Batches
@@ -402,7 +402,7 @@ def _plan(
         batch_plan = plan(of_rows, (width,), rows, target_widths=(other,), packed=chosen)
         return batch_plan, (widths, valid_rows)
     rows = _rows(options, folder, widths, rows_multiple, int(table.counts.sum()))
-    apart = data.task is Task.SPAN_CORRUPTION  # whose targets are short
+    apart = data.task is not Task.TRANSLATION  # targets may be short
     others = batches.target_widths(table, widths) if apart else None
     return plan(table, widths, rows, target_widths=others), (widths, rows)
 

@@ -254,11 +254,11 @@ class TrainOptions:
             raise ConfigError(
                 f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
             )
-        if self.data.task is Task.SPAN_CORRUPTION and self.best_by is not Criterion.LOSS:
+        if self.data.task is not Task.TRANSLATION and self.best_by is not Criterion.LOSS:
             if self.best_by is not Criterion.BLEU:  # the default
                 raise ConfigError(
-                    f"best_by={self.best_by.value}: data.task=span-corruption translates nothing; "
-                    "leave it out"
+                    f"best_by={self.best_by.value}: data.task={self.data.task.value} translates "
+                    "nothing; leave it out"
                 )
             object.__setattr__(self, "best_by", Criterion.LOSS)
         rate = self.optimizer.given_rate

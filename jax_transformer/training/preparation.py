@@ -20,7 +20,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from jax_transformer.config import codec
-from jax_transformer.data import encoding, parallel_text, prepared
+from jax_transformer.data import denoising, encoding, parallel_text, prepared
 from jax_transformer.data.encoding import Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong
 from jax_transformer.data.parallel_text import Pairs
@@ -68,10 +68,10 @@ class Encoder:
         """Write the shard of a block, and its .json file."""
         lines, texts = _texts(self.data, block)
         one, other = self.tokenizer.source, self.tokenizer.target
-        if self.data.task is Task.SPAN_CORRUPTION:
+        if self.data.task is not Task.TRANSLATION:
             lines_of = [text for text, _ in texts]
-            encoded, corrupted = corpus.corrupted(self.data, self.tokenizer, lines_of, self.limits)
-            lengths = corrupted.lengths(encoded, 0)
+            encoded, drawn = corpus.drawn_texts(self.data, self.tokenizer, lines_of, self.limits)
+            lengths = drawn.lengths(encoded, 0)
         else:
             cut = self.data.too_long is TooLong.CUT
             encoded = encoding.encode_some(texts, one, other, *self.limits, cut=cut)
@@ -113,14 +113,14 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
     words, limits = _tokenizer(options, folder)
     decided = prepared.Decided(
         data.task,
-        data.noise_density,
+        denoising.density(data),
         data.mean_noise_span_length,
         data.vocabularies,
         data.too_long,
         *limits,
     )
     _begin(folder, words, dataclasses.asdict(decided))
-    # A text of span corruption is as long as its source and its target at most
+    # A text without translation is as long as its source and its target at most
     wide = max(words.source.vocab_size, words.target.vocab_size, sum(limits)) >= 2**16
     encoder = Encoder(data, limits, words, folder, wide)
     shards = list(_shards(encoder, processes or distributed.cores(), valid))
@@ -221,7 +221,7 @@ def _blocks(data: DataOptions, size: int, *, first_only: bool = False) -> Iterat
 def _texts(data: DataOptions, block: Block) -> tuple[int, list[tuple[str, str]]]:
     """Return the number of lines of a block, and its pairs without an empty side."""
     lines = block.lines[0]
-    if data.task is Task.SPAN_CORRUPTION:
+    if data.task is not Task.TRANSLATION:
         return len(lines), [(line, "") for line in lines if line.strip()]
     if data.train:
         fields = (data.source_field, data.target_field)

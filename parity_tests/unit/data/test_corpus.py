@@ -233,6 +233,7 @@ SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
         ({"buckets": 0}, ["data.buckets=0"]),
         ({"packing": 1}, ["data.packing=1", "at least 2"]),
         ({"noise_density": 0.2}, ["data.noise_density=0.2", "without data.task"]),
+        ({"task": Task.PREFIX_LM, "mean_noise_span_length": 2.0}, ["span_length=2.0", "denoising"]),
         (DENOISE | {"noise_density": 0.0}, ["data.noise_density=0.0", "above 0"]),
         (DENOISE | {"noise_density": 1.0}, ["data.noise_density=1.0", "below 1"]),
         (DENOISE | {"mean_noise_span_length": 0.9}, ["span_length=0.9", "at least 1"]),
@@ -300,6 +301,28 @@ def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     assert data.valid.targets[0][0] == last
     again = prepared(tmp_path, T5, **named, packing=packed)
     assert all(map(np.array_equal, again.valid.sources, data.valid.sources))
+
+
+@pytest.mark.parametrize("packed", [None, 24])
+@pytest.mark.parametrize("task", [Task.DENOISING, Task.PREFIX_LM])
+def test_an_epoch_has_every_text_once(tmp_path, lines, task, packed):
+    named = {name: lines[name] for name in ("train_source", "valid_source")} | {"task": task}
+    data = prepared(tmp_path, T5, **named, packing=packed, max_source_length=16)
+    stop = data.plan.batches_per_epoch
+    epoch = list(batches.train_stream(data.train, data.plan, 0, stop, drawn=data.drawn))
+    ids = (data.config.source_pad_id, data.config.eos_id)
+    sources, targets = (
+        np.concatenate([rows[~np.isin(rows, ids)] for rows in side])
+        for side in ([batch.source for batch in epoch], [batch.target_out for batch in epoch])
+    )
+    text = np.concatenate(data.train.sources)
+    if task is Task.PREFIX_LM:
+        assert np.array_equal(np.sort([*sources, *targets]), np.sort(text))
+        assert len(sources) > len(text) / 3 < len(targets)
+    else:
+        mask = data.tokenizer.vocab_size - 1
+        assert np.array_equal(np.sort(targets), np.sort(text)) and mask not in text
+        assert 0.5 * len(text) < np.sum(sources != mask) < 0.8 * len(text)
 
 
 def test_the_built_in_task_is_plain_text_of_both_sides(monkeypatch):

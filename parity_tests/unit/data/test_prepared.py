@@ -111,14 +111,19 @@ def test_batches_are_those_of_the_text_in_memory(case, tmp_path, text):
     assert_equal_batches(*both(tmp_path, text, CASES[case]))
 
 
-def test_texts_of_span_corruption_are_those_in_memory(tmp_path):
+@pytest.mark.parametrize("task", [task for task in Task if task is not Task.TRANSLATION])
+def test_texts_of_a_task_are_those_in_memory(tmp_path, task):
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(source for source, _ in PAIRS[8:] * 2))
     text = {"train_source": (str(lines),), "valid_source": (str(lines),)}
-    noise = {"task": Task.SPAN_CORRUPTION, "noise_density": 0.3, "mean_noise_span_length": 2.0}
-    memory, disk = both(tmp_path, text, noise | {"vocab_size": 400, "max_source_length": 12})
+    noise = {"noise_density": 0.4, "mean_noise_span_length": 2.0} if task.noisy else {}
+    chosen = {"task": task, "vocab_size": 400, "max_source_length": 12} | noise
+    memory, disk = both(tmp_path, text, chosen)
     assert memory.plan.target_widths == disk.plan.target_widths
     assert_equal_batches(memory, disk)
+    if noise:
+        with pytest.raises(ConfigError, match=r"--data.noise-density 0\.4 \(not 0\.\d+\)"):
+            from_folder(tmp_path, task=task, mean_noise_span_length=2.0)
 
 
 def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text):
