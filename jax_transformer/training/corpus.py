@@ -99,7 +99,13 @@ def prepare(
         text = _prepared(options, config, prepared)
     assert words is not None
     encoded_valid = _encode_valid(options, words, valid, limits)
-    plan, valid_shapes = _plan(options, config, folder, text, devices())
+    rows_multiple = devices()
+    plan, shapes = _plan(options, config, folder, text, rows_multiple)
+    longest = int(encoded_valid.lengths.max())
+    if longest > shapes[0][-1]:  # than all of training
+        widest = min(-(-longest // batches.STEP) * batches.STEP, config.longest)
+        rows = batches.rows_per_batch((widest,), data.tokens_per_batch, rows_multiple)
+        shapes = (*shapes[0], widest), (*shapes[1], *rows)
     about = {
         "train_pairs": int(text.table.counts.sum()),
         "valid_pairs": len(encoded_valid.sources),
@@ -126,7 +132,7 @@ def prepare(
         encoded_valid,
         valid_pairs,
         plan,
-        valid_shapes,
+        shapes,
         about,
         source,
         text.drawn,

@@ -265,6 +265,18 @@ def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, line
     assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
 
 
+@pytest.mark.parametrize("words", [16, 38])  # the widest is a multiple of 4, and max_length
+def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words):
+    valid = [("7" * 3, "8"), ("7" * words, "8")]
+    lines = write_lines(tmp_path, train=[("7" * 5, "8")] * 60, valid=valid)
+    data = prepared(tmp_path, **lines, rows_multiple=3)
+    widest = min(words + 4, 40) // 4 * 4
+    assert data.plan.widths == (8,)
+    assert data.valid_shapes == ((8, widest), (*data.plan.rows, 128 // widest // 3 * 3))
+    (_, short), (_, long) = batches.eval_batches(data.valid, *data.valid_shapes)
+    assert short.source.shape[1] == 8 and long.source.shape[1] == widest
+
+
 @pytest.mark.parametrize("packed", [None, 12])
 def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     named = {name: lines[name] for name in ("train_source", "valid_source")}
