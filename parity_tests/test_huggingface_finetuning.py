@@ -101,7 +101,7 @@ def test_denoised_texts_have_the_mask_of_the_folder(tmp_path, name):
     assert [each.tolist() for each in data.valid.targets] == [text] * 60
     for source in data.valid.sources:
         assert words.mask_token_id in source and len(source) <= len(text)
-    task = data.drawn.task
+    (task,) = data.drawn.tasks
     assert len(np.flatnonzero(np.isin(text, task.ends))) == 2
 
 

@@ -10,6 +10,7 @@
 Axes: n texts, p parts of one, s its spans.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -157,21 +158,21 @@ Objective = SpanCorruption | Denoising | PrefixLM
 source and a target; ``lengths`` are the longest of both, without special tokens."""
 
 
-def density(options: DataOptions) -> float:
+def density(options: DataOptions, task: Task) -> float:
     """Return the share of the tokens to replace."""
-    usual = 0.3 if options.task is Task.DENOISING else 0.15
+    usual = 0.3 if task is Task.DENOISING else 0.15
     return usual if options.noise_density is None else options.noise_density
 
 
-def objective(options: DataOptions, tokenizer: Tokenizer) -> Objective:
-    """Return the task of plain text that the options name.
+def objective(options: DataOptions, task: Task, tokenizer: Tokenizer) -> Objective:
+    """Return a task of plain text with the options' noise.
 
     Raises ConfigError if the tokenizer lacks a mask.
     """
-    noise = density(options), options.mean_noise_span_length
-    if options.task is Task.PREFIX_LM:
+    noise = density(options, task), options.mean_noise_span_length
+    if task is Task.PREFIX_LM:
         return PrefixLM()
-    if options.task is Task.SPAN_CORRUPTION:
+    if task is Task.SPAN_CORRUPTION:
         return SpanCorruption(*noise, tokenizer.sentinels)
     ids = {text: index for index, text in tokenizer.tokens().items()}
     if MASK not in ids:
@@ -194,8 +195,11 @@ def longest(task: Objective, source_room: int, target_room: int) -> int:
 class DrawnTexts:
     """Texts with other sources and targets at every step."""
 
-    task: Objective
+    tasks: tuple[Objective, ...]
+    """The task of each file."""
     seed: int
+    ends: tuple[int, ...] = ()
+    """The number of lines up to the end of each file but the last."""
 
     def at(
         self, step: int, numbers: Int[np.ndarray, " b"], pairs: EncodedPairs, width: int
@@ -205,9 +209,10 @@ class DrawnTexts:
         # Keys of epochs have a second word below 2**63
         key = np.array([self.seed % 2**64, 2**63 + step], np.uint64)
         sources, targets = [], []
-        for number, tokens in zip(numbers.tolist(), pairs.sources, strict=True):
+        tasks = self._tasks(pairs)
+        for number, tokens, task in zip(numbers.tolist(), pairs.sources, tasks, strict=True):
             random = np.random.Philox(key=key, counter=[0, number, 0, 0])
-            source, target = self.task(tokens, random)
+            source, target = task(tokens, random)
             sources.append(source)
             targets.append(target)
         return dataclasses.replace(pairs, sources=sources, targets=targets)
@@ -215,10 +220,15 @@ class DrawnTexts:
     def lengths(self, encoded: EncodedPairs, longest: int) -> Int[np.ndarray, "n 2"]:
         """Return the longest lengths of sources and targets, with their special tokens."""
         del longest  # of the texts, to which they were cut
-        of_length = {n: self.task.lengths(n) for n in set(map(len, encoded.sources))}
+        pairs = zip(self._tasks(encoded), encoded.sources, strict=True)
+        lengths = [task.lengths(len(text)) for task, text in pairs]
         sizes = [added.size for added in encoded.special_tokens]
-        lengths = [of_length[len(text)] for text in encoded.sources]
         return np.array(lengths, np.int64).reshape(-1, 2) + np.array(sizes)
+
+    def _tasks(self, texts: EncodedPairs) -> list[Objective]:
+        """Return the task of each text."""
+        files = np.searchsorted(self.ends, texts.indices, side="right")
+        return [self.tasks[i] for i in files.tolist()]
 
 
 def _permutation(count: int, random: np.random.Philox) -> Int[np.ndarray, " _"]:
@@ -234,36 +244,41 @@ def _parts(total: int, count: int, random: np.random.Philox) -> Int[np.ndarray, 
 def drawn_texts(
     lines: Sequence[str],
     vocabulary: Vocabulary,
-    task: Objective,
+    tasks: tuple[Objective, ...],
     max_source_length: int,
     max_target_length: int,
     seed: int,
+    ends: tuple[int, ...] = (),
 ) -> tuple[EncodedPairs, DrawnTexts]:
     """Return lines as texts, in pieces whose source and target are within the maxima: as sources
-    with empty targets, and with their sources and targets of each step.
+    with empty targets, and with their sources and targets of each step. ``tasks`` and ``ends`` are
+    as in :class:`DrawnTexts`.
 
     Lines and pieces of fewer than two tokens are left out. Raises ConfigError if the tokenizer has
     too few sentinels or a maximum has no room.
     """
     tokenizer = vocabulary.source
     added = special_tokens(tokenizer)
-    most = longest(task, max_source_length - added.size, max_target_length - added.size)
-    if most < 2:
+    rooms = max_source_length - added.size, max_target_length - added.size
+    most = [longest(task, *rooms) for task in tasks]
+    if min(most) < 2:
         raise ConfigError(
             f"a maximum of {min(max_source_length, max_target_length)} tokens has no room for a "
             "text of two tokens"
         )
-    if isinstance(task, SpanCorruption):
-        task.check(most)
+    for task, length in zip(tasks, most, strict=True):
+        if isinstance(task, SpanCorruption):
+            task.check(length)
     texts: list[np.ndarray] = []
     indices: list[int] = []
     for start in range(0, len(lines), CHUNK):
         for i, ids in enumerate(tokenizer.encode_batch(lines[start : start + CHUNK]), start):
-            for j in range(0, len(ids) - 1, most):
-                texts.append(np.array(ids[j : j + most], np.int32))
+            size = most[bisect.bisect(ends, i)]
+            for j in range(0, len(ids) - 1, size):
+                texts.append(np.array(ids[j : j + size], np.int32))
                 indices.append(i)
     empty, special = np.zeros(0, np.int32), special_ids(vocabulary.source, vocabulary.target)
     encoded = EncodedPairs(
         texts, [empty] * len(texts), special, np.array(indices, np.int64), 0, added=(added, added)
     )
-    return encoded, DrawnTexts(task, seed)
+    return encoded, DrawnTexts(tasks, seed, ends)

@@ -78,7 +78,8 @@ _DATASET = ("dataset_config", "train_split", "valid_split")
 _FIELDS = ("source_field", "target_field")
 _NOISE = ("noise_density", "mean_noise_span_length")
 _NOT_PREPARED = (
-    "vocab_size tokenizer target_tokenizer bpe_dropout packing source_lang target_lang".split()
+    "vocab_size tokenizer target_tokenizer bpe_dropout packing source_lang target_lang "
+    "train_tasks".split()
 )
 
 
@@ -111,6 +112,8 @@ class DataOptions:
     """Training pairs in .tsv or .jsonl files, plain or gzip."""
     train_weights: tuple[float, ...] = ()
     """Epochs of each training file in an epoch (default: 1)."""
+    train_tasks: option.Rare[tuple[Task, ...]] = ()
+    """Task of each training file of plain lines (default: --data.task)."""
     valid: tuple[option.PathText, ...] = ()
     """Validation pairs in .tsv or .jsonl files."""
     prepared: option.Rare[option.PathText | None] = None
@@ -172,6 +175,7 @@ class DataOptions:
                 f"data.packing={self.packing} needs pairs of the same lengths at every step, which "
                 f"data.bpe_dropout={self.bpe_dropout} changes: leave one of them out"
             )
+        self._check_tasks()
         self._check_complete()
         self._check_all_used()
         if self.vocabularies is Vocabularies.SHARED:
@@ -193,6 +197,11 @@ class DataOptions:
         return next(named, DataSource.PHRASES)
 
     @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the training files, each once."""
+        return tuple(dict.fromkeys(self.train_tasks or (self.task,)))
+
+    @property
     def builtin(self) -> bool:
         """True if no text is named: the built-in task."""
         return self.kind is DataSource.PHRASES
@@ -209,6 +218,18 @@ class DataOptions:
         texts = (self.train_source, self.train_target, self.valid_source, self.valid_target)
         tokenizers = filter(None, (self.tokenizer, self.target_tokenizer))
         return [*itertools.chain(*texts, self.train, self.valid, tokenizers)]
+
+    def _check_tasks(self) -> None:
+        """Check the tasks of the files, of which the first is ``task`` if that is not given."""
+        if not self.train_tasks:
+            return
+        if self.task is Task.TRANSLATION:
+            object.__setattr__(self, "task", self.train_tasks[0])
+        named = f"data.train_tasks={' '.join(self.train_tasks)}"
+        if Task.TRANSLATION in self.train_tasks:
+            raise ConfigError(f"{named} must be tasks of plain lines, and not translation")
+        if self.task not in self.train_tasks:
+            raise ConfigError(f"{named} and data.task={self.task.value}: leave one of them out")
 
     def _check_complete(self) -> None:
         options: dict[DataSource, str] = {}
@@ -234,11 +255,12 @@ class DataOptions:
                     f"data.{split}_target {targets}; each source needs its target"
                 )
         files = len(self.train or self.train_source)
-        if self.train_weights and len(self.train_weights) != files and not self.prepared:
-            raise ConfigError(
-                f"data.train_weights has {len(self.train_weights)} weights, and there are {files} "
-                "training files; each needs one"
-            )
+        for name, values in (("weights", self.train_weights), ("tasks", self.train_tasks)):
+            if values and len(values) != files and not self.prepared:
+                raise ConfigError(
+                    f"data.train_{name} has {len(values)} {name}, and there are {files} training "
+                    "files; each needs one"
+                )
         for weight in self.train_weights:
             if not 0 < weight < math.inf:
                 raise ConfigError(f"data.train_weights: {weight} must be above 0")
@@ -270,7 +292,7 @@ class DataOptions:
             name, value = field.name, getattr(self, field.name)
             if value == field.default or self.kind is DataSource.DATASET:
                 continue
-            if name in _NOISE and not self.task.noisy:
+            if name in _NOISE and not any(task.noisy for task in self.tasks):
                 raise ConfigError(
                     f"data.{name}={value!r} has no meaning without data.task=span-corruption or "
                     "denoising"

@@ -245,7 +245,9 @@ class Prepared:
         wrong = []
         for name, value in dataclasses.asdict(self.manifest.options).items():
             chosen = (
-                denoising.density(options) if name == "noise_density" else getattr(options, name)
+                denoising.density(options, options.task)
+                if name == "noise_density"
+                else getattr(options, name)
             )
             if chosen not in (value, None):  # None: a maximum that is left to the preparation
                 flag = f"--data.{name.replace('_', '-')}"

@@ -1,5 +1,6 @@
 """The training data: text, tokenizer, encoded pairs, batches, and the model's configuration."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -49,6 +50,8 @@ class Corpus:
     valid: EncodedPairs
     valid_pairs: list[tuple[str, str]]
     """The text of ``valid``; empty if it is not translated."""
+    valid_tasks: dict[str, Int[np.ndarray, " _"]]
+    """The numbers of the pairs of ``valid`` by task, if there are several."""
     plan: BatchPlan
     valid_shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """The widths of the batches of ``valid``, whose rows are not packed, and their rows."""
@@ -98,7 +101,7 @@ def prepare(
         valid, limits = prepared.valid(), prepared.limits
         text = _prepared(options, config, prepared)
     assert words is not None
-    encoded_valid = _encode_valid(options, words, valid, limits)
+    encoded_valid, valid_tasks = _joined(_encode_valid(options, words, valid, limits), data.tasks)
     rows_multiple = devices()
     plan, shapes = _plan(options, config, folder, text, rows_multiple)
     longest = int(encoded_valid.lengths.max())
@@ -131,6 +134,7 @@ def prepare(
         text.pairs,
         encoded_valid,
         valid_pairs,
+        valid_tasks,
         plan,
         shapes,
         about,
@@ -210,8 +214,8 @@ def train_tokenizer(
         vocab_size=data.vocab_size,
         bos_id=model.bos_id,
         eos_id=model.eos_id,
-        sentinels=SENTINELS if data.task is Task.SPAN_CORRUPTION else 0,
-        mask=data.task is Task.DENOISING,
+        sentinels=SENTINELS if Task.SPAN_CORRUPTION in data.tasks else 0,
+        mask=Task.DENOISING in data.tasks,
     )
     if data.vocabularies is Vocabularies.SHARED:
         return learn(itertools.chain.from_iterable(pairs), pad_id=model.source_pad_id)
@@ -286,7 +290,9 @@ def _encode(
     data = options.data
     drawn: Drawn | None = None
     if data.task is not Task.TRANSLATION:
-        encoded, drawn = _texts(options, words, train, limits)
+        ends = tuple(itertools.accumulate(train.counts[:-1])) if data.train_tasks else ()
+        tasks = data.train_tasks or (data.task,)
+        encoded, drawn = _texts(options, words, train, limits, tasks, ends)
     else:
         encoded = encoding.encode_pairs(
             train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
@@ -330,8 +336,8 @@ def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepar
         )
     drawn = None
     if data.task is not Task.TRANSLATION:
-        task = denoising.objective(data, prepared.tokenizer.source)
-        drawn = denoising.DrawnTexts(task, options.seed)
+        task = denoising.objective(data, data.task, prepared.tokenizer.source)
+        drawn = denoising.DrawnTexts((task,), options.seed)
     return TrainingText(
         pairs,
         table,
@@ -345,20 +351,47 @@ def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepar
 
 def _encode_valid(
     options: TrainOptions, words: Vocabulary, valid: Pairs, limits: tuple[int, int]
-) -> EncodedPairs:
+) -> list[EncodedPairs]:
+    """Return the validation text of each task."""
     if options.data.task is not Task.TRANSLATION:
-        texts, drawn = _texts(options, words, valid, limits)
-        return drawn.at(-1, np.arange(len(texts.sources)), texts, 0)
-    return encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
+        of_tasks = []
+        for task in options.data.tasks:
+            texts, drawn = _texts(options, words, valid, limits, (task,))
+            of_tasks.append(drawn.at(-1, np.arange(len(texts.sources)), texts, 0))
+        return of_tasks
+    return [encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)]
+
+
+def _joined(
+    texts: Sequence[EncodedPairs], tasks: Sequence[Task]
+) -> tuple[EncodedPairs, dict[str, Int[np.ndarray, " _"]]]:
+    """Return the texts of all tasks, and the numbers of each task's if there are several."""
+    if len(texts) == 1:
+        return texts[0], {}
+    counts = [len(each.sources) for each in texts]
+    numbers = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    joined = dataclasses.replace(
+        texts[0],
+        sources=[source for each in texts for source in each.sources],
+        targets=[target for each in texts for target in each.targets],
+        indices=np.concatenate([each.indices for each in texts]),
+    )
+    return joined, dict(zip([task.value for task in tasks], numbers, strict=True))
 
 
 def _texts(
-    options: TrainOptions, words: Vocabulary, text: Pairs, limits: tuple[int, int]
+    options: TrainOptions,
+    words: Vocabulary,
+    text: Pairs,
+    limits: tuple[int, int],
+    tasks: tuple[Task, ...],
+    ends: tuple[int, ...] = (),
 ) -> tuple[EncodedPairs, denoising.DrawnTexts]:
-    """Return lines as texts for a task of plain lines. Raises InputError if none is left."""
+    """Return lines as texts for tasks of plain lines. Raises InputError if none is left."""
     data, lines = options.data, [line for line, _ in text.pairs]
     most = [min(limit, data.packing or limit) for limit in limits]
-    encoded, texts = drawn_texts(data, words, lines, (most[0], most[1]), options.seed)
+    limits = (most[0], most[1])
+    encoded, texts = drawn_texts(data, words, lines, limits, options.seed, tasks, ends)
     if not encoded.sources:
         raise InputError(f"none of the {len(lines)} lines has two tokens")
     return encoded, texts
@@ -370,10 +403,12 @@ def drawn_texts(
     lines: Sequence[str],
     limits: tuple[int, int],
     seed: int = 0,
+    tasks: tuple[Task, ...] = (),
+    ends: tuple[int, ...] = (),
 ) -> tuple[EncodedPairs, denoising.DrawnTexts]:
-    """Return lines as texts for a task of plain lines, of which there may be none."""
-    task = denoising.objective(data, words.source)
-    return denoising.drawn_texts(lines, words, task, *limits, seed)
+    """Return lines as texts for tasks of plain lines, of which there may be none."""
+    objectives = [denoising.objective(data, task, words.source) for task in tasks or (data.task,)]
+    return denoising.drawn_texts(lines, words, tuple(objectives), *limits, seed, ends)
 
 
 # Batches

@@ -16,6 +16,7 @@ from flax import nnx
 from jax_transformer import transformer
 from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.data.batches import Batch
+from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import ConfigError, InputError, counted
 from jax_transformer.formats import registry
@@ -116,6 +117,9 @@ def load_comet(path: str) -> Callable[[Sequence[tuple[str, str]], Sequence[str]]
 
 # During training
 
+LOSS_OF = "valid_loss_"
+"""Beginning of the name of a task's loss."""
+
 
 @dataclass(frozen=True)
 class ValidationReport:
@@ -132,7 +136,12 @@ class ValidationReport:
         """
         figures = self.figures
         if not self.lines:
-            yield f"{name}  validation loss {figures['valid_loss']:.3f}"
+            losses = [
+                f"  {key.removeprefix(LOSS_OF)} {value:.3f}"
+                for key, value in figures.items()
+                if key.startswith(LOSS_OF)
+            ]
+            yield f"{name}  validation loss {figures['valid_loss']:.3f}{''.join(losses)}"
             return
         yield (
             f"{name}  validation loss {figures['valid_loss']:.3f}  BLEU {figures['bleu']:.1f}  "
@@ -158,11 +167,14 @@ class Validation:
     def __call__(self, weights: Arrays) -> ValidationReport:
         """Return the report of a model with these arrays."""
         corpus = self.corpus
-        groups = batches.eval_batches(corpus.valid, *corpus.valid_shapes)
-        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
-        losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
+        of_tasks = {
+            name: self._sums(weights, corpus.valid.take(numbers))
+            for name, numbers in corpus.valid_tasks.items()
+        }
+        losses, tokens = sum(of_tasks.values()) if of_tasks else self._sums(weights, corpus.valid)
         if not self.pairs:  # texts without translations
-            return ValidationReport({"valid_loss": float(losses / tokens)}, [])
+            figures = {f"{LOSS_OF}{name}": float(a / b) for name, (a, b) in of_tasks.items()}
+            return ValidationReport({"valid_loss": float(losses / tokens)} | figures, [])
         model = transformer.unflatten(corpus.config, weights)
         sources, references = map(list, zip(*self.pairs, strict=True))
         translator = translation.Translator(
@@ -171,6 +183,12 @@ class Validation:
         hypotheses = translator(sources)
         figures = {"valid_loss": float(losses / tokens), **score(hypotheses, references)}
         return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
+
+    def _sums(self, weights: Arrays, pairs: EncodedPairs) -> Any:
+        """Return the summed loss of pairs, and their number of target tokens."""
+        groups = batches.eval_batches(pairs, *self.corpus.valid_shapes)
+        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
+        return np.array(jax.device_get(sums)).sum(axis=0)
 
 
 # On a test set

@@ -113,7 +113,7 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
     words, limits = _tokenizer(options, folder)
     decided = prepared.Decided(
         data.task,
-        denoising.density(data),
+        denoising.density(data, data.task),
         data.mean_noise_span_length,
         data.vocabularies,
         data.too_long,
@@ -157,7 +157,14 @@ def _check(options: TrainOptions) -> None:
     data = options.data
     if data.kind not in (DataSource.LINES, DataSource.PAIRS):
         raise ConfigError("prepare reads files: give data.train or data.train_source, and so on")
-    for name in ("bpe_dropout", "packing", "train_weights", "tokens_per_batch", "buckets"):
+    for name in (
+        "bpe_dropout",
+        "packing",
+        "train_weights",
+        "train_tasks",
+        "tokens_per_batch",
+        "buckets",
+    ):
         if getattr(data, name) != getattr(DataOptions, name):
             raise ConfigError(f"data.{name}={getattr(data, name)} is an option of train")
 

@@ -114,7 +114,9 @@ def introduction(
         )
     task = options.data.task
     pairs = counted(about["train_pairs"], "pair" if task is Task.TRANSLATION else "text")
-    yield f"{pairs} in batches of {', '.join(shapes)}, {about['fill']:.0%} full"
+    # The texts of these two are shorter than the longest that batches are planned for
+    most = {Task.DENOISING, Task.PREFIX_LM}.intersection(options.data.tasks) and "at most "
+    yield f"{pairs} in batches of {', '.join(shapes)}, {most or ''}{about['fill']:.0%} full"
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""
         yield (

@@ -234,6 +234,10 @@ SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
         ({"packing": 1}, ["data.packing=1", "at least 2"]),
         ({"noise_density": 0.2}, ["data.noise_density=0.2", "without data.task"]),
         ({"task": Task.PREFIX_LM, "mean_noise_span_length": 2.0}, ["span_length=2.0", "denoising"]),
+        ({"train_tasks": (Task.DENOISING,)}, ["train_tasks has 1 tasks", "0 training files"]),
+        ({"train_tasks": tuple(Task)}, ["train_tasks=translation", "tasks of plain lines"]),
+        (DENOISE | {"train_tasks": (Task.PREFIX_LM,)}, ["data.task=span-corruption: leave"]),
+        ({"prepared": "a", "train_tasks": (Task.PREFIX_LM,)}, ["with data.prepared"]),
         (DENOISE | {"noise_density": 0.0}, ["data.noise_density=0.0", "above 0"]),
         (DENOISE | {"noise_density": 1.0}, ["data.noise_density=1.0", "below 1"]),
         (DENOISE | {"mean_noise_span_length": 0.9}, ["span_length=0.9", "at least 1"]),
@@ -335,6 +339,33 @@ def test_an_epoch_has_every_text_once(tmp_path, lines, task, packed):
         mask = data.tokenizer.vocab_size - 1
         assert np.array_equal(np.sort(targets), np.sort(text)) and mask not in text
         assert 0.5 * len(text) < np.sum(sources != mask) < 0.8 * len(text)
+
+
+@pytest.mark.parametrize("packed", [None, 24])
+def test_each_file_has_its_task(tmp_path, lines, packed):
+    """And each task has a validation; a file of weight 2 comes twice."""
+    path = lines["train_source"][0]
+    other = tmp_path / "other"
+    other.write_text("\n".join(f"{i} {i + 1}" for i in range(50)) + "\n")
+    named = {"train_source": (path, str(other)), "valid_source": lines["valid_source"]}
+    named |= {"train_tasks": (Task.SPAN_CORRUPTION, Task.DENOISING), "train_weights": (1.0, 2.0)}
+    data = prepared(tmp_path, T5, **named, vocab_size=400, packing=packed)
+    *_, sentinel, mask = range(data.tokenizer.vocab_size)
+    assert data.tokenizer.sentinels[0] == sentinel
+    numbers = np.arange(len(data.train.sources))
+    drawn = data.drawn.at(3, numbers, data.train, 0)
+    assert np.array_equal(drawn.indices < len(TRAIN), [sentinel in row for row in drawn.sources])
+    assert all(mask in source for source in drawn.sources if sentinel not in source)
+    assert (drawn.lengths <= data.drawn.lengths(data.train, 0)).all()
+    assert list(data.valid_tasks) == ["span-corruption", "denoising"]
+    for token, valid in zip((sentinel, mask), data.valid_tasks.values(), strict=True):
+        sources = data.valid.take(valid).sources
+        assert all(token in source for source in sources)
+        assert len(sources) == data.about["valid_pairs"] / 2 > 4
+    stop = data.plan.batches_per_epoch
+    epoch = list(batches.train_stream(data.train, data.plan, 0, stop, drawn=data.drawn))
+    ends = sum((batch.target_out == data.config.eos_id).sum() for batch in epoch)
+    assert ends == np.sum(data.train.indices < len(TRAIN)) + 2 * 50
 
 
 def test_the_built_in_task_is_plain_text_of_both_sides(monkeypatch):
@@ -616,6 +647,15 @@ def test_rows_of_a_damaged_record_are_ignored(tmp_path, lines, recorded, rows):
 
 
 # The first lines of a run
+
+
+@pytest.mark.parametrize("task", [Task.SPAN_CORRUPTION, Task.PREFIX_LM])
+def test_the_fill_of_shorter_texts_is_a_bound(tmp_path, lines, task):
+    named = {name: lines[name] for name in ("train_source", "valid_source")}
+    chosen = options(T5, **named, task=task, vocab_size=400)
+    data, folder = prepared(tmp_path, T5, **named, task=task, vocab_size=400), RunFolder(tmp_path)
+    shown = next(line for line in recipe.introduction(chosen, data, folder, 0) if "full" in line)
+    assert ("at most" in shown) == (task is Task.PREFIX_LM)
 
 
 def test_a_vocabulary_or_warm_up_that_is_not_reached_is_named(tmp_path, lines):

@@ -23,7 +23,7 @@ WORDS = Tokenizer.train(LINES, 400, **IDS, sentinels=100)
 def texts(lines=LINES, noise=T5, longest=(60, 60), words=WORDS, seed=4):
     if isinstance(noise, SpanCorruption):
         noise = dataclasses.replace(noise, sentinels=words.sentinels)
-    return denoising.drawn_texts(lines, words, noise, *longest, seed)
+    return denoising.drawn_texts(lines, words, (noise,), *longest, seed)
 
 
 def encoded_texts(count: int = 1000) -> encoding.EncodedPairs:
@@ -59,7 +59,7 @@ def test_a_thousand_texts_equal_the_reference_with_the_same_spans(noise, monkeyp
 
     monkeypatch.setattr(denoising, "corrupt", recorded)
     sentinels = tuple(range(199, 99, -1))
-    corrupted = denoising.DrawnTexts(dataclasses.replace(noise, sentinels=sentinels), 3)
+    corrupted = denoising.DrawnTexts((dataclasses.replace(noise, sentinels=sentinels),), 3)
     drawn = corrupted.at(7, np.arange(1000), encoded, 0)
     for i, text in enumerate(encoded.sources):
         parts = all_parts[i]
@@ -124,7 +124,7 @@ def test_a_thousand_denoised_texts_equal_the_reference_with_the_same_draws(noise
         lambda *a: permutations.append(permutation(*a)) or permutations[-1],
     )
     monkeypatch.setattr(Denoising, "sizes", lambda *a: all_sizes.append(sizes(*a)) or all_sizes[-1])
-    drawn = denoising.DrawnTexts(noise, 3).at(7, np.arange(1000), encoded, 0)
+    drawn = denoising.DrawnTexts((noise,), 3).at(7, np.arange(1000), encoded, 0)
     all_inserted = 0
     for i, text in enumerate(map(np.ndarray.tolist, encoded.sources)):
         order, starts, among = (each.tolist() for each in permutations[3 * i : 3 * i + 3])
@@ -152,8 +152,8 @@ def test_the_lengths_of_spans_are_of_a_poisson_distribution():
 def test_a_prefix_ends_at_every_token_alike():
     encoded = encoded_texts(1)
     text = encoded.sources[0][:5]
-    encoded = dataclasses.replace(encoded, sources=[text] * 4000, targets=[])
-    drawn = denoising.DrawnTexts(PrefixLM(), 0).at(0, np.arange(4000), encoded, 0)
+    encoded = dataclasses.replace(encoded, sources=[text] * 4000, indices=np.arange(4000))
+    drawn = denoising.DrawnTexts((PrefixLM(),), 0).at(0, np.arange(4000), encoded, 0)
     for source, target in zip(drawn.sources, drawn.targets, strict=True):
         assert [*source, *target] == text.tolist()
     counts = np.bincount(list(map(len, drawn.sources)))
@@ -198,14 +198,17 @@ def test_sentinels_are_the_last_ids_and_text_never_becomes_one():
 
 def test_a_mask_is_the_last_id_and_sentences_end_with_punctuation():
     words = Tokenizer.train([*LINES, "One. Two? Three! 3.5"], 300, **IDS, mask=True)
-    task = denoising.objective(DataOptions(Task.DENOISING), words)
+    task = denoising.objective(DataOptions(), Task.DENOISING, words)
     assert (task.density, task.span_length, task.mask) == (0.3, 3.0, words.vocab_size - 1)
     assert words.vocab_size <= 300 and words.tokens()[task.mask] == "<mask>"
     assert task.mask not in words.encode("<mask>")
     assert sorted(map(words.decode, ([end] for end in task.ends))) == ["!", ".", "?"]
-    assert denoising.objective(DataOptions(Task.DENOISING, 0.2, 4.0), words).density == 0.2
+    assert (
+        denoising.objective(DataOptions(Task.DENOISING, 0.2, 4.0), Task.DENOISING, words).density
+        == 0.2
+    )
     with pytest.raises(ConfigError, match=r"replaces spans by <mask>, and the tokenizer has no"):
-        denoising.objective(DataOptions(Task.DENOISING), WORDS)
+        denoising.objective(DataOptions(), Task.DENOISING, WORDS)
 
 
 def test_what_cannot_be_corrupted_is_refused():
@@ -215,7 +218,7 @@ def test_what_cannot_be_corrupted_is_refused():
     with pytest.raises(ConfigError, match="the tokenizer has 0 sentinels <extra_id_0>"):
         texts(words=Tokenizer.train(LINES, 400, **IDS))
     few = Tokenizer.train(LINES, 400, **IDS, sentinels=3)
-    assert texts(words=few, longest=(59, 59))[1].task.sentinels == few.sentinels
+    assert texts(words=few, longest=(59, 59))[1].tasks[0].sentinels == few.sentinels
     with pytest.raises(
         ConfigError, match="replaces up to 4 spans of a text, and the tokenizer has 3"
     ):

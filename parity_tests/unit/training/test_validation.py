@@ -26,7 +26,9 @@ SUMS = [(6.0, 2), (1.0, 8)]
 def corpus(monkeypatch) -> Corpus:
     """Two batches, and a translator that returns every line in capitals."""
     nothing = dict.fromkeys(("config", "tokenizer", "valid"))
-    corpus = helpers.stand_in(Corpus, **nothing, valid_pairs=PAIRS, valid_shapes=((4,), (1,)))
+    corpus = helpers.stand_in(
+        Corpus, **nothing, valid_pairs=PAIRS, valid_tasks={}, valid_shapes=((4,), (1,))
+    )
     numbered = [Batch(*[np.full((1, 1), number, np.int32)] * 3) for number in range(len(SUMS))]
     monkeypatch.setattr(batches, "eval_batches", lambda *_: [(None, each) for each in numbered])
     monkeypatch.setattr(
@@ -52,6 +54,24 @@ def test_texts_without_translations_have_a_loss_alone(corpus):
     report = evaluation.Validation(TrainOptions(), corpus, Devices.take(1))({})
     assert report == evaluation.ValidationReport({"valid_loss": pytest.approx(7 / 10)}, [])
     assert list(report.describe("step 3", 1, 3)) == ["step 3  validation loss 0.700"]
+
+
+def test_each_task_has_its_loss(corpus, monkeypatch):
+    numbers = {"span-corruption": np.array([0]), "prefix-lm": np.array([1])}
+    valid = types.SimpleNamespace(take=lambda chosen: chosen)
+    vars(corpus).update(valid_pairs=[], valid=valid, valid_tasks=numbers)
+    monkeypatch.setattr(
+        batches, "eval_batches", lambda chosen, *_: [(None, Batch(*[chosen[None]] * 3))]
+    )
+    report = evaluation.Validation(TrainOptions(), corpus, Devices.take(1))({})
+    assert list(report.describe("step 3", 1, 3)) == [
+        "step 3  validation loss 0.700  span-corruption 3.000  prefix-lm 0.125"
+    ]
+    assert report.figures == {
+        "valid_loss": pytest.approx(0.7),
+        "valid_loss_span-corruption": 3.0,
+        "valid_loss_prefix-lm": 0.125,
+    }
 
 
 def test_the_best_checkpoint_of_a_denoising_run_has_the_lowest_loss():
