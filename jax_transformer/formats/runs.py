@@ -259,17 +259,18 @@ def _fill(
     run: Path, step: int, new: NewFolder, to: Destination, check: Check, about: dict[str, Any]
 ) -> None:
     """Write the checkpoint of a new run folder, read it back and compare."""
+
+    def named(arrays: LazyState) -> dict[str, LazyTensor]:
+        return {name.partition("/")[2]: tensor for name, tensor in arrays.items()}
+
     groups: dict[str, dict[str, LazyTensor]] = {"params": {}, "frozen": {}}
     for name, tensor in new.state.items():
         groups["frozen" if name in to.frozen else "params"][name] = tensor
     root = run / "checkpoints"
     root.mkdir(parents=True)
-    saving.write(root, step, groups, about=about)
+    saving.write(root, step, groups, about=about, compare=lambda read: new.compare(named(read)))
     # Its manifest has just been computed from the files
-    scanned = checkpoint.scan(checkpoint.open(root, step, verified=True), groups)
-    arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}
-    new.compare(arrays)
-    check(arrays)
+    check(named(checkpoint.scan(checkpoint.open(root, step, verified=True), groups)))
 
 
 RUN = Run()

@@ -147,8 +147,7 @@ def folder(
     path.parent.mkdir(exist_ok=True)
     try:
         yield temporary
-        for written in [*temporary.rglob("*"), temporary]:
-            sync(written)
+        sync_folder(temporary)
         if parent_is_new:
             sync(path.parent.parent)
         _rename(temporary, path, aside)
@@ -189,6 +188,12 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder and everything in it is on the disk."""
+    for written in [*path.rglob("*"), path]:
+        sync(written)
 
 
 def sync(path: Path) -> None:

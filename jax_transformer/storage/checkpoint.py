@@ -141,6 +141,15 @@ def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
         about, identity = read_manifest(folder, step), _files(path)
     else:
         about, identity = verify(folder, step)
+    return _opened(path, step, about, identity)
+
+
+def unfinished(path: Path, step: int) -> Checkpoint:
+    """Open a checkpoint whose arrays have been written, and whose manifest has not."""
+    return _opened(path, step, {}, _files(path))
+
+
+def _opened(path: Path, step: int, about: Mapping[str, Any], identity: Identity) -> Checkpoint:
     stored, tensors = {}, {}
     for name, array in open_arrays(path).items():
         group, slash, rest = name.partition("/")

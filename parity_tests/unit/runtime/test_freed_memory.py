@@ -53,7 +53,7 @@ def test_settings_of_the_environment_win():
     assert (result, faults > 1000) == ("False", True), faults
 
 
-def test_freed_arrays_of_a_conversion_are_given_back():
-    result, faults = child("give back", 8)
-    assert (result, faults > 1000) == ("True", True), faults
-    assert child("", 8)[1] < 1000  # they stay in the heap by default
+@pytest.mark.parametrize(("mebibytes", "stays"), [(8, True), (48, False)])
+def test_large_freed_arrays_of_a_conversion_are_given_back(mebibytes, stays):
+    result, faults = child("give back", mebibytes)
+    assert (result, faults < 1000) == ("True", stays), faults

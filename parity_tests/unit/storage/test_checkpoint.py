@@ -489,6 +489,34 @@ def test_an_error_of_the_last_write_is_reported(batch, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_difference_on_the_disk_leaves_no_checkpoint(tmp_path):
+    def refuse(stored: tensors.LazyState) -> None:
+        raise errors.InputError(f"{', '.join(stored)} reads back different")
+
+    groups = {"params": tensors.in_memory({"a": np.ones(3)})}
+    with pytest.raises(errors.InputError, match="params/a reads back different"):
+        saving.write(tmp_path, 3, groups, about={}, compare=refuse)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("module, name", [(checkpoint, "sha256"), (atomic, "sync_folder")])
+def test_an_error_of_hashing_or_of_the_disk_is_reported(module, name, tmp_path, monkeypatch):
+    """Linux reports an error of the disk only once."""
+    real = getattr(module, name)
+    errors_of_the_disk = iter([OSError(errno.EIO, "Input/output error")])
+
+    def failing(path: Path) -> Any:
+        for error in errors_of_the_disk:
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(module, name, failing)
+    groups = {"params": tensors.in_memory({"a": np.ones(3)})}
+    with pytest.raises(errors.CheckpointError, match=r"could not be written .*Input/output error"):
+        saving.write(tmp_path, 3, groups, about={})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("batch", [1, 40, 1 << 20])
 def test_arrays_that_are_written_one_by_one_are_orbax_s_own(batch, tmp_path, monkeypatch):
     """Every dtype and rank, in any number of parts: Orbax restores them, as JAX's arrays too."""
@@ -503,13 +531,20 @@ def test_arrays_that_are_written_one_by_one_are_orbax_s_own(batch, tmp_path, mon
                 tensors.DTYPES[dtype]
             )
     lazy = {group: tensors.in_memory(arrays) for group, arrays in groups.items()}
-    saving.write(tmp_path, 3, lazy, about={})
+    read: dict[str, np.ndarray] = {}
+
+    def compare(stored: tensors.LazyState) -> None:
+        read.update({name: tensor.read() for name, tensor in stored.items()})
+
+    saving.write(tmp_path, 3, lazy, about={}, compare=compare)
     opened = checkpoint.open(tmp_path, 3)
+    assert read.keys() == opened.tensors.keys()
     arrays, restored = opened.arrays(), opened.load(groups)
     assert restored.keys() == groups.keys() and not restored["empty"]
     for group, expected in groups.items():
         assert restored[group].keys() == expected.keys()
         for name, array in expected.items():
-            for again in (arrays[f"{group}/{name}"], np.asarray(restored[group][name])):
+            path = f"{group}/{name}"
+            for again in (read[path], arrays[path], np.asarray(restored[group][name])):
                 assert tensors.same(again, array), name
     assert checkpoint.problems(tmp_path, 3) == []
