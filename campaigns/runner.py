@@ -32,6 +32,7 @@ CAMPAIGNS = {
     "kills": "campaigns.interruptions.campaign:KILLS",
     "mutants": "campaigns.mutants.campaign:MUTANTS",
     "power-loss": "campaigns.crashes.campaign:POWER_LOSS",
+    "preparation-kills": "campaigns.interruptions.preparation_kills:PREPARATION_KILLS",
     "resumes": "campaigns.interruptions.resumes:RESUMES",
     "round-trips": "campaigns.round_trips:ROUND_TRIPS",
     "signals": "campaigns.interruptions.campaign:SIGNALS",

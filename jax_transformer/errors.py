@@ -68,7 +68,7 @@ class NonFiniteLossError(Refusal, ArithmeticError):
 
 
 class LockedError(Refusal):
-    """A run folder in which another process is training (exit code 7)."""
+    """A run folder or corpus that another process writes (exit code 7)."""
 
     exit_code = 7
 

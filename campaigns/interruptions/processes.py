@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from campaigns.interruptions import tiny_run
 from campaigns.interruptions.fork_server import Command, Forked
 from campaigns.interruptions.tiny_run import RUN, write_text
 from parity_tests import compiling
@@ -110,7 +111,10 @@ class Sandbox:
     def create(self) -> None:
         """Create the folder, with the text that the arguments name."""
         self.folder.mkdir(parents=True)
-        write_text(self.folder)
+        text = write_text(self.folder)
+        if tiny_run.CORPUS in self.arguments:
+            command = [sys.executable, "-m", "jax_transformer", *tiny_run.PREPARE, *text]
+            subprocess.run(command, cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
 
     @property
     def run(self) -> Path:

@@ -7,14 +7,18 @@ STEPS, EVAL_EVERY, LOG_EVERY = 20, 5, 3
 COMMON = (
     "--model.preset t5 --model.d-model 8 --model.num-heads 2 --model.d-ff 16 "
     "--model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 16 "
-    "--data.vocab-size 300 --data.tokens-per-batch 128 --eval-pairs 2 "
+    "--data.tokens-per-batch 128 --eval-pairs 2 "
     "--optimizer.warmup-steps 10 --optimizer.learning-rate 0.01 "
     f"--steps {STEPS} --eval-every {EVAL_EVERY} --log-every {LOG_EVERY} --average 3"
 )
+CORPUS = "corpus"
 SETTINGS = {
     "ema": "--data.buckets 1 --optimizer.ema 0.9",
     "accumulate": "--data.buckets 2 --optimizer.accumulate 2",
+    "prepared": f"--data.prepared {CORPUS} --data.buckets 2",
 }
+PREPARE = ["prepare", CORPUS, "--preset", "t5", "--data.max-source-length", "16"]
+PREPARE += ["--data.max-target-length", "16", "--processes", "1", "--data.vocab-size", "300"]
 SHARDED = "accumulate"
 """The setting in which several processes divide the weights, by ``--mesh.fsdp``."""
 ENGLISH, GERMAN = (
@@ -53,5 +57,6 @@ def text_flags(folder: Path) -> list[str]:
 
 
 def train_flags(setting: str) -> list[str]:
-    """The flags of the run of a setting, on the text in its folder."""
-    return [*text_flags(Path()), *COMMON.split(), *setting.split()]
+    """The flags of the run of a setting, on the text or the corpus in its folder."""
+    text = [] if CORPUS in setting else [*text_flags(Path()), "--data.vocab-size", "300"]
+    return [*text, *COMMON.split(), *setting.split()]

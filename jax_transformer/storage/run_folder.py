@@ -340,7 +340,7 @@ def lock(folder: Path) -> Iterator[None]:
         acquired.acquire(timeout=0)
     except filelock.Timeout:
         raise LockedError(
-            f"{folder} is in use by {_holder(folder)}; wait for it, stop it, or give another --run"
+            f"{folder} is in use by {_holder(folder)}; wait for it, stop it, or give another folder"
         ) from None
     try:
         started = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -27,7 +27,7 @@ from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.prepared import Manifest, Shard
 from jax_transformer.errors import ConfigError, InputError, counted
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, huggingface_folder, run_files
+from jax_transformer.storage import atomic, huggingface_folder, run_files, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
 from jax_transformer.training.options import TrainOptions
@@ -102,13 +102,19 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
     ``options`` name text, tokenizer (or the model whose special ids one is trained with) and
     maximum lengths. 0 processes: one for each core.
 
-    Raises ConfigError if the options cannot be used or the folder holds another corpus, InputError
-    that names the file and line of bad text.
+    Raises ConfigError if the options cannot be used or the folder holds another corpus, LockedError
+    if another process writes there, InputError that names the file and line of bad text.
     """
     data = options.data
     _check(options)
     parallel_text.check_readable(data.files)
-    folder.mkdir(parents=True, exist_ok=True)
+    with run_folder.lock(folder):
+        atomic.remove_unfinished(folder)
+        return _made_corpus(options, folder, processes or distributed.cores())
+
+
+def _made_corpus(options: TrainOptions, folder: Path, processes: int) -> Manifest:
+    data = options.data
     valid = corpus.read_split(data, "valid")
     words, limits = _tokenizer(options, folder)
     decided = prepared.Decided(
@@ -123,7 +129,7 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
     # A text without translation is as long as its source and its target at most
     wide = max(words.source.vocab_size, words.target.vocab_size, sum(limits)) >= 2**16
     encoder = Encoder(data, limits, words, folder, wide)
-    shards = list(_shards(encoder, processes or distributed.cores(), valid))
+    shards = list(_shards(encoder, processes, valid))
     _check_text(shards, limits)
     parts = len(data.train or data.train_source)
     manifest = Manifest(

@@ -100,6 +100,7 @@ def introduction(
     name = options.model.preset if source is None else f"from {options.init}"
     vocabulary = " and ".join(map(str, sizes))
     size = f"{trained:,} parameters"
+    tokenizer = options.data.tokenizer or options.data.prepared
     if options.lora.rank:
         size = f"{trained:,} parameters of adapters (rank {options.lora.rank}) are trained"
     elif options.freeze:
@@ -107,7 +108,7 @@ def introduction(
     yield f"{folder.path}: {name}, {size}, vocabulary {vocabulary}"
     if source is not None:
         yield from source.lines()
-    elif options.data.tokenizer is None and min(sizes) < options.data.vocab_size:
+    elif not tokenizer and min(sizes) < options.data.vocab_size:
         yield (
             f"warning: data.vocab_size={options.data.vocab_size} is not reached: the training text "
             f"yields a vocabulary of {vocabulary}"

@@ -14,9 +14,10 @@ from jax_transformer.config import Tying
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import Prepared, PreparedPairs
-from jax_transformer.errors import ConfigError, InputError, Refusal
+from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
+from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, preparation
+from jax_transformer.training import corpus, preparation, recipe
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit import runs
 
@@ -111,6 +112,15 @@ def test_batches_are_those_of_the_text_in_memory(case, tmp_path, text):
     assert_equal_batches(*both(tmp_path, text, CASES[case]))
 
 
+def test_a_run_does_not_warn_of_the_vocabulary_that_was_prepared(tmp_path, text):
+    prepare(tmp_path, **text, vocab_size=300)
+    chosen = options(prepared=str(tmp_path / "corpus"))
+    assert chosen.data.vocab_size > 300
+    folder = RunFolder(tmp_path / "run")
+    lines = recipe.introduction(chosen, corpus.prepare(chosen, folder), folder, 0)
+    assert not any("vocab_size" in line for line in lines)
+
+
 @pytest.mark.parametrize("task", [task for task in Task if task is not Task.TRANSLATION])
 def test_texts_of_a_task_are_those_in_memory(tmp_path, task):
     lines = tmp_path / "lines.txt"
@@ -194,6 +204,16 @@ def test_a_preparation_that_was_killed_goes_on_and_makes_the_same_files(
     numbers = [int(re.search(r"\d+", name)[0]) for name in begun]
     assert numbers == [0, 1, 2, 0, 2, 3, 4]
     assert files(folder) == files(tmp_path / "a/corpus")
+
+
+def test_what_a_killed_process_left_is_removed_and_a_second_one_is_refused(tmp_path, text):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / ".train-00000.array_record.4711").write_bytes(b"unfinished")
+    with run_folder.lock(folder), pytest.raises(LockedError, match="corpus is in use by process"):
+        prepare(tmp_path, **text, vocab_size=300)
+    prepare(tmp_path, **text, vocab_size=300)
+    assert [name for name in files(folder) if name.startswith(".")] == [".lock"]
 
 
 def test_several_processes_make_the_same_files(tmp_path, text):
