@@ -29,7 +29,7 @@ SEED = 20240305
 TARGETS = ("de", "fr", "es")
 VALID_PAIRS = TEST_PAIRS = 1_000
 COMMON = 5  # the fewest pairs of a language that a word of its valid and test pairs occurs in
-DESTINATION = Path(__file__).with_name("phrases.tsv.xz")
+DESTINATION = Path(__file__).parents[1] / "jax_transformer/data/phrases.tsv.xz"
 
 Write = Callable[[Locale], str]
 Template = Callable[

@@ -443,13 +443,14 @@ def to_flax(
 
 def to_torch(table: Rules, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the PyTorch tensors by name, in the table's order."""
-    state: dict[str, np.ndarray] = {}
-    for rule in table:
-        if isinstance(rule, Alias):
-            state[rule.torch] = state[rule.of].copy()
-        else:
-            state[rule.torch] = rule.joined([arrays[name] for name in rule.flax], own=True)
-    return state
+    joined = {
+        rule.torch: rule.joined([arrays[name] for name in rule.flax], own=True)
+        for rule in without_aliases(table)
+    }
+    return {
+        rule.torch: joined[rule.of].copy() if isinstance(rule, Alias) else joined[rule.torch]
+        for rule in table
+    }
 
 
 # The same for tensors that are read one at a time

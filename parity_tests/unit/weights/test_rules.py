@@ -91,6 +91,13 @@ def test_there_and_back_is_the_identity_bit_for_bit(config):
     assert own_and_contiguous(back, arrays)
 
 
+def test_an_alias_may_come_before_its_tensor():
+    table = [Alias("a.weight", "b.weight"), Rule("b.weight", ("x",))]
+    back = rules.to_torch(table, {"x": np.arange(3.0)})
+    assert list(back) == ["a.weight", "b.weight"] and own_and_contiguous(back, {})
+    assert all(np.array_equal(array, np.arange(3.0)) for array in back.values())
+
+
 def test_a_model_returns_its_weights_bit_for_bit(config):
     state = any_state(config, DTYPES)
     back = convert.to_torch(convert.from_torch(state, config))
