@@ -176,6 +176,8 @@ class DataOptions:
                 f"data.bpe_dropout={self.bpe_dropout} changes: leave one of them out"
             )
         self._check_tasks()
+        if self.noise_density == 0.15 and Task.DENOISING not in self.tasks:
+            object.__setattr__(self, "noise_density", None)  # runs recorded it, for every task
         self._check_complete()
         self._check_all_used()
         if self.vocabularies is Vocabularies.SHARED:

@@ -281,6 +281,14 @@ def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words):
     assert short.source.shape[1] == 8 and long.source.shape[1] == widest
 
 
+def test_the_density_that_runs_recorded_is_the_default():
+    """So they go on: before there were other tasks than span corruption, it was the default."""
+    assert DataOptions(noise_density=0.15) == DataOptions()
+    for task, changed in ((Task.SPAN_CORRUPTION, False), (Task.DENOISING, True)):
+        lines = {"task": task, "train_source": ("a",), "valid_source": ("b",)}
+        assert (DataOptions(**lines, noise_density=0.15) != DataOptions(**lines)) == changed
+
+
 @pytest.mark.parametrize("packed", [None, 12])
 def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     named = {name: lines[name] for name in ("train_source", "valid_source")}
