@@ -23,7 +23,7 @@ class EvaluateOptions(ModelOptions):
     target: Annotated[option.PathText | None, Option(synonyms="tgt trg ref references")] = None
     """Reference translations, line by line, plain or gzip."""
     pairs: option.PathText | None = None
-    """A .tsv or .jsonl file in place of --source and --target, plain or gzip."""
+    """A .tsv, .jsonl or .parquet file in place of --source and --target."""
     source_field: option.FieldName = "source"
     """Field of the source in .jsonl, for example translation.de."""
     target_field: option.FieldName = "target"
@@ -49,7 +49,8 @@ class EvaluateOptions(ModelOptions):
         if self.pairs is not None and parallel_text.suffix(self.pairs) is None:
             known = ", ".join(parallel_text.SUFFIXES)
             raise ConfigError(
-                f"--pairs {self.pairs}: must end with one of {known}, or with .gz after"
+                f"--pairs {self.pairs}: must end with one of {known}; the first two may have "
+                ".gz or .zst after"
             )
 
 

@@ -59,7 +59,7 @@ class DataSource(enum.StrEnum):
 
     PHRASES = "phrases"  # the built-in task
     LINES = "lines"  # files of source lines and of target lines
-    PAIRS = "pairs"  # .tsv and .jsonl files
+    PAIRS = "pairs"  # .tsv, .jsonl and .parquet files
     DATASET = "dataset"  # a Hugging Face data set
     PREPARED = "prepared"  # the folder of `jax-transformer prepare`
 
@@ -99,7 +99,7 @@ class DataOptions:
     train_source: Annotated[
         tuple[option.PathText, ...], Option(synonyms="source src train_src")
     ] = ()
-    """Training lines to translate, plain or gzip."""
+    """Training lines to translate, plain, gzip or zstd."""
     train_target: Annotated[
         tuple[option.PathText, ...], Option(synonyms="target tgt trg train_tgt")
     ] = ()
@@ -109,13 +109,13 @@ class DataOptions:
     valid_target: tuple[option.PathText, ...] = ()
     """Translations of --data.valid-source, line by line."""
     train: tuple[option.PathText, ...] = ()
-    """Training pairs in .tsv or .jsonl files, plain or gzip."""
+    """Training pairs: .tsv or .jsonl, perhaps .gz or .zst; .parquet."""
     train_weights: tuple[float, ...] = ()
     """Epochs of each training file in an epoch (default: 1)."""
     train_tasks: option.Rare[tuple[Task, ...]] = ()
     """Task of each training file of plain lines (default: --data.task)."""
     valid: tuple[option.PathText, ...] = ()
-    """Validation pairs in .tsv or .jsonl files."""
+    """Validation pairs in such files."""
     prepared: option.Rare[option.PathText | None] = None
     """Folder of jax-transformer prepare, instead of text."""
     dataset: option.Rare[option.PathText | None] = None
@@ -127,9 +127,9 @@ class DataOptions:
     valid_split: Annotated[option.Rare[str], Option(metavar="SPLIT")] = "validation"
     """Split of the data set to validate on."""
     source_field: option.Rare[option.FieldName] = "source"
-    """Field of the source in .jsonl, for example translation.de."""
+    """Field of the source in .jsonl and .parquet, for example translation.de."""
     target_field: option.Rare[option.FieldName] = "target"
-    """Field of the target in .jsonl, for example translation.en."""
+    """Field of the target in .jsonl and .parquet, for example translation.en."""
     vocabularies: Vocabularies = Vocabularies.SHARED
     """One vocabulary for both sides, or two."""
     vocab_size: int = 1000
@@ -269,7 +269,8 @@ class DataOptions:
         for path in (*self.train, *self.valid):
             if parallel_text.suffix(path) is None:
                 raise ConfigError(
-                    f"{path}: a file of pairs ends in .tsv or .jsonl, or in one of them and .gz"
+                    f"{path}: a file of pairs ends in .tsv or .jsonl, perhaps with .gz or .zst "
+                    "after it, or in .parquet"
                 )
 
     def _check_plain_lines(self) -> None:
@@ -303,9 +304,10 @@ class DataOptions:
                 raise ConfigError(f"data.{name}={value!r} has no meaning with data.prepared")
             if name in _DATASET:
                 raise ConfigError(f"data.{name}={value!r} has no meaning without data.dataset")
-            if name in _FIELDS and ".jsonl" not in suffixes:
+            if name in _FIELDS and not suffixes & {".jsonl", parallel_text.PARQUET}:
                 raise ConfigError(
-                    f"data.{name}={value!r} has no meaning without .jsonl files or data.dataset"
+                    f"data.{name}={value!r} has no meaning without .jsonl or .parquet files or "
+                    "data.dataset"
                 )
         if self.source_field == self.target_field:
             raise ConfigError(

@@ -1,10 +1,12 @@
 """Parallel text: sentences with their translations.
 
 They are two files where line n of one translates line n of the other, files of pairs (``.tsv``:
-source, tab, target; ``.jsonl``: an object per line), or a Hugging Face data set, of the hub or in a
-local folder. The rules for all text are here too: line ends, pairs that are dropped, and refusals.
+source, tab, target; ``.jsonl``: an object per line; ``.parquet``), or a Hugging Face data set, of
+the hub or in a local folder. The rules for all text are here too: line ends, pairs that are
+dropped, and refusals.
 """
 
+import functools
 import gzip
 import hashlib
 import io
@@ -20,11 +22,15 @@ from typing import Any
 
 from jax_transformer import errors
 
-SUFFIXES = (".tsv", ".jsonl")
-"""Endings of the names of files of pairs, perhaps followed by ``.gz``."""
+PARQUET = ".parquet"
+SUFFIXES = (".tsv", ".jsonl", PARQUET)
+"""Endings of the names of files of pairs; of text, perhaps followed by ``.gz`` or ``.zst``."""
 GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18")
+"""The start of a frame, and of the frame without content that pzstd writes before each."""
 UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20  # bytes to read at a time, if there are as many
+_ZSTD_CHUNK = 1 << 16  # compressed; text has some times as many
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Pairs:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    r"""Return the lines of a UTF-8 text file, plain or gzipped (by its content, not its suffix).
+    r"""Return the lines of a UTF-8 text file, plain, gzip or zstd (by content, not suffix).
 
     A line ends at ``\n`` only: ``str.splitlines`` also splits at U+2028, U+0085 and form feeds, so
     the two sides would no longer match.
@@ -63,26 +69,54 @@ def read_chunks(path: str | Path) -> Iterator[list[str]]:
 
 
 def split_chunks(file: io.BufferedReader, name: str) -> Iterator[list[str]]:
-    """Yield the lines of an open file as they come, plain or gzipped; ``name`` is for messages.
+    """Yield the lines of an open file as they come, also of gzip or zstd; ``name`` is for messages.
 
     A line ends as in :func:`read_lines`; the last one may have no end.
     """
-    zipped = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
-    reader: Any = gzip.GzipFile(fileobj=file) if zipped else file
+    begin, chunks = file.peek(4), iter(functools.partial(file.read1, _CHUNK), b"")
+    if begin.startswith(GZIP_MAGIC):
+        chunks = _gunzip(file, name)
+    elif begin.startswith(ZSTD_MAGIC):
+        chunks = _unzstd(file, name)
     count, rest = 0, b""
+    for chunk in chunks:
+        content, newline, rest = (rest + chunk).rpartition(b"\n")
+        if newline:
+            lines = _lines(content, name, count)
+            count += len(lines)
+            yield lines
+    if rest and (count or rest != UTF8_BOM):
+        yield _lines(rest, name, count)
+
+
+def _gunzip(file: io.BufferedReader, name: str) -> Iterator[bytes]:
     try:
-        while chunk := reader.read1(_CHUNK):
-            content, newline, rest = (rest + chunk).rpartition(b"\n")
-            if newline:
-                lines = _lines(content, name, count)
-                count += len(lines)
-                yield lines
+        yield from iter(functools.partial(gzip.GzipFile(fileobj=file).read1, _CHUNK), b"")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise errors.InputError(
             f"{name}: the gzip data are truncated or damaged: {error}"
         ) from error
-    if rest and (count or rest != UTF8_BOM):
-        yield _lines(rest, name, count)
+
+
+def _unzstd(file: io.BufferedReader, name: str) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        raise errors.ConfigError(
+            f"{name}: zstd data need zstandard: pip install 'jax-seq2seq[zstd]'"
+        ) from None
+    # Not its stream_reader, which ends without a word if the data do
+    frame, decompressor = None, zstandard.ZstdDecompressor()
+    try:
+        while chunk := file.read1(_ZSTD_CHUNK):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(chunk)
+                chunk, frame = frame.unused_data, None if frame.eof else frame
+    except zstandard.ZstdError as error:
+        raise errors.InputError(f"{name}: the zstd data cannot be read: {error}") from error
+    if frame is not None:
+        raise errors.InputError(f"{name}: the zstd data are truncated")
 
 
 def _lines(content: bytes, name: str, count: int = 0) -> list[str]:
@@ -145,9 +179,14 @@ def paired(
 
 
 def suffix(path: str) -> str | None:
-    """Return a path's suffix among SUFFIXES, with or without ``.gz``; None if it has another."""
-    name = path.lower().removesuffix(".gz")
-    return next((known for known in SUFFIXES if name.endswith(known)), None)
+    """Return a path's suffix among SUFFIXES, of text before ``.gz`` or ``.zst``; None if it has
+    another.
+    """
+    name = path.lower()
+    if name.endswith(PARQUET):
+        return PARQUET
+    name = re.sub(r"\.(gz|zst)$", "", name)
+    return next((known for known in SUFFIXES[:-1] if name.endswith(known)), None)
 
 
 def read_pair_file(path: str, source_field: str, target_field: str) -> Pairs:
@@ -156,12 +195,17 @@ def read_pair_file(path: str, source_field: str, target_field: str) -> Pairs:
 
 
 def read_pair_lines(path: str, source_field: str, target_field: str) -> list[tuple[str, str]]:
-    """Return a pair for each line of a file; the fields are a ``.jsonl`` object's.
+    """Return a pair for each line or row of a file; the fields are a ``.jsonl`` object's or the
+    columns of ``.parquet``.
 
     A blank line is a pair with two empty sides.
 
     Raises InputError that names file and line.
     """
+    if suffix(path) == PARQUET:
+        from jax_transformer.data import parquet
+
+        return list(parquet.read_rows(path, source_field, target_field))
     return pairs_of_lines(read_lines(path), path, source_field, target_field)
 
 
@@ -248,14 +292,7 @@ def read_dataset(
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise errors.InputError(f"{where}: {reason}") from error
-    columns = list(dict.fromkeys(field.partition(".")[0] for field in (source_field, target_field)))
-    for column in columns:
-        if column not in rows.column_names:
-            known = list(rows.column_names)
-            raise errors.InputError(
-                f"{where}: no column {column!r}{errors.nearest(column, known)}; "
-                f"known: {', '.join(known)}"
-            )
+    columns = columns_of(where, rows.column_names, source_field, target_field)
     pairs = []
     for number, row in enumerate(rows.select_columns(columns), 1):
         at = f"{where}: row {number}"
@@ -263,6 +300,18 @@ def read_dataset(
     if not pairs:
         raise errors.InputError(f"{where}: the split is empty")
     return checked(pairs, where)
+
+
+def columns_of(where: str, known: Sequence[str], *fields: str) -> list[str]:
+    """Return the columns of some fields. Raises InputError if one is not ``known``."""
+    columns = list(dict.fromkeys(field.partition(".")[0] for field in fields))
+    for column in columns:
+        if column not in known:
+            raise errors.InputError(
+                f"{where}: no column {column!r}{errors.nearest(column, list(known))}; "
+                f"known: {', '.join(known)}"
+            )
+    return columns
 
 
 def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:

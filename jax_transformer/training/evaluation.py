@@ -230,7 +230,7 @@ def evaluate(
     Args:
         run: a run or model folder.
         source, target: files with one sentence per line, or both None.
-        pairs: a .tsv or .jsonl file in their place, with these ``fields`` in .jsonl.
+        pairs: a .tsv, .jsonl or .parquet file in their place, with these ``fields``.
         references: files of more references, line by line. The loss is ``target``'s.
         comet: a checkpoint of COMET, see :func:`load_comet`.
         overrides: changes to the folder's generation config, see

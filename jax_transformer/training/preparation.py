@@ -20,7 +20,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from jax_transformer.config import codec
-from jax_transformer.data import denoising, encoding, parallel_text, prepared
+from jax_transformer.data import denoising, encoding, parallel_text, parquet, prepared
 from jax_transformer.data.encoding import Vocabulary
 from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong
 from jax_transformer.data.parallel_text import Pairs
@@ -41,7 +41,7 @@ _OPTIONS = "options.json"
 
 @dataclass(frozen=True)
 class Block:
-    """Some lines of one file, or of a file of sources and one of targets."""
+    """Some lines of one file, or of one of sources and one of targets; or the texts of Parquet."""
 
     name: str
     part: int
@@ -224,11 +224,22 @@ def _blocks(data: DataOptions, size: int, *, first_only: bool = False) -> Iterat
     number = itertools.count()
     for part, paths in enumerate(zip(sources, targets, strict=True)):
         first = 1
-        for lines in parallel_text.read_blocks([path for path in paths if path], size):
+        for lines in _read(data, [path for path in paths if path], size):
             yield Block(f"train-{next(number):05}.array_record", part, first, lines)
             first += size
             if first_only:
                 break
+
+
+def _read(data: DataOptions, paths: list[str], size: int) -> Iterator[tuple[list[str], ...]]:
+    """Yield lines of the files, ``size`` at a time; of Parquet, the sources and the targets."""
+    if not data.train or parallel_text.suffix(paths[0]) != parallel_text.PARQUET:
+        yield from parallel_text.read_blocks(paths, size)
+        return
+    rows = parquet.read_rows(paths[0], data.source_field, data.target_field)
+    while block := list(itertools.islice(rows, size)):
+        sources, targets = zip(*block, strict=True)
+        yield list(sources), list(targets)
 
 
 def _texts(data: DataOptions, block: Block) -> tuple[int, list[tuple[str, str]]]:
@@ -236,7 +247,7 @@ def _texts(data: DataOptions, block: Block) -> tuple[int, list[tuple[str, str]]]
     lines = block.lines[0]
     if data.task is not Task.TRANSLATION:
         return len(lines), [(line, "") for line in lines if line.strip()]
-    if data.train:
+    if len(block.lines) == 1:
         fields = (data.source_field, data.target_field)
         path = data.train[block.part]
         pairs = parallel_text.pairs_of_lines(lines, path, *fields, first=block.first)

@@ -1,4 +1,4 @@
-"""Pairs in one .tsv or .jsonl file and in Hugging Face data sets; errors name the line."""
+"""Pairs in a .tsv, .jsonl or .parquet file and in Hugging Face data sets; errors name the line."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer import errors
-from jax_transformer.data import parallel_text
+from jax_transformer.data import parallel_text, parquet
 from jax_transformer.data.parallel_text import Pairs
 
 
@@ -33,7 +33,8 @@ def lines(*values) -> str:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [("a.tsv", ".tsv"), ("b/A.TSV.gz", ".tsv"), ("a.jsonl", ".jsonl"), ("a.tsv.jsonl.gz", ".jsonl")]
-    + [(path, None) for path in ("a.txt", "a.json", "tsv", "a.tsv.xz", "a.gz", "a.tsv.gz.gz")],
+    + [("a.tsv.zst", ".tsv"), ("a.tsv.PARQUET", ".parquet"), ("a.parquet.gz", None)]
+    + [(path, None) for path in ("a.txt", "a.json", "tsv", "a.tsv.xz", "a.gz", "a.tsv.zst.gz")],
 )
 def test_the_suffix_decides_the_format(path, expected):
     assert parallel_text.suffix(path) == expected
@@ -111,6 +112,71 @@ def test_text_rules_apply_to_pair_files(tmp_path):
     empty = written(tmp_path / "a.tsv", "a\t\n\tb\n\n")
     assert "each of the 3 pairs has an empty side" in refusal(empty)
     assert "No such file" in refusal(str(tmp_path / "absent.tsv"))
+
+
+# Parquet
+
+
+@pytest.fixture
+def pa():
+    """Return pyarrow."""
+    pytest.importorskip("pyarrow.parquet")
+    return sys.modules["pyarrow"]
+
+
+def parquet_file(path: Path, columns: dict, **options) -> str:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path, **options)
+    return str(path)
+
+
+SIDES = {"source": ["a", "", "c\nd"], "n": [1, 2, 3], "target": ["A", "B", "C"]}
+
+
+def test_pairs_of_parquet_come_in_order_of_row_groups(tmp_path, pa, monkeypatch):
+    monkeypatch.setattr(parquet, "_ROWS", 2)
+    path = parquet_file(tmp_path / "a.parquet", SIDES, row_group_size=2)
+    assert parallel_text.read_pair_file(path, "source", "target") == Pairs(
+        [("a", "A"), ("c\nd", "C")], dropped_empty=1
+    )
+    nested = {"translation": [{"de": "Haus", "en": "house", "n": b"x"}]}
+    path = parquet_file(tmp_path / "b.parquet", nested)
+    loaded = parallel_text.read_pair_file(path, "translation.de", "translation.en")
+    assert loaded.pairs == [("Haus", "house")]
+    assert ": row 1 has no 'translation.fr'" in refusal(path, "translation.fr", "translation.en")
+    assert "row 1: 'translation.n' is bytes" in refusal(path, "translation.de", "translation.n")
+
+
+def test_only_some_rows_of_parquet_are_read_at_a_time(tmp_path, pa, monkeypatch):
+    monkeypatch.setattr(parquet, "_ROWS", 2)
+    path = parquet_file(tmp_path / "a.parquet", SIDES | {"target": ["A", "B", None]})
+    rows = parquet.read_rows(path, "source", "target")
+    assert [next(rows), next(rows)] == [("a", "A"), ("", "B")]
+    with pytest.raises(errors.InputError, match=r"a\.parquet: row 3: 'target' is null, not text"):
+        next(rows)
+
+
+def test_unusable_parquet_is_named(tmp_path, pa, monkeypatch):
+    path = parquet_file(tmp_path / "a.parquet", SIDES)
+    message = ": no column 'sources' (did you mean 'source'?); known: source, n, target"
+    assert refusal(path, "sources", "target") == message
+    assert refusal(path, "n", "target") == ": row 1: 'n' is a number, not text"
+    content = Path(path).read_bytes()
+    for damaged in (content[:-9], content[:20], b"", content.replace(b"PAR1", b"XXXX")):
+        broken = written(tmp_path / "cut.parquet", damaged)
+        assert refusal(broken).startswith(": the Parquet data are truncated or damaged: ")
+    page = parquet_file(tmp_path / "b.parquet", {"source": ["ab" * 99] * 99, "target": ["B"] * 99})
+    content = Path(page).read_bytes()
+    assert "damaged" in refusal(
+        written(tmp_path / "b.parquet", content[:9] + b"!" * 40 + content[49:])
+    )
+    assert "cannot be read: No such file" in refusal(str(tmp_path / "absent.parquet"))
+    assert "no rows" in refusal(parquet_file(tmp_path / "a.parquet", {"source": [], "target": []}))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(errors.ConfigError, match=r"pip install 'jax-seq2seq\[parquet\]'"):
+        parallel_text.read_pair_file(path, "source", "target")
 
 
 # Hugging Face data sets

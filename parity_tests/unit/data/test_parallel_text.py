@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -72,6 +73,27 @@ def test_damaged_gzip_is_refused(tmp_path):
         damaged[position] ^= 0xFF
         path = written(tmp_path / "flipped.gz", bytes(damaged))
         assert "damaged" in refusal(parallel_text.read_lines, path)
+
+
+def test_zstd_is_read_like_gzip_and_refused_when_cut(tmp_path, monkeypatch):
+    zstandard = pytest.importorskip("zstandard")
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    text = [f"line {i}" for i in range(20_000)]
+    content = "\n".join(text).encode()
+    frames = compressor.compress(content[:100_000]) + compressor.compress(content[100_000:])
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes
+    path = tmp_path / "text"
+    for packed in (frames, skipped + frames):
+        assert parallel_text.read_lines(written(path, packed)) == text
+    for size in (4, 20, len(frames) // 2, len(frames) - 1):
+        message = refusal(parallel_text.read_lines, written(path, frames[:size]))
+        assert message == f"{path}: the zstd data are truncated"
+    flipped = frames[:-20] + bytes([frames[-20] ^ 255]) + frames[-19:]
+    assert "zstd data cannot be read: " in refusal(parallel_text.read_lines, written(path, flipped))
+    assert "empty" in refusal(parallel_text.read_lines, written(path, compressor.compress(b"")))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(errors.ConfigError, match=r"pip install 'jax-seq2seq\[zstd\]'"):
+        parallel_text.read_lines(path)
 
 
 @pytest.mark.parametrize("line", [1, 2, 3])

@@ -93,7 +93,7 @@ def assert_equal_batches(memory: corpus.Corpus, disk: corpus.Corpus) -> None:
     differ = {name for name in memory.about if memory.about[name] != disk.about[name]}
     assert differ == {"train_sha256"} and memory.about.keys() == disk.about.keys()
     assert isinstance(disk.train, PreparedPairs)
-    assert len(disk.train) == memory.about["train_pairs"] > 80
+    assert len(disk.train) == memory.about["train_pairs"] > 60
     count = 2 * memory.plan.batches_per_epoch
     assert count > batches.WINDOW
     streams = (
@@ -156,6 +156,39 @@ def test_two_files_of_lines_are_read_together(tmp_path, text):
     uneven = dict(lines, train_source=(str(longer),))
     with pytest.raises(InputError, match=r"longer has 101 lines and .*target has 90; line n"):
         preparation.prepare(options(**uneven), tmp_path / "other", 1)
+
+
+def test_parquet_is_prepared_as_it_is_read(tmp_path, text):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"de": [pair[0] for pair in PAIRS], "en": [pair[1] for pair in PAIRS]})
+    parquet.write_table(table, path, row_group_size=33)
+    text = text | {"train": (str(path), text["train"][1]), "target_field": "en"}
+    memory, disk = both(tmp_path, text | {"source_field": "de"}, {})
+    assert_equal_batches(memory, disk)
+    assert [shard.part for shard in Prepared.open(str(tmp_path / "corpus")).manifest.shards] == [
+        *[0] * 5,
+        *[1] * 2,
+    ]
+
+
+def test_a_run_to_train_further_gives_tokenizer_and_limits(trained, tmp_path, text):
+    """``--init`` of both commands: the same batches as of text in memory."""
+    before, folder = trained.path, tmp_path / "corpus"
+    named = ["--data.train", *text["train"], "--data.valid", *text["valid"]]
+    assert runs.main("prepare", folder, "--init", before, "--processes", "1", *named) == 0
+    of_both = {"tokens_per_batch": 64}
+    options = TrainOptions(init=str(before), data=DataOptions(**text, **of_both))
+    prepared = DataOptions(prepared=str(folder), **of_both)
+    run = RunFolder(tmp_path / "run")
+    memory = corpus.prepare(options, run)
+    disk = corpus.prepare(dataclasses.replace(options, data=prepared), run)
+    assert disk.init_source is not None and memory.about["dropped_long"] > 1
+    assert (
+        disk.about["tokenizer_sha256"]
+        == json.loads(RunFolder(before).data.read_text())["tokenizer_sha256"]
+    )
+    assert_equal_batches(memory, disk)
 
 
 def test_a_shard_may_be_empty(tmp_path, text):
