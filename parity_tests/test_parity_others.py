@@ -215,10 +215,63 @@ def test_a_batch_may_be_one_array_and_is_not_a_dict(sequential):
     report = compare(ported(sequential), sequential, x, RULES, gradients=False)
     assert report.agrees and report.about["batch"] == [[3, 5, 4]]
     message = "the batch is a dict: pass a list of arrays in the order"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):  # for a model in another process
         comparison.arguments({"x": x})
     with pytest.raises(ConfigError, match="argument 1 of the batch is not an array of numbers"):
         comparison.arguments([x, {"x": x}])
+
+
+def test_a_batch_by_name_reaches_both_models_by_name(sequential):
+    rows = []
+
+    def call_torch(module, *, x, shift):
+        rows.append((len(x), len(shift)))
+        return module(x + shift)
+
+    named = {"call_torch": call_torch, "call_flax": lambda model, *, shift, x: model(x + shift)}
+    model, x = ported(sequential), batch()[0]
+    compare(model, sequential, {"x": x, "shift": x[:1]}, RULES, gradients=False, **named).check()
+    assert {*rows} == {(3, 1)}
+    named["call_flax"] = lambda model, *, shift, x: model(x - shift)
+    report = compare(model, sequential, {"x": x, "shift": x[:1]}, RULES, gradients=False, **named)
+    assert report.summary().startswith("the results differ")
+    torch_by_name = {"call_flax": lambda model, input: model(input)}
+    compare(model, sequential, {"input": x}, RULES, gradients=False, **torch_by_name).check()
+    with pytest.raises(ConfigError, match="argument 'x' of the batch is not an array of numbers"):
+        compare(model, sequential, {"x": None}, RULES)
+
+
+Result = collections.namedtuple("Result", "scores hidden")
+Output = dataclasses.make_dataclass("Output", ["scores", "hidden"])
+LONE = "not compared: hidden, which a model also returns"
+NAMES = "the PyTorch model returns scores, hidden and the JAX model "
+
+
+@pytest.mark.parametrize(
+    ("ours", "note"),
+    [
+        (lambda x: {"hidden": x * 0, "scores": x}, "not compared: hidden"),
+        (lambda x: Result(x, x), "not compared: hidden"),
+        (lambda x: Output(x, x), "not compared: hidden"),
+        (lambda x: (x, [x * 0]), "not compared: hidden"),
+        (lambda x: x, LONE),
+        (lambda x: {"hidden": x, "score": x}, f"{NAMES}hidden, score: pass call_torch="),
+        (lambda x: (x, x, x), f"{NAMES}0, 1, 2: pass call_torch="),
+        (lambda x: "text", "returns no floating-point array (str): pass call_flax="),
+        (lambda x: {"ids": x.argmax(-1)}, "no floating-point array (ids is int64): pass call_flax"),
+    ],
+)
+def test_results_of_several_arrays_correspond_by_name_or_order(sequential, ours, note):
+    calls = {
+        "call_torch": lambda module, x: Output(y := module(x), y * 2),
+        "call_flax": lambda model, x: ours(model(x)),
+    }
+    try:
+        report = compare(ported(sequential), sequential, batch(), RULES, gradients=False, **calls)
+    except ConfigError as error:
+        assert note in str(error)
+        return
+    assert report.agrees and any(note in each for each in report.notes)
 
 
 def test_train_mode_is_named_if_the_models_differ_and_stays(sequential):

@@ -55,6 +55,8 @@ class Recording:
     """Sizes of parameters by name; tied parameters appear once."""
     masks: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """The booleans and integers that go into each call."""
+    outputs: list[str] = field(default_factory=list)
+    """Names of the floating-point tensors that the model returns; a lone one's is ""."""
 
     def get(self, name: str) -> np.ndarray | None:
         """The array of that name, or None."""
@@ -209,12 +211,17 @@ def _record(
 
     with _Wide(report) if wide else contextlib.nullcontext():
         result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
-        output = next(_floats(result), None)
+        output, every = next(_floats(result), None), dict(_named(result))
         if output is None:
+            kinds = ", ".join(f"{name or 'its result'} is {x.dtype}" for name, x in every.items())
             raise TypeError(
-                "the PyTorch model returns no floating-point tensor: pass call_torch= a function"
-                " that does, or wrap the model in a module that does"
+                "the PyTorch model returns no floating-point tensor"
+                f" ({kinds or type(result).__name__}): pass call_torch= a function that does, or"
+                " wrap the model in a module that does"
             )
+        recording.outputs = [
+            name for name, x in every.items() if x.is_floating_point() or x.is_complex()
+        ]
         if output.is_complex():
             output = torch.view_as_real(output)
         recording.result = _array(output)
@@ -262,17 +269,25 @@ def _floats(value: Any) -> Any:
 
 def _tensors(value: Any) -> Any:
     """The tensors in nested tuples, lists, dicts and dataclasses, in order."""
+    for _, tensor in _named(value):
+        yield tensor
+
+
+def _named(value: Any, name: str = "") -> Any:
+    """The same with their dotted names."""
+    items: Any = ()
     if isinstance(value, torch.Tensor):
-        yield value
+        yield name, value
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
+        items = value.items()
+    elif hasattr(value, "_fields"):
+        items = zip(value._fields, value, strict=True)
     elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
+        items = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for item in dataclasses.fields(value):
-            yield from _tensors(getattr(value, item.name))
+        items = [(item.name, getattr(value, item.name)) for item in dataclasses.fields(value)]
+    for key, item in items:
+        yield from _named(item, f"{name}.{key}".lstrip("."))
 
 
 def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
@@ -349,7 +364,7 @@ def main(arguments: Sequence[str]) -> None:
     for dtype in settings["dtypes"]:
         recording = record(module, batch, dtype=dtype, seed=settings["seed"])
         order[dtype] = recording.order
-        fields = "narrow", "rounded", "note", "sizes"
+        fields = "narrow", "rounded", "note", "sizes", "outputs"
         about[dtype] = {name: getattr(recording, name) for name in fields}
         arrays |= {
             f"{dtype}/{name}": np.ascontiguousarray(array)

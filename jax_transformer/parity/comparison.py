@@ -14,7 +14,7 @@ from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import MatmulPrecision
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.parity import coverage, difference, functions, pairs, recording
+from jax_transformer.parity import coverage, difference, functions, pairs, recording, structures
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
@@ -34,7 +34,7 @@ TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 def compare(
     flax_model: Any,
     torch_module: Any,
-    batch: Sequence[np.ndarray] | np.ndarray,
+    batch: Sequence[np.ndarray] | np.ndarray | Mapping[str, np.ndarray],
     rules_or_pairs: Patterns | None = None,
     *,
     dtype: str | None = None,
@@ -56,7 +56,8 @@ def compare(
             to compare are named by :func:`jax_transformer.parity.tap`.
         torch_module: the PyTorch module with the corresponding weights, in the mode (train, eval)
             that it is meant to run in; if the models differ, train mode is named.
-        batch: the arguments of both models' calls, as NumPy arrays; one array for one argument.
+        batch: the arguments of both models' calls, as NumPy arrays; one array for one argument; a
+            dict for arguments by name, which ``call_flax`` and ``call_torch`` get by name too.
         rules_or_pairs: ``{"encoder.layer.{i}": "encoder.layers_{i}"}``: names of PyTorch modules to
             names of Flax modules; each ``{word}`` stands for one part of a name. Without rules, the
             modules of this project's models are paired by the weight table, others are guessed from
@@ -78,13 +79,15 @@ def compare(
     """
     from jax_transformer.architectures import twins
 
+    ordered, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
+
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
         options = {"seed": seed, "call": call_torch, "positions": positions}
         return twins.recorded(torch_module, batch, dtype=dtype, **options)
 
     options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
     options |= {"positions": positions, "call": call_flax, "architecture": architecture}
-    report = compare_recorded(flax_model, record, batch, rules_or_pairs, **options)
+    report = compare_recorded(flax_model, record, ordered, rules_or_pairs, **options)
     if torch_module.training and not report.agrees:
         report = dataclasses.replace(report, notes=(*report.notes, _TRAIN_MODE))
     return report
@@ -116,8 +119,8 @@ def compare_recorded(
     if native_dtype not in difference.DTYPES:
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
-    batch = arguments(batch)
-    ours = recording.Recorder(function, batch, positions)
+    batch, results = arguments(batch), structures.Results()
+    ours = recording.Recorder(results.chosen(function), batch, positions)
 
     def record_ours(dtype: str, **options: Any) -> Recording:
         x64 = dtype == "float64" or bool(jax.config.read("jax_enable_x64"))
@@ -129,6 +132,7 @@ def compare_recorded(
     for kind in dict.fromkeys(("float64", "float32", native_dtype)):
         try:
             theirs = recorder(kind, gradient_seed, batch)
+            results.theirs = theirs.outputs
             wide = theirs.narrow is not None if kind == "float64" else wide
             runs[kind] = record_ours(kind, seed=gradient_seed, wide=wide), theirs
         except ConfigError:
@@ -142,7 +146,7 @@ def compare_recorded(
     runs.setdefault("float64", runs["float32"])
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
-    notes += [_GUESSED] if guessed else []
+    notes += [*([_GUESSED] if guessed else []), *results.note()]
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest, positions)
     getters = pairs.gradient_getters(table, function, paired)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
@@ -170,11 +174,7 @@ def arguments(batch: Any) -> list[np.ndarray]:
             "the batch is a dict: pass a list of arrays in the order of the models' arguments, and"
             " call_flax= and call_torch= if a model takes them by name"
         )
-    arrays = [np.asarray(array) for array in ([batch] if hasattr(batch, "shape") else batch)]
-    for i, array in enumerate(arrays):
-        if array.dtype == object:
-            raise ConfigError(f"argument {i} of the batch is not an array of numbers")
-    return arrays
+    return structures.arrays_of(batch)
 
 
 def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:

@@ -95,7 +95,7 @@ def create(
     }
     arrays |= {f"batch/{i}": array for i, array in enumerate(batch)}
     arrays |= {f"state/{name}": array for name, array in (state or {}).items()}
-    fields = ("narrow", "rounded", "note", "sizes")
+    fields = ("narrow", "rounded", "note", "sizes", "outputs")
     if not (versions := getattr(recorder, "versions", None)):
         versions = {"torch": metadata.version("torch"), "numpy": np.__version__}
         versions["python"] = platform.python_version()

@@ -7,7 +7,7 @@ in float64 in every place if float64 is asked for. ``torch_reference.recording``
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -74,6 +74,8 @@ class Recording:
     """The booleans and integers that go into each call."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of PyTorch's parameters by name."""
+    outputs: list[str] = field(default_factory=list)
+    """Names of the floating-point tensors that the PyTorch model returns."""
 
     def get(self, name: str) -> np.ndarray | None:
         """Return the array of that name, or None."""
@@ -195,7 +197,7 @@ class Program:
             traced = arrays(traced_in) if traced_in else self.arrays
             self.jaxpr = jax.make_jaxpr(call)(*traced)
         self.arrays = jax.tree.map(
-            lambda x, as_traced: x if _is_inexact(x) else x.astype(as_traced.dtype),
+            lambda x, as_traced: x if is_inexact(x) else x.astype(as_traced.dtype),
             self.arrays,
             traced,
         )
@@ -262,12 +264,7 @@ class Program:
 
 def _first_array(output: Any) -> jax.Array:
     """Return the first floating-point array of a result, or the parts of its first complex one."""
-    arrays = inexact(output)
-    if not arrays:
-        raise ConfigError(
-            "the JAX model returns no floating-point array: pass call_flax= a function that does"
-        )
-    array = jnp.asarray(arrays[0])
+    array = jnp.asarray(inexact(output)[0])
     return jnp.stack([array.real, array.imag], axis=-1) if jnp.iscomplexobj(array) else array
 
 
@@ -321,7 +318,7 @@ class Visitor:
                 pass
         if kind.startswith("mask"):
             self.recording.masks.setdefault(key, []).append(array)
-        if not _is_inexact(array):
+        if not is_inexact(array):
             return array
         name = f"{key}/{kind}"
         if name in self.perturbations:
@@ -365,10 +362,11 @@ def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
 
 def inexact(tree: Any) -> list[Any]:
     """Return the floating-point and complex arrays, in order; see :func:`map_arrays`."""
-    return [array for array in _arrays(tree) if _is_inexact(array)]
+    return [array for array in _arrays(tree) if is_inexact(array)]
 
 
-def _is_inexact(array: Any) -> bool:
+def is_inexact(array: Any) -> bool:
+    """Return True if an array has floating-point or complex numbers."""
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
@@ -379,14 +377,29 @@ def masks(tree: Any) -> list[Any]:
 
 
 def _arrays(tree: Any) -> list[Any]:
-    arrays = []
+    return [array for _, array in named(tree)]
 
-    def add(array: Any) -> Any:
-        arrays.append(array)
-        return array
 
-    map_arrays(add, tree)
-    return arrays
+def named(
+    tree: Any, accept: Callable[[Any], bool] = lambda _: True, name: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Return the arrays of nested containers in their own order, with dotted names; see
+    :func:`map_arrays`."""
+    items: Any = ()
+    if isinstance(tree, jax.Array | np.ndarray):
+        if accept(tree):
+            yield name, tree
+    elif isinstance(tree, Mapping):
+        items = tree.items()
+    elif hasattr(tree, "_fields"):
+        items = zip(tree._fields, tree, strict=True)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type | nnx.Pytree):
+        items = [(f.name, getattr(tree, f.name)) for f in dataclasses.fields(tree)]
+    elif not isinstance(tree, nnx.Pytree):
+        below = jax.tree.leaves(tree, is_leaf=lambda x: x is not tree)
+        items = [] if any(each is tree for each in below) else enumerate(below)
+    for key, value in items:
+        yield from named(value, accept, f"{name}.{key}".lstrip("."))
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:

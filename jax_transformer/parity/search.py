@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_transformer.architectures import twins
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import comparison, difference, matching, measuring, pairs
+from jax_transformer.parity import comparison, difference, matching, measuring, pairs, structures
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.matching import Match, Part, template
 from jax_transformer.parity.proposal import SAME, Entry, Line, Proposal
@@ -56,18 +56,18 @@ def propose(
         module: the PyTorch module, in eval mode.
         flax_module: an NNX module, ``(linen.Module, variables)`` or ``(function, parameters)``, as
             for :func:`jax_transformer.parity.compare`.
-        batch: the arguments of both models' calls, as NumPy arrays. Axes should differ in length,
-            and all of a model should act on the result.
+        batch: the arguments of both models' calls, as NumPy arrays, or a dict of them by name. Axes
+            should differ in length, and all of a model should act on the result.
         call_flax: ``call_flax(model, *batch)`` instead of ``model(*batch)``.
         call_torch: the same for the PyTorch module.
 
     Raises:
         ConfigError: the models cannot be run, or no tensor has the size of any array.
     """
+    batch, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
+    arguments = comparison.arguments(batch)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        return _Search(
-            module, flax_module, comparison.arguments(batch), call_flax, call_torch
-        ).run()
+        return _Search(module, flax_module, arguments, call_flax, call_torch).run()
 
 
 class _Search:
@@ -90,13 +90,14 @@ class _Search:
         }
         others = {name: x for name, x in every.items() if name not in self.floating}
         self.others = sorted(others)
-        self.program, self.x64 = _program(ModelFunction(self.floating, others, function.run), batch)
+        self.state = {name: arrays.of(name, x) for name, x in module.state_dict().items()}
+        theirs = self._torch(self.state, None)
+        chosen = structures.Results(theirs.outputs).chosen(function)
+        self.program, self.x64 = _program(ModelFunction(self.floating, others, chosen.run), batch)
         self.ours = self._flax(None, {})
         assert self.ours.result is not None
         recorded = self.ours.arrays.items()
         self.own = {name: (False, x) for name, x in recorded if name.endswith("/output")}
-        self.state = {name: arrays.of(name, x) for name, x in module.state_dict().items()}
-        theirs = self._torch(self.state, None)
         if self.ours.result.size != theirs.result.size:
             raise ConfigError(
                 f"the Flax model returns shape {self.ours.result.shape} and the PyTorch model"

@@ -1,0 +1,87 @@
+"""Batches of named arrays, and results that are dicts, dataclasses, tuples or named tuples."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import recording
+from jax_transformer.parity.recording import ModelFunction
+
+
+def positional(batch: Any, *calls: Callable[..., Any] | None) -> list[Any]:
+    """Return a batch as :func:`arrays_of` takes it, and calls that take its arrays in that order;
+    those of a dict by name."""
+    if not isinstance(batch, Mapping):
+        return [batch, *calls]
+    names = [*batch]
+
+    def by_name(call: Callable[..., Any] | None) -> Callable[..., Any]:
+        def called(*values: Any) -> Any:
+            first, arrays = values[: -len(names)], values[-len(names) :]
+            function, *more = first if call is None else (call, *first)
+            return function(*more, **dict(zip(names, arrays, strict=True)))
+
+        return called
+
+    return [arrays_of(batch.values(), names), *map(by_name, calls)]
+
+
+def arrays_of(batch: Any, names: list[str] | None = None) -> list[np.ndarray]:
+    """Return a batch's arrays, or its only one. Raises ConfigError if it has anything else."""
+    arrays = [np.asarray(array) for array in ([batch] if hasattr(batch, "shape") else batch)]
+    for i, array in enumerate(arrays):
+        if array.dtype.kind not in "biufcV":
+            name = repr(names[i]) if names else i
+            raise ConfigError(f"argument {name} of the batch is not an array of numbers")
+    return arrays
+
+
+@dataclass
+class Results:
+    """The names of the floating-point arrays that two models return; a lone one's is ""."""
+
+    theirs: list[str] = field(default_factory=list)
+    """Empty if they are not known."""
+    ours: list[str] = field(default_factory=list)
+
+    def chosen(self, function: ModelFunction) -> ModelFunction:
+        """Return the model with :meth:`choose` of its result."""
+        return replace(function, run=lambda *values: self.choose(function.run(*values)))
+
+    def choose(self, result: Any) -> Any:
+        """Return the array of the JAX model's result that is the PyTorch model's first one. Raises
+        ConfigError if the model returns none, or both return several under other names.
+        """
+        every = dict(recording.named(result))
+        arrays = dict(recording.named(result, recording.is_inexact))
+        if not arrays:
+            kinds = ", ".join(f"{name or 'its result'} is {x.dtype}" for name, x in every.items())
+            raise ConfigError(
+                f"the JAX model returns no floating-point array ({kinds or type(result).__name__}):"
+                " pass call_flax= a function that does"
+            )
+        self.ours = [*arrays]
+        self._check()
+        return next(arrays[name] for name in (*self.theirs[:1], *arrays) if name in arrays)
+
+    def _check(self) -> None:
+        both = self.theirs, self.ours
+        if min(map(len, both)) < 2:
+            return
+        numbered = any(name[0].isdecimal() for side in both for name in side)
+        different = (
+            len(self.theirs) != len(self.ours) if numbered else {*self.theirs} ^ {*self.ours}
+        )
+        if different:
+            raise ConfigError(
+                f"the PyTorch model returns {', '.join(self.theirs)} and the JAX model"
+                f" {', '.join(self.ours)}: pass call_torch= or call_flax= to make them equal"
+            )
+
+    def note(self) -> list[str]:
+        """Return the words for what is returned and not compared."""
+        rest = self.theirs[1:] or self.ours[1:]
+        return [f"not compared: {', '.join(rest)}, which a model also returns"] if rest else []
