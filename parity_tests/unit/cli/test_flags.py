@@ -175,7 +175,7 @@ def record(monkeypatch, tmp_path) -> Record:
         (tmp_path / name).touch()
     (tmp_path / "lines").write_text("filed\nlines\n")
     monkeypatch.chdir(tmp_path)
-    report = Stub(agrees=True, lines=lambda: ["a"], to_data=dict, summary=str)
+    report = Stub(agrees=True, lines=lambda: ["a"], to_data=dict, summary=str, coverage=None)
     report.to_page, report.entries = lambda title: "page", ()
     phrase = Stub(text="b", start=0.0, end=3661.25, _asdict=dict)
     described = Stub(config=helpers.tiny("lesson10"))
