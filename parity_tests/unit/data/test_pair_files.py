@@ -149,7 +149,18 @@ def test_pairs_of_parquet_come_in_order_of_row_groups(tmp_path, pa, monkeypatch)
     assert "row 1: 'translation.n' is bytes" in refusal(path, "translation.de", "translation.n")
 
 
-def test_only_some_rows_of_parquet_are_read_at_a_time(tmp_path, pa, monkeypatch):
+def test_only_some_rows_of_parquet_are_in_memory(tmp_path, pa, monkeypatch):
+    monkeypatch.setattr(parquet, "_ROWS", 500)
+    sides = {"source": [f"{i} " * 20 for i in range(20_000)], "target": ["B"] * 20_000}
+    path = parquet_file(tmp_path / "a.parquet", sides, row_group_size=500)
+    before = pa.total_allocated_bytes()
+    rows = parquet.read_rows(path, "source", "target")
+    next(rows)
+    assert 0 < pa.total_allocated_bytes() - before < 500_000  # all of them: 2.6 MB
+    rows.close()
+
+
+def test_a_row_of_parquet_is_named_by_its_number_in_the_file(tmp_path, pa, monkeypatch):
     monkeypatch.setattr(parquet, "_ROWS", 2)
     path = parquet_file(tmp_path / "a.parquet", SIDES | {"target": ["A", "B", None]})
     rows = parquet.read_rows(path, "source", "target")
