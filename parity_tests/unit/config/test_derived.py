@@ -1,6 +1,7 @@
 """Presets are configurations: sizes by name, derived properties, and the documents' numbers."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError
+from jax_transformer.inference import translation
 from parity_tests import preset_names
 from parity_tests.unit.config.test_config import typed
 
@@ -181,6 +183,21 @@ def test_the_reasons_against_a_kv_cache_are_named(changes, reason):
 def test_one_preset_cannot_use_a_kv_cache():
     reasons = {name: jt.preset(name).uncacheable for name in NAMES}
     assert {name: reason for name, reason in reasons.items() if reason} == {"blog2023": SUMS}
+
+
+@pytest.mark.parametrize(("name", "equal_lengths"), [("lesson10", False), ("blog2023", True)])
+def test_a_command_says_that_it_decodes_without_a_kv_cache(
+    name, equal_lengths, monkeypatch, capsys
+):
+    config = jt.preset(name)
+    fake = object.__new__(translation.Translator)
+    vars(fake)["model"] = SimpleNamespace(config=config)
+    monkeypatch.setattr(translation.Translator, "from_opened", lambda *_, **__: fake)
+    assert translation.load(None) is fake
+    printed = capsys.readouterr().err
+    assert (f"whole decoder again at each token, because {SUMS}" in printed) == (name == "blog2023")
+    assert ("at most as many tokens as its padded source" in printed) == equal_lengths
+    assert bool(printed) == (config.uncacheable is not None)
 
 
 # The documents' numbers
