@@ -217,6 +217,21 @@ def test_what_does_not_fit_is_named(table, state, kind, message):
         weights.from_torch({name: np.zeros(shapes[name]) for name in state}, table, into=TREE)
 
 
+def test_other_leaves_than_weights_stay_and_nothing_is_shared_or_narrowed():
+    tree = {"a": np.zeros(2), "key": jax.random.key(7), "count": np.zeros(2, np.int32)}
+    table = [Rule("a", "a"), Rule("n", "count"), Unused("u")]
+    state = {"a": np.ones(2), "n": np.arange(2), "u": np.ones(1)}
+    assert any_model.opened(tree)[0].keys() == {"a", "count"}
+    filled = weights.from_torch(state, table, into=tree)
+    assert filled["key"] is tree["key"] and filled["count"].dtype == np.int64
+    unused = weights.to_torch(filled, table, unused=state)["u"]
+    assert unused == 1 and not np.shares_memory(unused, state["u"])
+    with jax.enable_x64(False), pytest.raises(InputError, match="count is int64 and JAX is in 32"):
+        weights.from_torch(state, table, into=tree, dtype="float32")
+    with pytest.raises(ConfigError, match="two arrays of the model have the same path"):
+        any_model.opened({"params": {"a": np.ones(1)}, "a": np.ones(1)})
+
+
 def test_stacks_within_stacks_and_the_axis_of_each():
     """Experts of layers: (experts, d, layers), as views of one array."""
     array = np.arange(2 * 3 * 4).reshape(2, 3, 4)

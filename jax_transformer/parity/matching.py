@@ -74,9 +74,10 @@ def words(name: str) -> set[str]:
     """Return what a name says, in the words that both sides have for it."""
     result = set()
     for part in name.split("."):
-        joined = re.sub(r"[\d_]+$", "", part).replace("_", "").lower()
-        if joined in _SYNONYMS:
-            result.add(_SYNONYMS[joined])
+        joined = part.replace("_", "").lower()
+        bare = joined.rstrip("0123456789")  # after all of it: fc2 and wi_0 are words of their own
+        if (known := _SYNONYMS.get(joined) or _SYNONYMS.get(bare)) is not None:
+            result.add(known)
             continue
         for word in re.findall(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*|(?<=[a-z])\d+", part):
             word = word.lower()

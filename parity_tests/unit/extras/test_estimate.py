@@ -15,7 +15,7 @@ from flax import nnx
 from jax.experimental import topologies as compilers
 
 from jax_transformer import cli, transformer
-from jax_transformer.config import Remat
+from jax_transformer.config import Remat, enums
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import command, estimate, hlo, topologies
@@ -89,6 +89,16 @@ def test_the_formula_counts_every_product_of_a_traced_step(preset, changes, rema
     sizes = config, rows, source, target
     ours = estimate.training_flops(*sizes) + estimate.recomputed_flops(*sizes)
     assert ours == pytest.approx(counted, rel=0.05 if preset == "longt5" else 0)
+
+
+def test_local_attention_computes_whole_blocks_of_queries():
+    """Four tokens, whose keys are three blocks, and one sum for every five tokens."""
+    sizes = {"encoder.local_radius": 3, "encoder.global_block_size": 5}
+    config = helpers.tiny("longt5", **sizes)
+    width = config.heads(config.encoder) * config.head_width_of(config.encoder)
+    for length, queries, keys in ((4, 4, 12), (5, 8, 13), (8, 8, 13), (10, 12, 14)):
+        part = config, config.encoder, enums.Part.SELF, length, length
+        assert estimate._attend(*part) == 2 * queries * keys * width
 
 
 def test_the_traffic_of_a_loop_is_that_of_its_iterations():
@@ -354,6 +364,11 @@ def test_the_largest_batch_has_the_longer_side_and_rows_for_every_device():
         shape = estimate.largest_batch(options, config, 0, 4)
         assert shape == estimate.Shape(12, 8), "a multiple of four within 100 tokens"
     assert estimate.largest_batch(options, config, 8, 5) == estimate.Shape(10, 8)
+    packed = TrainOptions(data=DataOptions(tokens_per_batch=100, packing=7, **limits))
+    for length, width in ((0, 7), (6, 6)):
+        assert estimate.largest_batch(packed, config, length, 1) == estimate.Shape(
+            100 // width, width
+        )
     with pytest.raises(ConfigError, match=r"^--length 9 is over the model's 8$"):
         estimate.largest_batch(options, config, 9, 4)
 
@@ -467,6 +482,10 @@ def test_advice_begins_with_what_takes_most(state, mesh, sizes, first, rest):
     expected = first + rest
     assert all(word in each for word, each in zip(expected, advice, strict=False)), advice
     assert len(advice) == (4 if not rest else len(expected))
+    data = dataclasses.replace(options.data, tokens_per_batch=1)
+    small = dataclasses.replace(options, loss_chunks=2, data=data)
+    advice = command.advice(example(options=small, mesh=full, memory=memory, available=100))
+    assert "--data.tokens-per-batch 1" in advice and "chunks" not in " ".join(advice)
 
 
 def test_a_step_that_takes_all_of_the_memory_fits():

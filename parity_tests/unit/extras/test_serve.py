@@ -195,6 +195,7 @@ def test_requests_of_equal_options_share_batches(served, monkeypatch):
         ({"text": ["a"] * 12}, 413, "12 lines"),
         ({"text": ["a\n" * 6, "\n\n", "a\nb\r\n", "", ""]}, 413, "12 lines"),
         ({"text": "a" * 201}, 413, "201 characters"),
+        ({"text": ["a" * 101, "b" * 100]}, 413, "201 characters"),
         ({"text": " " * 2000}, 413, "2000 bytes"),
         ({"text": ["a"] * 11, "beam": 6, "n_best": 6, "attention": True}, 413, "64"),
     ],
@@ -460,6 +461,9 @@ def test_a_line_waits_for_others_and_the_figures_are_theirs(translator):
         seconds = value("jax_transformer_batch_seconds_sum") / 3
         assert service.batcher._seconds_per_line == pytest.approx(seconds)
         assert value("jax_transformer_request_seconds_sum") >= 0.5
+        client.post("/translate", json={"text": "two"})
+        average = 0.9 * seconds + 0.1 * (value("jax_transformer_batch_seconds_sum") - 3 * seconds)
+        assert service.batcher._seconds_per_line == pytest.approx(average), "of many batches"
         service.failure = ZeroDivisionError()
         assert not client.get("/health").json()["ready"]
         for answer in (client.get("/health"), client.get("/none"), client.get("/")):

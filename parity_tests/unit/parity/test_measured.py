@@ -16,7 +16,15 @@ from hypothesis import strategies
 
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.parity import comparison, from_files, golden, pairs, plugin, recording
+from jax_transformer.parity import (
+    comparison,
+    from_files,
+    golden,
+    measuring,
+    pairs,
+    plugin,
+    recording,
+)
 from jax_transformer.parity import difference as differences
 from jax_transformer.parity.difference import FAULT, difference
 from jax_transformer.parity.measuring import PairedRuns
@@ -211,6 +219,39 @@ def test_axes_are_exchanged_only_if_numbers_are_much_nearer(order, noise, agrees
     assert each.output.agrees == agrees
     nearer = x.transpose(order) if noise < 1e-3 else x
     assert each.output.wide.max_abs == np.abs(nearer - theirs).max()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (0, 3, 1, 2)])
+def test_an_array_comes_back_from_the_order_of_the_other_model(order):
+    x = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    for shape in ([x.shape[i] for i in order], [6, 20] if order == (0, 1, 2, 3) else [-1]):
+        theirs = measuring.as_theirs(x, order, shape)
+        np.testing.assert_array_equal(measuring.as_ours(theirs, order, x.shape), x)
+
+
+def test_the_rank_of_a_call_is_the_number_of_paired_modules_before_it():
+    ranks = measuring._ranks(Recording(["a#0", "b#0", "a#1", "c#0", "a#2"]), {"a", "c"})
+    assert ranks == {"a#0": 0, "b#0": 1, "a#1": 1, "c#0": 1, "a#2": 2}
+
+
+@pytest.mark.parametrize("native", ["float32", "bfloat16"])
+def test_a_run_in_float32_shows_which_model_alone_computes_in_16_bits(native):
+    runs = PairedRuns({"float64": (Recording(), Recording())}, native, ())
+    runs.in_16_bits = [{"a", "b", "outer"}, {"b", "c", "outer.inner"}]
+    lower = {name: runs.lower(name) for name in ("a", "b", "c", "d", "outer")}
+    shown = {"a": "PyTorch", "c": "Flax"} if native == "float32" else {}
+    assert {name: side for name, side in lower.items() if side} == shown
+
+
+@pytest.mark.parametrize(
+    ("ours", "calls"),
+    [("c#0 d#0 a#0 a#1", {"a#0": "a#0", "a#1": "a#1"}), ("c#0 d#0 a#0", {"a#0": "a#1"})],
+)
+def test_calls_correspond_in_order_or_after_the_same_modules(ours, calls):
+    both = Recording(ours.split()), Recording(["a#0", "c#0", "a#1", "d#0"])
+    runs = PairedRuns({"float64": both}, "float32", ())
+    runs.ranks, runs.their_ranks = (measuring._ranks(each, {*"acd"}) for each in both)
+    assert runs._corresponding_calls(pairs.Pair("a", "a")) == calls
 
 
 def test_outputs_of_other_shapes_are_a_note_and_results_of_other_shapes_an_error():

@@ -1,0 +1,123 @@
+"""Matches of tensors and arrays by names, shapes and order, and the verdict on a table of them."""
+
+import itertools
+
+import pytest
+
+from jax_transformer.parity import matching, search
+from jax_transformer.parity.matching import Part
+from jax_transformer.parity.proposal import SAME, Line, Proposal
+from jax_transformer.weights import Rule
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "numbers", "template"),
+    [
+        ("encoder.layers_3.selfAttn.wq", "encoder attn wq", (3,), "encoder.layers_{}.selfAttn.wq"),
+        ("h.0.c_fc.weight", "up weight", (0,), "h.{}.c_fc.weight"),
+        ("blocks.2.conv1.kernel", "weight conv 1", (2, 1), "blocks.{}.conv1.kernel"),
+        ("linear1", "up", (1,), "linear1"),
+        ("linear2.scale", "down weight", (2,), "linear2.scale"),
+        ("fc2", "down", (2,), "fc2"),
+        ("wi_0", "gate", (0,), "wi_{}"),
+        ("wi_1", "up", (1,), "wi_{}"),
+        ("layers.11.layers.2", "layers", (11, 2), "layers.{}.layers.{}"),
+    ],
+)
+def test_a_name_has_the_words_of_both_sides(name, words, numbers, template):
+    expected = {*words.split()}
+    actual = matching.words(name), matching.numbers(name), matching.template(name)
+    assert actual == (expected, numbers, template)
+
+
+def packed(*names: str) -> list[tuple[str, ...]]:
+    """Return the arrays of a tensor that the arrays of these modules may be parts of."""
+    tensor = Part("x.weight", (2 * len(names), 3), 0)
+    parts = [Part(f"{name}.kernel", (3, 2), i) for i, name in enumerate(names)]
+    return [match.flax for match in matching.matched([tensor], parts)]
+
+
+def test_a_packed_tensor_has_up_to_sixteen_parts_in_their_usual_order():
+    for count in (2, 16, 17):
+        names = [f"e.{i}" for i in range(count)]
+        assert packed(*names) == [tuple(f"{name}.kernel" for name in names)] * (count < 17)
+    for usual in (("m.gate", "m.up"), ("m.q_proj", "m.key", "m.value")):
+        for order in itertools.permutations(usual):
+            assert packed(*order) == [tuple(f"{name}.kernel" for name in usual)]
+
+
+SIZES = {"extra": 3, "other": 5}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "reason"),
+    [
+        ("a.weight", "b.scale", "only one of this size"),
+        (
+            "a.enc.weight b.dec.weight",
+            "x.enc.scale y.dec.scale",
+            "names (decoder, weight) and order",
+        ),
+        ("x.1.weight x.0.weight", "y.1.scale y.0.scale", "names (weight) and numbers"),
+        ("a.weight b.other", "b.scale", "only one of this size"),
+        (
+            "north.pole.weight north.pole.extra hill.bias hill.other",
+            "hill.scale north.pole.bias",
+            "names (weight) and order",
+        ),
+    ],
+)
+def test_the_reason_of_a_match_is_what_both_names_have(theirs, ours, reason):
+    """A weight becomes no bias, whatever modules are called and in which order they run."""
+    names = [name for name in theirs.split() if name.rpartition(".")[2] not in SIZES]
+    expected = sorted(zip(names, ours.split(), strict=True))
+    parts = [
+        [Part(n, (SIZES.get(n.rpartition(".")[2], 4),), i) for i, n in enumerate(side)]
+        for side in (theirs.split(), sorted(ours.split(), reverse=True))
+    ]
+    matches = matching.matched(*parts)
+    assert sorted((match.torch, *match.flax) for match in matches) == expected
+    assert reason in {match.reason for match in matches}
+
+
+@pytest.mark.parametrize("count", range(2, 6))
+def test_an_array_is_as_many_parts_as_there_are_tensors(count):
+    def stacks(name, shape, leaf, of, missing=0):
+        tensors = [Part(f"{i}.{leaf}", of, i) for i in range(count - missing)]
+        return matching.stacks({name: shape}, [], tensors)
+
+    joined = count < 5  # a query, key, value and gate at most
+    expected = {"a.kernel": (1, count)} if joined else {}
+    assert stacks("a.kernel", (4, 4 * count), "weight", (4, 4)) == expected
+    expected = {"a.bias": (0, count)} if joined else {}
+    assert stacks("a.bias", (4 * count,), "bias", (4,)) == expected
+    assert stacks("a.bias", (4 * count,), "weight", (4,)) == {}
+    assert stacks("a.w", (count, 3, 4), "weight", (3, 4)) == {"a.w": (0, 0)}
+    assert stacks("a.w", (count, 3, 4), "weight", (3, 4), missing=1) == {}
+    modules = [f"layers.{i}" for i in range(count)]
+    for axis, shape in enumerate([(count, 7, 9), (7, count, 9), (7, 9, count)]):
+        assert matching.stacks({"layers.w": shape}, modules, []) == {"layers": (axis, 0)}
+    assert matching.stacks({"layers.w": (count + 1, 7, 9)}, modules, []) == {}
+
+
+def test_modules_have_a_place_and_every_two_are_exchanged():
+    assert sorted(search._swaps(3)) == [(0, 2, 1), (1, 0, 2), (2, 1, 0)]
+    assert search._around("a.b") == ["a.b", "a", ""] and search._around("") == [""]
+    names = ["a.b.w", "a.w", "c.w", "unused.w"]
+    ranks = search._ranks(["a.b#0", "a#0", "a.b#1", "c#0"], names)
+    assert ranks == {"a.b.w": 0, "a.w": 0, "c.w": 3, "unused.w": 3}
+
+
+@pytest.mark.parametrize("proven", [True, False])
+@pytest.mark.parametrize("missing", [[], ["x"]])
+@pytest.mark.parametrize("back", [True, False])
+@pytest.mark.parametrize("off", [0.0, SAME])
+def test_a_table_converts_if_all_comes_back_and_the_outputs_agree(proven, missing, back, off):
+    lines = [Line(Rule("a", "b"), "why", True), Line(Rule("c", "d"), "why", proven, ("i o",))]
+    proposal = Proposal(lines, missing, off, back, 1)
+    assert proposal.proven == (back and proven and not missing)
+    assert proposal.converts == (back and not missing and off < SAME)
+    texts = [*proposal.lines()]
+    assert [text[0] for text in texts[:2]] == [" ", " " if proven else "?"]
+    assert ("! no tensor for x" in texts) == bool(missing) == ("no tensor for x" in proposal.code())
+    assert proposal.summary().startswith(f"{1 + proven} of 2 rules proven, {len(missing)} array")
