@@ -239,12 +239,18 @@ def page(errors_by_name: ErrorTable, seeds: int) -> Iterator[str]:
         f" torch {torch.__version__}.\n{len(SHOWN)} configurations, {seeds} seeds each"
         f" ({', '.join(SHOWN)});\nsteps of {' and '.join(TRAINED)}."
     )
-    for precision, rows in errors_by_name.items():
+    titles: dict[str, str] = {}  # on a CPU the precisions of float32 are the same
+    for precision in errors_by_name:
+        same = (name for name in titles if errors_by_name[name] == errors_by_name[precision])
+        first = next(same, precision)
+        titles[first] = f"{titles[first]}, {precision}" if first in titles else precision
+    for precision, title in titles.items():
+        rows = errors_by_name[precision]
         exact, sixteen = precision == "float64", precision in ("bfloat16", "float16")
         heads = ["level", "ours: median", "worst"]
         heads += [] if exact else ["PyTorch: median", "worst", "ratio of medians"]
         heads += ["allowed ratio"] if sixteen else ["the tests allow", "margin"]
-        yield f"\n## {precision}\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
+        yield f"\n## {title}\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
         for level, several in rows.items():
             ours, theirs = ([pair[i] for pair in several] for i in (0, 1))
             cells = [level.replace("_", " "), f"{statistics.median(ours):.1e}", f"{max(ours):.1e}"]

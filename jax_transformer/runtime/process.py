@@ -41,7 +41,7 @@ def keep_freed_memory(keep: bool = True) -> bool:
 
     XLA allocates the temporary arrays of a training step at its start and frees them at its end.
     By default glibc maps such large blocks anew each time, and the system clears every page of them
-    at its first use: a sixth of a step's time on two CPU cores (docs/speed.md).
+    at its first use: a sixth of a step's time on two CPU cores (docs/speed-details.md).
 
     A conversion should hold few arrays. By default glibc takes blocks of up to 32 MiB from the heap
     of each thread, where they stay: 200 MiB in a conversion. From one heap of all threads the next
