@@ -29,7 +29,7 @@ def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
         assert holder.keys() == {"process", "host", "since"} and holder["process"] == os.getpid()
         since = datetime.fromisoformat(holder["since"])
         assert abs((datetime.now(UTC) - since).total_seconds()) < 60
-        for word in (f"process {os.getpid()} on {holder['host']}", tmp_path / "run", "--run"):
+        for word in (f"process {os.getpid()} on {holder['host']}", tmp_path / "run", "another"):
             assert str(word) in str(refused.value)
     assert not (tmp_path / "run/.holder.json").exists()
     with run_folder.lock(tmp_path / "run"):
