@@ -48,12 +48,8 @@ def prepare(shared: Path) -> None:
 def begun(shared: Path, folder: Path, processes: int) -> subprocess.Popen:
     """Start ``prepare``, in a process group of its own."""
     command = [sys.executable, "-c", START.format(block=BLOCK), "prepare", str(folder)]
-    command += [
-        "--data.train",
-        str(shared / "train.tsv"),
-        "--data.valid",
-        str(shared / "valid.tsv"),
-    ]
+    for split in ("train", "valid"):
+        command += [f"--data.{split}", str(shared / f"{split}.tsv")]
     command += ["--data.vocab-size", "300", "--processes", str(processes)]
     null = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=null, stdout=null, start_new_session=True)
@@ -63,7 +59,7 @@ def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]
     """Kills of one preparation, and the files that it makes in the end."""
     processes, draw = 1 + number % 2, random.Random(f"{seed} {number}")
     seconds = json.loads((shared / SECONDS).read_text())[str(processes)]
-    folder, title = scratch / "corpus", f"{processes} of the processes"
+    folder, title = scratch / "corpus", f"{processes} processes"
     for start in range(KILLS):
         delay = draw.uniform(0, seconds) if start < KILLS - 1 else None
         process = begun(shared, folder, processes)

@@ -217,8 +217,8 @@ def _translated(
                 yield from lines
                 if asked.is_set():
                     raise KeyboardInterrupt
-    except (KeyboardInterrupt, Refusal):
-        if count:
+    except (KeyboardInterrupt, Refusal, OSError) as error:
+        if count and not isinstance(error, BrokenPipeError):
             name = str(getattr(file, "name", ""))
             where = f" in {name}" if name.endswith(atomic.PARTIAL) else ""
             print(

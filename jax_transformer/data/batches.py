@@ -151,7 +151,9 @@ class BatchPlan:
     def _sizes(self) -> Int[np.ndarray, "p k"]:
         """The number of pairs in each bucket, by part."""
         sizes = np.zeros((len(self.table.counts), len(self.widths)), np.int64)
-        np.add.at(sizes.T, narrowest(self.table.widest, self.widths), self.table.counts.T)
+        # The one bucket of packed rows may be wider in targets; elsewhere these are no wider
+        widths = tuple(map(max, self.widths, self.target_widths or self.widths))
+        np.add.at(sizes.T, narrowest(self.table.widest, widths), self.table.counts.T)
         return sizes
 
     @functools.cached_property

@@ -195,13 +195,21 @@ class PreparedPairs:
         try:
             read = self._records.__getitems__(records.tolist()) if len(records) else ()
         except Exception as error:  # the library has no class of its own
-            raise InputError(f"{self.folder}: a shard cannot be read: {error}") from error
+            raise InputError(f"{self._damaged()}: cannot be read: {error}") from error
         dtype, sources, targets = token_dtype(self.manifest.wide), [], []
         for record in read:
             count, *_ = tokens = np.frombuffer(record, dtype).astype(np.int32)
             sources.append(tokens[1 : 1 + count])
             targets.append(tokens[1 + count :])
         return EncodedPairs(sources, targets, self.ids, numbers, 0, added=self.added)
+
+    def _damaged(self) -> Path:
+        """Return the path of the first shard that has changed, or the folder."""
+        for shard in self.manifest.shards:
+            path = self.folder / shard.name
+            if not path.is_file() or run_files.sha256(path) != shard.sha256:
+                return path
+        return self.folder
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,8 @@ def check_output(path: str | Path | None) -> None:
     if not target.parent.is_dir():
         missing = target.parent if os.path.islink(path) else Path(path).parent
         raise ConfigError(f"cannot write {path}: folder {missing} does not exist")
+    if not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: permission denied in folder {target.parent}")
 
 
 def check_readable(path: Path) -> None:
@@ -59,6 +61,17 @@ def is_stream(path: str | Path) -> bool:
     if str(path) == STDOUT or _descriptor(path) is not None:
         return True
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let the error of a full disk name ``path``: a write knows no name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = error.filename or str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -86,14 +99,13 @@ def file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode & 0o777
-        yield temporary
-        os.chmod(temporary, mode)
-        sync(temporary)
-        _rename(temporary, path)
-    except BaseException as error:
+        with naming(path):
+            yield temporary
+            os.chmod(temporary, mode)
+            sync(temporary)
+            _rename(temporary, path)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            error.filename = error.filename or str(path)  # a write knows no name
         raise
     with contextlib.suppress(OSError):  # of the old file: the new one is complete
         temporary.unlink(missing_ok=True)
@@ -102,7 +114,8 @@ def file(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
     """Yield a text file, ``path`` with ``.partial`` appended, that becomes ``path`` at the end, and
-    stays after an error unless it is empty. Devices and the like are written to directly.
+    stays after an error unless it is empty. If it cannot be written to, it ends where the last
+    flush left it. Devices and the like are written to directly.
     """
     if is_stream(path):
         with _stream(path) as stream:
@@ -112,12 +125,16 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
         return
     path = Path(os.path.realpath(path))
     partial = path.with_name(path.name + PARTIAL)
+    file = _Growing(partial.open("wb"), encoding="utf-8", newline="\n")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
+        with naming(path), file:
             yield file
         sync(partial)
         os.replace(partial, path)
         sync(path.parent)
+    except OSError:
+        os.truncate(partial, file.flushed)
+        raise
     finally:
         if partial.exists() and not partial.stat().st_size:
             partial.unlink()
@@ -205,6 +222,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _Growing(io.TextIOWrapper):
+    """A text file that knows how long it was after its last flush."""
+
+    flushed = 0
+
+    def flush(self) -> None:
+        super().flush()
+        self.flushed = self.buffer.tell()
 
 
 @contextlib.contextmanager

@@ -345,7 +345,8 @@ def lock(folder: Path) -> Iterator[None]:
     try:
         started = datetime.now().astimezone().isoformat(timespec="seconds")
         holder = {"process": os.getpid(), "host": socket.gethostname(), "since": started}
-        (folder / _HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
+        with atomic.naming(folder / _HOLDER):
+            (folder / _HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
         yield
     finally:
         with contextlib.suppress(OSError):  # it counts only while the lock is held

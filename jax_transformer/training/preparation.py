@@ -125,7 +125,8 @@ def _made_corpus(options: TrainOptions, folder: Path, processes: int) -> Manifes
         data.too_long,
         *limits,
     )
-    _begin(folder, words, dataclasses.asdict(decided))
+    trained_by = {"vocab_size": data.vocab_size, "preset": options.model.preset}
+    _begin(folder, words, dataclasses.asdict(decided) | trained_by)
     # A text without translation is as long as its source and its target at most
     wide = max(words.source.vocab_size, words.target.vocab_size, sum(limits)) >= 2**16
     encoder = Encoder(data, limits, words, folder, wide)
@@ -163,27 +164,21 @@ def _check(options: TrainOptions) -> None:
     data = options.data
     if data.kind not in (DataSource.LINES, DataSource.PAIRS):
         raise ConfigError("prepare reads files: give data.train or data.train_source, and so on")
-    for name in (
-        "bpe_dropout",
-        "packing",
-        "train_weights",
-        "train_tasks",
-        "tokens_per_batch",
-        "buckets",
-    ):
+    names = "bpe_dropout packing train_weights train_tasks tokens_per_batch buckets"
+    for name in names.split():
         if getattr(data, name) != getattr(DataOptions, name):
             raise ConfigError(f"data.{name}={getattr(data, name)} is an option of train")
 
 
-def _begin(folder: Path, words: Vocabulary, decided: dict[str, object]) -> None:
+def _begin(folder: Path, words: Vocabulary, chosen: dict[str, object]) -> None:
     """Record tokenizer and options of a folder. Raises ConfigError if it has others."""
-    path = folder / _OPTIONS
-    text = json.dumps({"tokenizer_sha256": words.hash, **decided}, indent=2) + "\n"
+    path, chosen = folder / _OPTIONS, {"tokenizer": words.hash, **chosen}
     tokenizers = (run_files.SHARED_FILE, *run_files.SIDE_FILES, huggingface_folder.IN_RUN)
     if path.exists():
-        if path.read_text(encoding="utf-8") != text:
+        begun = run_folder.parsed(path, json.loads)
+        if others := [name for name, value in chosen.items() if begun.get(name) != value]:
             raise ConfigError(
-                f"{folder} was begun with other options or another tokenizer ({_OPTIONS}); "
+                f"{folder} was begun with another {' and '.join(others)} ({_OPTIONS}); "
                 "give another folder"
             )
         return
@@ -191,7 +186,7 @@ def _begin(folder: Path, words: Vocabulary, decided: dict[str, object]) -> None:
     if others := [name for name in names if name not in tokenizers]:
         raise ConfigError(f"{folder} is not empty: it holds {others[0]}; give another folder")
     encoding.save_tokenizer(words, folder)
-    atomic.write_text(path, text)
+    atomic.write_text(path, json.dumps(chosen, indent=2) + "\n")
 
 
 def _tokenizer(options: TrainOptions, folder: Path) -> tuple[Vocabulary, tuple[int, int]]:

@@ -3,9 +3,10 @@
 import contextlib
 import functools
 import os
+import resource
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def failing(number: int) -> Callable[..., Any]:
         raise OSError(number, os.strerror(number))
 
     return fail
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let writes of this process fail, as on a full disk, beyond ``size`` bytes of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def flip_a_bit(path: Path) -> None:

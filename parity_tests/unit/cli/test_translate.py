@@ -19,7 +19,7 @@ import pytest
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.inference import translation
 from jax_transformer.storage import checkpoint
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 from parity_tests.unit.storage import test_checkpoint
 
 LINES = "the cat|a red dog sees the small bird||house|the cat and the dog|a|bird".split("|")
@@ -209,6 +209,20 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     monkeypatch.undo()
     console.say(*command, stdin=stdin)
     assert (tmp_path / "out").read_text().splitlines() == expected and not partial.exists()
+
+
+def test_a_full_disk_is_named_and_leaves_whole_batches(console, run, tmp_path):
+    expected = translated(console, run, LINES)
+    room = sum(len(line) + 1 for line in expected[:6]) + 2
+    command = ["translate", "--run", run, "--buffer", "3", "--output", tmp_path / "out"]
+    with helpers.largest_file(room):
+        code, _, err = console.say(*command, stdin="\n".join(LINES).encode())
+    partial = tmp_path / "out.partial"
+    assert code == 3 and err.splitlines() == [
+        f"translated 6 lines in {partial}; to go on, translate the input from line 7",
+        f"jax-transformer: {tmp_path / 'out'}: File too large",
+    ]
+    assert partial.read_text().splitlines() == expected[:6]
 
 
 def test_a_translation_in_the_background_goes_on(console, run, monkeypatch):

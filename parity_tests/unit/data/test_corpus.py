@@ -269,6 +269,16 @@ def test_packed_rows_are_batches_and_validation_keeps_its_buckets(tmp_path, line
     assert plain.valid_shapes == (plain.plan.widths, plain.plan.rows)
 
 
+def test_packed_rows_may_be_wider_in_targets(tmp_path):
+    pairs = [("7" * 2, "8" * (9 + n % 5)) for n in range(60)]
+    data = prepared(tmp_path, **write_lines(tmp_path, train=pairs, valid=pairs), packing=24)
+    plan, source = data.plan, data.about["widths"][0]
+    assert plan.target_widths == (24,) and source < 24
+    assert plan.batches_per_epoch == -(-len(plan.packed) // plan.rows[0])
+    tokens = data.train.lengths.sum()
+    assert tokens / (plan.batches_per_epoch * plan.rows[0] * (source + 24)) > 0.5
+
+
 @pytest.mark.parametrize("words", [16, 38])  # the widest is a multiple of 4, and max_length
 def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words):
     valid = [("7" * 3, "8"), ("7" * words, "8")]

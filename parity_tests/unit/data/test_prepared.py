@@ -266,9 +266,9 @@ def refusal(call) -> str:
 def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     prepare(tmp_path, **text, vocab_size=300)
     again = dict(text, vocab_size=300)
-    assert "begun with other options" in refusal(
-        lambda: prepare(tmp_path, **again, too_long=TooLong.CUT)
-    )
+    for other in ({"too_long": TooLong.CUT}, {"vocab_size": 400}):
+        message = refusal(lambda chosen=again | other: prepare(tmp_path, **chosen))
+        assert f"corpus was begun with another {next(iter(other))} (options.json)" in message
     tsv(Path(text["train"][1]), [*PAIRS[52:-1], ("cat", "HUND")])
     changed = refusal(lambda: prepare(tmp_path, **again))
     assert "train-00004.array_record: its lines have changed since it was made" in changed
@@ -324,7 +324,7 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     middle = len(content) // 2
     shard.write_bytes(content[:middle] + bytes(64) + content[middle + 64 :])
     pairs = Prepared.open(str(folder)).train(by_part=False)
-    assert f"{folder}: a shard cannot be read" in refusal(lambda: pairs.take(np.arange(88)))
+    assert f"{shard}: cannot be read" in refusal(lambda: pairs.take(np.arange(88)))
     shard.write_bytes(content)
     valid = folder / "valid.jsonl"
     valid.write_text(valid.read_text() + '["cat", "HUND"]\n')

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import jax
 import pytest
@@ -72,6 +73,12 @@ def test_the_lock_is_released_after_an_error_or_if_the_holder_s_name_stays(tmp_p
     with run_folder.lock(tmp_path):
         monkeypatch.setattr(os, "unlink", helpers.failing(errno.EIO))
     with run_folder.lock(tmp_path):
+        pass
+
+
+def test_a_full_disk_is_named_by_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "write_text", helpers.failing(errno.ENOSPC))
+    with pytest.raises(OSError, match="holder"), run_folder.lock(tmp_path):
         pass
 
 

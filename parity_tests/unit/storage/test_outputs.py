@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import resource
 import stat
 import sys
 import threading
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import ConfigError
 from jax_transformer.storage import atomic, pt, safetensors
 from jax_transformer.storage.pt import writer
 from parity_tests.unit import helpers
@@ -82,14 +82,30 @@ def test_a_full_device_is_named():
 
 
 def test_a_write_that_finds_no_room_names_the_file(tmp_path):
-    path, limits = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="file") as error:
-            atomic.write_text(path, "x" * 5000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    path = tmp_path / "file"
+    with helpers.largest_file(4096), pytest.raises(OSError, match="file") as error:
+        atomic.write_text(path, "x" * 5000)
     assert error.value.filename == str(path) and not os.listdir(tmp_path)
+
+
+def test_a_growing_file_ends_where_it_was_flushed_if_it_finds_no_room(tmp_path):
+    path, refused = tmp_path / "file", pytest.raises(OSError, match="file")
+    with helpers.largest_file(4096), refused as error, atomic.growing_file(path) as file:
+        for size in (3000, 5000):
+            file.write("x" * size)
+            file.flush()
+    assert error.value.filename == str(path)
+    assert (tmp_path / "file.partial").read_text() == "x" * 3000
+
+
+def test_an_output_in_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
+    refused = [tmp_path]  # root may write everywhere
+    access = lambda path, mode: (Path(path) not in refused) or mode != os.W_OK  # noqa: E731
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(ConfigError, match=f"file: permission denied in folder {tmp_path}"):
+        atomic.check_output(tmp_path / "file")
+    refused.clear()
+    atomic.check_output(tmp_path / "file")
 
 
 @WRITERS
