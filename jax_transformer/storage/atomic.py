@@ -231,7 +231,7 @@ class _Growing(io.TextIOWrapper):
 
     def flush(self) -> None:
         super().flush()
-        self.flushed = self.buffer.tell()
+        self.flushed = os.fstat(self.fileno()).st_size
 
 
 @contextlib.contextmanager
