@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,32 @@ def assert_equal_batches(memory: corpus.Corpus, disk: corpus.Corpus) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_those_of_the_text_in_memory(case, tmp_path, text):
     assert_equal_batches(*both(tmp_path, text, CASES[case]))
+
+
+def test_any_number_of_processes_reads_its_rows_of_the_same_batches(tmp_path, text):
+    """1, then 2, 4 and 1, which begin at steps of their own."""
+    disk = both(tmp_path, text, {})[1]
+    plan, ends = disk.plan, (0, 5, 11, batches.WINDOW + 14, batches.WINDOW + 21)
+    complete = list(batches.train_stream(disk.train, plan, 0, ends[-1]))
+
+    def share(i: int, count: int, rows: int) -> np.ndarray:
+        return np.array_split(np.arange(rows), count)[i]
+
+    class Counted:
+        def take(self, numbers):
+            read.extend(numbers.tolist())
+            return disk.train.take(numbers)
+
+    for count, steps in zip((1, 2, 4, 1), itertools.pairwise(ends), strict=True):
+        read: list[int] = []
+        rows = [partial(share, i, count) for i in range(count)]
+        streams = [batches.train_stream(Counted(), plan, *steps, local_rows=own) for own in rows]
+        for batch, *parts in zip(complete[slice(*steps)], *streams, strict=True):
+            for array, *own in zip(batch, *parts, strict=True):
+                joined = [part[of(len(part))] for part, of in zip(own, rows, strict=True)]
+                assert np.array_equal(np.concatenate(joined), array)
+        expected = np.concatenate([plan.batch_indices(step)[1] for step in range(*steps)])
+        assert sorted(read) == sorted(expected.tolist())
 
 
 def test_a_run_does_not_warn_of_the_vocabulary_that_was_prepared(tmp_path, text):

@@ -246,19 +246,23 @@ def test_the_parent_passes_signals_on_and_its_death_ends_the_child():
         assert time.monotonic() - began < 30
 
 
-class Pair:
-    """Two processes with two devices each, which train in one folder."""
+TRAIN = (str(runs.ROOT / "train.py"),)
 
-    def __init__(self, run: Path, arguments: list[str]):
+
+class Processes:
+    """Some processes with four devices together, which train in one folder."""
+
+    def __init__(
+        self, run: Path, arguments: list[str], count: int = 2, program: tuple[str, ...] = TRAIN
+    ):
         self.run = run
-        flags = [f"coordinator-address=127.0.0.1:{runs.free_port()}", "num-processes=2"]
+        flags = [f"coordinator-address=127.0.0.1:{runs.free_port()}", f"num-processes={count}"]
         command = ["--run", run, *arguments]
         command += [f"--distributed.{flag}" for flag in (*flags, "heartbeat-timeout=8")]
-        env = runs.environment() | {"JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": "0"}
-        train = (str(runs.ROOT / "train.py"),)
+        env = runs.environment() | {"JAX_NUM_CPU_DEVICES": str(4 // count), "JAX_ENABLE_X64": "0"}
         self.processes = [
-            runs.start(*command, f"--distributed.process-id={i}", program=train, env=env)
-            for i in range(2)
+            runs.start(*command, f"--distributed.process-id={i}", program=program, env=env)
+            for i in range(count)
         ]
 
     def wait_for_step(self, step: int) -> None:
@@ -271,7 +275,7 @@ class Pair:
             time.sleep(0.05)
 
     def end(self) -> list[tuple[int, str, list[str]]]:
-        """Exit code, standard output and lines of standard error of both."""
+        """Exit code, standard output and lines of standard error of each."""
         ended = []
         for process in self.processes:
             try:
@@ -301,7 +305,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 
 def after_a_stop(run: Path, arguments: list[str]) -> int:
     """Stop two processes, whose weights are divided, and return the step of their checkpoint."""
-    pair = Pair(run, [*arguments, "--mesh.fsdp", "4"])
+    pair = Processes(run, [*arguments, "--mesh.fsdp", "4"])
     pair.wait_for_step(3)
     pair.processes[1].send_signal(signal.SIGTERM)
     (code, out, err), (code_1, out_1, err_1) = pair.end()
@@ -333,7 +337,7 @@ def test_the_death_of_one_process_ends_the_other(arguments, tmp_path, dying):
     run = tmp_path / "run"
     step = after_a_stop(run, arguments)
     before = runs.arrays(run, step)
-    pair = Pair(run, [*arguments, "--mesh.fsdp", "2", "--mesh.tensor", "2"])
+    pair = Processes(run, [*arguments, "--mesh.fsdp", "2", "--mesh.tensor", "2"])
     pair.wait_for_step(step + 3)
     pair.processes[dying].kill()
     code, _, err = pair.end()[1 - dying]
@@ -348,7 +352,7 @@ def test_the_death_of_one_process_ends_the_other(arguments, tmp_path, dying):
 def test_a_refusal_of_one_process_is_the_exit_code_of_all(arguments, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "file").touch()
-    ended = Pair(tmp_path / "run", arguments).end()
+    ended = Processes(tmp_path / "run", arguments).end()
     assert [code for code, _, _ in ended] == [2, 2]
     (line,) = [line for _, _, err in ended for line in err]
     assert "is not a run folder" in line
@@ -422,12 +426,12 @@ def test_runs_go_from_one_process_to_two_and_back(arguments, tmp_path):
     first, longer = (runs.with_option(arguments, "--steps", steps) for steps in (8, 12))
     done = runs.train("--run", one, *first)
     assert done.code == 0, done.err
-    ended = Pair(two, [*first, "--mesh.fsdp", "4"]).end()
+    ended = Processes(two, [*first, "--mesh.fsdp", "4"]).end()
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert "average of 2 checkpoints (4, 8)  validation loss" in "\n".join(ended[0][2])
     done = runs.train("--run", two, *longer)
     assert done.code == 0 and "continuing at step 8" in done.err, done.err
-    ended = Pair(one, [*longer, "--mesh.fsdp", "2", "--mesh.tensor", "2"]).end()
+    ended = Processes(one, [*longer, "--mesh.fsdp", "2", "--mesh.tensor", "2"]).end()
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert "continuing at step 8" in ended[0][2]
     assert stopped(one) == stopped(two) == 12
@@ -438,3 +442,49 @@ def test_runs_go_from_one_process_to_two_and_back(arguments, tmp_path):
                 assert ours[name] == pytest.approx(value, rel=1e-4), (theirs["step"], name)
             else:
                 assert ours[name] == value
+
+
+READS = """
+import os, sys
+from jax_transformer import cli
+from jax_transformer.data import batches, prepared
+from jax_transformer.runtime import distributed
+
+batches.WINDOW, folder, take = 1, sys.argv.pop(1), prepared.PreparedPairs.take
+
+def recorded(self, numbers):
+    with open(f"{folder}/{distributed.index()}", "a") as file:
+        print(*numbers, file=file)
+    return take(self, numbers)
+
+prepared.PreparedPairs.take = recorded
+cli.process("train")
+"""
+
+
+@pytest.mark.slow
+def test_a_prepared_corpus_is_read_alike_by_1_2_4_and_1_processes(arguments, tmp_path):
+    """Each reads its rows and no others; the losses are those of one process that never stops."""
+    text, corpus = len(arguments) - len(runs.OPTIONS), tmp_path / "corpus"
+    named, options = arguments[:text], [*arguments[text:], "--data.prepared", corpus]
+    vocabulary = options.index("--data.vocab-size")
+    assert runs.main("prepare", corpus, *named, *options[vocabulary : vocabulary + 2]) == 0
+    del options[vocabulary : vocabulary + 2]
+    options = runs.with_option([*options, "--optimizer.schedule", "constant"], "--eval-every", 4)
+
+    def train(run: Path, count: int, steps: int) -> list[str]:
+        """The pairs of each step, in the order of the processes whose rows they are."""
+        reads = run.with_name(f"{run.name}-{steps}")
+        reads.mkdir()
+        more = runs.with_option(options, "--steps", steps)
+        ended = Processes(run, more, count, ("-c", READS, str(reads))).end()
+        assert [code for code, _, _ in ended] == [0] * count, ended
+        lines = [(reads / f"{i}").read_text().splitlines() for i in range(count)]
+        return [" ".join(step).strip() for step in zip(*lines, strict=True)]
+
+    read = [train(tmp_path / "run", *part) for part in ((1, 4), (2, 8), (4, 12), (1, 16))]
+    assert list(itertools.chain(*read)) == train(tmp_path / "one", 1, 16)
+    for ours, theirs in zip(*map(runs.metrics, (tmp_path / "run", tmp_path / "one")), strict=True):
+        assert ours.keys() == theirs.keys() and ours["step"] == theirs["step"]
+        for name in theirs.keys() & {"loss", "valid_loss"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5), (theirs["step"], name)
