@@ -235,7 +235,7 @@ def test_other_leaves_than_weights_stay_and_nothing_is_shared_or_narrowed():
 def test_stacks_within_stacks_and_the_axis_of_each():
     """Experts of layers: (experts, d, layers), as views of one array."""
     array = np.arange(2 * 3 * 4).reshape(2, 3, 4)
-    layers = any_model._Parts(
+    layers = any_model.Parts(
         [
             Stacked("blocks", axis=-1),
             Stacked("blocks.{i}.experts.w"),

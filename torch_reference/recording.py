@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,18 +92,22 @@ def record(
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
         positions: R is 0 but where these booleans are True, on the first axes of the output.
     """
-    if dtype == "float64":
-        try:
-            return _record(module, batch, names, dtype, seed, call, positions, wide=True)
-        except Exception as error:  # an operation that needs its dtype, among others
-            recording = _record(module, batch, names, dtype, seed, call, positions, wide=False)
-            reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
-            recording.note = f"the PyTorch model is not run in float64 everywhere ({reason})"
-            return recording
-    return _record(module, batch, names, dtype, seed, call, positions, wide=False)
+    run = partial(_record, module, batch, names, dtype, seed, call, positions)
+    return in_float64(run) if dtype == "float64" else run(wide=False)
 
 
-class _Wide(TorchDispatchMode):
+def in_float64(run: Callable[..., Any]) -> Any:
+    """``run(wide=True)``, or ``run(wide=False)`` with a ``note`` why if that fails."""
+    try:
+        return run(wide=True)
+    except Exception as error:  # an operation that needs its dtype, among others
+        result = run(wide=False)
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
+        result.note = f"the PyTorch model is not run in float64 everywhere ({reason})"
+        return result
+
+
+class Wide(TorchDispatchMode):
     """Casts to narrower floats give float64 while the context is open, and so do new tensors."""
 
     def __init__(self, report: Callable[[torch.dtype], None]):
@@ -130,7 +135,7 @@ class _Wide(TorchDispatchMode):
         result = function(*map(widened, args), **named)
         if function is torch.ops.aten.lift_fresh.default and _is_narrow(result.dtype):
             self.report(result.dtype)  # torch.tensor(..., dtype=torch.float32)
-            result = _cast(result, torch.float64)
+            result = in_dtype(result, torch.float64)
         return result
 
     def __enter__(self) -> Any:
@@ -162,7 +167,7 @@ def _record(
 ) -> Recording:
     kind = getattr(torch, dtype)
     module = copy.deepcopy(module)
-    module._apply(lambda tensor: _cast(tensor, kind))
+    module._apply(lambda tensor: in_dtype(tensor, kind))
     module.zero_grad(set_to_none=True)
     recording = Recording(sizes={name: p.numel() for name, p in module.named_parameters()})
     narrow: dict[str, torch.dtype] = {}
@@ -180,7 +185,7 @@ def _record(
         counts[name] = counts.get(name, 0) + 1
         open_calls.append(key)
         recording.masks[key] = [
-            _array(tensor)
+            as_array(tensor)
             for tensor in _tensors((args, kwargs))
             if not (tensor.is_floating_point() or tensor.is_complex())
         ]
@@ -202,45 +207,61 @@ def _record(
         if id(part) in recorded:
             part.register_forward_pre_hook(before, with_kwargs=True)
             part.register_forward_hook(after, with_kwargs=True)
-    tensors = [_tensor(array, kind) for array in batch]
+    tensors = [as_tensor(array, kind) for array in batch]
 
     def report(dtype: torch.dtype) -> None:
         if recording.result is None:  # in the forward pass
             name = open_calls[-1].rpartition("#")[0] if open_calls else ""
             narrow[name] = min(dtype, narrow.get(name, dtype), key=lambda each: each.itemsize)
 
-    with _Wide(report) if wide else contextlib.nullcontext():
+    with Wide(report) if wide else contextlib.nullcontext():
         result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
-        output, every = next(_floats(result), None), dict(_named(result))
-        if output is None:
-            kinds = ", ".join(f"{name or 'its result'} is {x.dtype}" for name, x in every.items())
-            raise TypeError(
-                "the PyTorch model returns no floating-point tensor"
-                f" ({kinds or type(result).__name__}): pass call_torch= a function that does, or"
-                " wrap the model in a module that does"
-            )
-        recording.outputs = [
-            name for name, x in every.items() if x.is_floating_point() or x.is_complex()
-        ]
+        output, recording.outputs = first_output(result), float_names(result)
         if output.is_complex():
             output = torch.view_as_real(output)
-        recording.result = _array(output)
+        recording.result = as_array(output)
         if seed is not None and output.requires_grad:
             weights = np.random.default_rng(seed).standard_normal(output.shape)
             if positions is not None and positions.shape == output.shape[: positions.ndim]:
                 weights[~positions] = 0
             (output * torch.from_numpy(weights).to(output.dtype)).sum().backward()
             recording.parameters = {
-                name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None
+                name: as_array(p.grad)
+                for name, p in module.named_parameters()
+                if p.grad is not None
             }
     names_of_dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in narrow.items()}
     recording.narrow = names_of_dtypes if wide else None
-    recording.rounded = [
+    recording.rounded = with_constants(module)
+    return recording
+
+
+def first_output(result: Any) -> torch.Tensor:
+    """The first floating-point or complex tensor of a model's result. Raises TypeError if there is
+    none."""
+    output, every = next(_floats(result), None), dict(_named(result))
+    if output is None:
+        kinds = ", ".join(f"{name or 'its result'} is {x.dtype}" for name, x in every.items())
+        raise TypeError(
+            "the PyTorch model returns no floating-point tensor"
+            f" ({kinds or type(result).__name__}): pass call_torch= a function that does, or"
+            " wrap the model in a module that does"
+        )
+    return output
+
+
+def float_names(result: Any) -> list[str]:
+    """The names of a result's floating-point and complex tensors."""
+    return [name for name, x in _named(result) if x.is_floating_point() or x.is_complex()]
+
+
+def with_constants(module: nn.Module) -> list[str]:
+    """The names of modules that have floating-point tensors besides parameters."""
+    return [
         name
         for name, part in module.named_modules()
         if next(_floats(part._buffers), None) is not None
     ]
-    return recording
 
 
 def _recorded(value: Any, tensor: torch.Tensor, name: str, recording: Recording) -> Any:
@@ -248,13 +269,13 @@ def _recorded(value: Any, tensor: torch.Tensor, name: str, recording: Recording)
 
     The gradient of the alias is that of this call only.
     """
-    recording.arrays[name] = _array(tensor)
+    recording.arrays[name] = as_array(tensor)
     if not tensor.requires_grad:
         return value
     alias = tensor.view_as(tensor)
 
     def record_gradient(gradient: torch.Tensor) -> None:
-        recording.arrays[f"{name} gradient"] = _array(gradient)
+        recording.arrays[f"{name} gradient"] = as_array(gradient)
 
     alias.register_hook(record_gradient)
     return _replaced(value, tensor, alias)
@@ -314,19 +335,19 @@ def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     return value
 
 
-def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    tensor = _cast(torch.from_numpy(np.array(array)), dtype)
+def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    tensor = in_dtype(torch.from_numpy(np.array(array)), dtype)
     return tensor.long() if tensor.dtype == torch.int32 else tensor
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A floating-point tensor in ``dtype``, a complex one in the complex dtype of its width."""
     if tensor.is_complex():
         return tensor.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
+def as_array(tensor: torch.Tensor) -> np.ndarray:
     """A copy; 16-bit floats become float32, which holds them exactly: NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()
     if tensor.is_complex():

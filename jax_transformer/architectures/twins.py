@@ -131,6 +131,20 @@ def recorded(module: Any, batch: Sequence[np.ndarray], **options: Any) -> Any:
     return recording.record(module, batch, **options)
 
 
+def trained(module: Any, batch: Sequence[np.ndarray], optimizer: Any, **options: Any) -> Any:
+    """Return the optimizer steps of a PyTorch model, as ``torch_reference.steps.train`` does."""
+    from torch_reference import steps
+
+    return steps.train(module, batch, optimizer, **options)
+
+
+def adamw(module: Any) -> Any:
+    """Return ``torch.optim.AdamW`` of a PyTorch model's parameters, with a rate of 1e-3."""
+    from torch_reference import steps
+
+    return steps.adamw(module)
+
+
 def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig) -> Arguments:
     """Return the arguments of ``torch_reference.huggingface.twin``.
 

@@ -111,7 +111,7 @@ def compare_recorded(
     ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns, with
     gradients at the same ``positions``.
     """
-    table = _weight_table(flax_model, architecture)
+    table = weight_table(flax_model, architecture)
     function = model_function(flax_model, call)
     dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
     known = dtypes.intersection(difference.DTYPES)
@@ -212,7 +212,7 @@ def _split_modules(model: Any) -> set[str]:
     }
 
 
-def _weight_table(model: Any, architecture: Architecture | str | None) -> Table | None:
+def weight_table(model: Any, architecture: Architecture | str | None = None) -> Table | None:
     """Return the weight table of one of this project's models; None for another model."""
     if isinstance(model, Transformer | Encoder):
         part = "encoder" if isinstance(model, Encoder) else "model"

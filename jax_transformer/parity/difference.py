@@ -162,6 +162,12 @@ class Measurement:
         same_nan = self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
         return self.times < self.limit and same_nan
 
+    @property
+    def bound(self) -> float:
+        """The smallest ``wide.max_abs`` that counts as a fault."""
+        known = self.times and math.isfinite(self.times)
+        return self.limit * self.wide.max_abs / self.times if known else 0.0
+
     def to_data(self) -> dict[str, Any]:
         """Return the measurement for JSON."""
         errors = [self.error_ours, self.error_theirs]

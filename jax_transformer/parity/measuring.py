@@ -253,20 +253,7 @@ class PairedRuns:
             dtype: [self._compared(x) for x in (as_theirs(ours, order, theirs.shape), theirs)]
             for dtype, (ours, theirs) in arrays.items()
         }
-        sides = list(zip(both["float32"], both["float64"], strict=True))
-
-        def in_dtype(key: str, dtype: str) -> tuple[difference.Difference, float]:
-            ours, theirs = both[key]
-            measured = difference.difference(ours, theirs, dtype)
-            floor = difference.rounding_floor(sides, dtype)
-            return measured, difference.times_floor(measured, floor)
-
-        errors = (
-            difference.rounding_error(narrow, wide)
-            for narrow, wide in zip(both[native_dtype], both["float64"], strict=True)
-        )
-        wide, narrow = in_dtype("float64", self.widest), in_dtype(native_dtype, native_dtype)
-        return Measurement(*wide, *narrow, *errors)
+        return measured(both, self.widest, native_dtype)
 
     def _compared(self, array: np.ndarray) -> np.ndarray:
         """Return an array with zeros at the positions that are not compared."""
@@ -274,6 +261,28 @@ class PairedRuns:
             return array
         ones = [1] * (array.ndim - self.positions.ndim)
         return np.where(self.positions.reshape(*self.positions.shape, *ones), array, 0)
+
+
+def measured(
+    both: Mapping[str, Sequence[np.ndarray]], widest: str, native_dtype: str, floor: float = 0.0
+) -> Measurement:
+    """Return the measurement of an array of both models, by dtype. ``floor`` is a difference in
+    ``widest`` that rounding explains in any case.
+    """
+    sides = list(zip(both["float32"], both["float64"], strict=True))
+
+    def in_dtype(key: str, dtype: str, least: float) -> tuple[difference.Difference, float]:
+        ours, theirs = both[key]
+        measured = difference.difference(ours, theirs, dtype)
+        allowed = max(least, difference.rounding_floor(sides, dtype))
+        return measured, difference.times_floor(measured, allowed)
+
+    errors = (
+        difference.rounding_error(narrow, wide)
+        for narrow, wide in zip(both[native_dtype], both["float64"], strict=True)
+    )
+    wide, narrow = in_dtype("float64", widest, floor), in_dtype(native_dtype, native_dtype, 0.0)
+    return Measurement(*wide, *narrow, *errors)
 
 
 def shows(measurement: Measurement | None) -> bool:

@@ -135,28 +135,34 @@ class Recorder:
             name: (chosen, _in_range(x, dtype))
             for name, (chosen, x) in (replacements or {}).items()
         }
+        recording, note = self.attempt(lambda program: program.record(seed, theirs), dtype, wide)
+        return dataclasses.replace(recording, note=note)
+
+    def attempt(
+        self, run: Callable[["Program"], Any], dtype: str, wide: bool = True
+    ) -> tuple[Any, str]:
+        """Return ``run(program)`` for the model in ``dtype``, and the reason why it does not
+        compute in float64 in every place; "" if it does, or need not.
+        """
         if dtype != "float64" or not wide:
-            return self._program(dtype, wide=False).record(seed, theirs)
+            return run(self._program(dtype, wide=False)), ""
         try:
             program = self._program("float64")
         except ConfigError:
             raise
         except Exception as error:  # of the model's own code
             try:
-                narrow = self._program("float64", traced_in="float32").record(seed, theirs)
+                result = run(self._program("float64", traced_in="float32"))
             except Exception:
                 raise error from None
-            narrow.note = f"the JAX model cannot be traced in float64 ({line_of(error)})"
-            narrow.rounded = [*(narrow.narrow or ())]
-            return narrow
+            return result, f"the JAX model cannot be traced in float64 ({line_of(error)})"
         try:
-            return program.record(seed, theirs)
+            return run(program), ""
         except ConfigError:
             raise
         except Exception as error:  # of a primitive's rules or its compilation
-            as_it_is = self._program("float64", wide=False).record(seed, theirs)
-            as_it_is.note = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
-            return as_it_is
+            reason = f"the JAX model is not run in float64 everywhere ({line_of(error)})"
+            return run(self._program("float64", wide=False)), reason
 
     def _program(self, dtype: str, **options: Any) -> "Program":
         key = dtype, *options.items()
@@ -189,9 +195,10 @@ class Program:
             return jax.tree.map(partial(_cast, dtype=dtype), every)
 
         def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
-            return _first_array(function.run({**parameters, **others}, inputs))
+            return first_array(function.run({**parameters, **others}, inputs))
 
         self.arrays, self.wide, self.positions = arrays(dtype), wide, positions
+        self.traced_in = traced_in
         # In 32-bit mode integers are as in the model's own runs
         with jax.enable_x64(traced_in is None and bool(jax.config.read("jax_enable_x64"))):
             traced = arrays(traced_in) if traced_in else self.arrays
@@ -252,17 +259,24 @@ class Program:
             for group in gradients
         )
         arrays = {name: _to_numpy(array) for name, array in recorded.items()}
+        narrow = self.traced.narrow if self.wide else None
         return dataclasses.replace(
             self.traced,
             arrays=arrays | {f"{name} gradient": array for name, array in of_arrays.items()},
             parameters=of_parameters,
             masks={key: list(map(np.asarray, arrays)) for key, arrays in seen.items()},
             result=_to_numpy(output),
-            narrow=self.traced.narrow if self.wide else None,
+            narrow=narrow,
+            rounded=[*(narrow or ())] if self.traced_in else self.traced.rounded,
         )
 
+    def result(self, parameters: Mapping[str, Any], rest: Any) -> jax.Array:
+        """Return the model's first result, as a function to differentiate; ``parameters`` and
+        ``rest`` are shaped like ``arrays``."""
+        return self._run(None, parameters, rest, {}, {})[1][1]
 
-def _first_array(output: Any) -> jax.Array:
+
+def first_array(output: Any) -> jax.Array:
     """Return the first floating-point array of a result, or the parts of its first complex one."""
     array = jnp.asarray(inexact(output)[0])
     return jnp.stack([array.real, array.imag], axis=-1) if jnp.iscomplexobj(array) else array

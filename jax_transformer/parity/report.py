@@ -119,7 +119,7 @@ class Report:
             compared = f"; {self.coverage}" if self.coverage else ""
             return (
                 f"the models agree: largest difference {self.result.wide.max_abs:.2g} in"
-                f" {self.result.wide.dtype}, {_times(self.result.times)} rounding{compared}"
+                f" {self.result.wide.dtype}, {multiple(self.result.times)} rounding{compared}"
             )
         summary = self._gradient_summary() if self.same_outputs else self._output_summary()
         return "; ".join((summary, *self.notes))
@@ -135,13 +135,13 @@ class Report:
             begin = f"{fault.ids}, and" if fault.ids else "its input agrees and"
             return (
                 f"{fault.title}: {begin} its output differs,"
-                f" {_difference(fault.output)}{f'; {fault.mask}' if fault.mask else ''}"
+                f" {in_words(fault.output)}{f'; {fault.mask}' if fault.mask else ''}"
                 f"{self._inside(fault)}{others}{results}"
             )
         if self.result.agrees:
             verdict = "the results agree and outputs of modules differ"
         else:
-            verdict = f"the results differ, {_difference(self.result)}"
+            verdict = f"the results differ, {in_words(self.result)}"
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
         agree = not any(differs(entry.output) for entry in self.entries)
@@ -159,7 +159,7 @@ class Report:
         assert worst is not None
         return (
             f"{fault.title}: outputs agree, and so does the gradient of its output; the gradient"
-            f" of its {name} differs, {_difference(worst)}"
+            f" of its {name} differs, {in_words(worst)}"
         )
 
     def own_difference(self, entry: Entry) -> str:
@@ -208,17 +208,17 @@ class Report:
         about += [(f"outputs {e.layout}", e.ours) for e in self.entries if e.layout]
         for words in dict.fromkeys(words for words, _ in about):
             names = dict.fromkeys(name for each, name in about if each == words)
-            yield from _wrapped(f"{words}: {', '.join(names)}")
+            yield from wrapped(f"{words}: {', '.join(names)}")
         if self.coverage is not None:
             counts = [] if self.agrees else [str(self.coverage)]
-            yield from _wrapped("; ".join((*counts, *self.coverage.names())))
+            yield from wrapped("; ".join((*counts, *self.coverage.names())))
         own = [f"  {entry.title}: {self.own_difference(entry)}" for entry in self.faults]
         if self.own_result is not None and self._outside:
             own.append(f"  outside of paired modules: {_own(*self.own_result)}")
         if len(own) > 1:
             yield f"{len(own)} parts differ by themselves:"
             for text in own:
-                yield from _wrapped(text)
+                yield from wrapped(text)
 
     def to_json(self) -> str:
         """Return the whole report; NaN and infinities become text."""
@@ -270,29 +270,31 @@ def _verdict(measurement: Measurement | None) -> str:
     return "agrees" if measurement.agrees else "DIFFERS"
 
 
-def _times(value: float) -> str:
+def multiple(value: float) -> str:
+    """Return a multiple of rounding as text."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "inf"
     return f"{value:.1f}×" if value < 1000 else f"{value:.0e}×"
 
 
-def _difference(measurement: Measurement) -> str:
+def in_words(measurement: Measurement) -> str:
+    """Return the words for a difference, with its largest element."""
     wide = measurement.wide
-    at = ", ".join(map(str, wide.where))
+    at = f", at ({', '.join(map(str, wide.where))})" if wide.where else ""
     nan = f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there"
     nan = nan if wide.nan_ours != wide.nan_theirs else ""
     return (
-        f"by {wide.max_abs:.3g} in {wide.dtype}, {_times(measurement.times)} rounding, at ({at}):"
+        f"by {wide.max_abs:.3g} in {wide.dtype}, {multiple(measurement.times)} rounding{at}:"
         f" {wide.ours:.6g} here, {wide.theirs:.6g} there{nan}"
     )
 
 
 def _own(measurement: Measurement, place: str) -> str:
     where = f"the input of {place}" if place else "the output"
-    return f"on the other model's arrays {where} differs, {_difference(measurement)}"
+    return f"on the other model's arrays {where} differs, {in_words(measurement)}"
 
 
-def _wrapped(line: str) -> list[str]:
+def wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, 100, subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -315,8 +317,8 @@ def _figures(measurement: Measurement | None) -> str:
     narrow = measurement.narrow
     ulps = f"{narrow.ulps:.0f}" if narrow.ulps < 1e5 else f"{narrow.ulps:.0e}"
     return (
-        f"{_times(measurement.times):>9}{narrow.max_abs:>10.2g}"
-        f"{_times(measurement.narrow_times):>8}{ulps:>7}"
+        f"{multiple(measurement.times):>9}{narrow.max_abs:>10.2g}"
+        f"{multiple(measurement.narrow_times):>8}{ulps:>7}"
     )
 
 

@@ -55,7 +55,7 @@ def from_torch(
         ConfigError: the table does not name every array of ``into`` exactly once.
         InputError: tensors are missing, unexpected or mis-shaped, all in one message.
     """
-    parts, (named, rebuild) = _Parts(table), opened(into)
+    parts, (named, rebuild) = Parts(table), opened(into)
     blank = np.zeros((), bool)
     layers = parts.layers({name: np.broadcast_to(blank, x.shape) for name, x in named.items()})
     state = {name: arrays.of(name, value) for name, value in state_dict.items()}
@@ -81,7 +81,7 @@ def to_torch(
     The inverse of :func:`from_torch`, bit for bit. ``unused`` has the tensors that the table leaves
     unused; without it they are left out.
     """
-    parts = _Parts(table)
+    parts = Parts(table)
     layers = parts.layers({name: arrays.of(name, x) for name, x in opened(model)[0].items()})
     tensors = rules.to_torch(parts.rules, {name: layer for name, (_, layer) in layers.items()})
     more = {name: x for name, x in (unused or {}).items() if name in parts.unused}
@@ -134,7 +134,7 @@ def opened(model: Any) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], An
     return weights, lambda values: jax.tree.unflatten(treedef, (every | dict(values)).values())
 
 
-class _Parts:
+class Parts:
     """The entries of a table by their kind."""
 
     def __init__(self, table: Iterable[Any]):
