@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jax_transformer.config import Init, MatmulPrecision, Norm, TransformerConfig
+from jax_transformer.config import Init, Norm, TransformerConfig
 from jax_transformer.nn import sharding
 from jax_transformer.nn.products import product
 from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
@@ -52,24 +52,20 @@ def _draw(
     return divided(key, shape, dtype, *bounds)
 
 
-def flat_dot_general(
-    x, kernel, dimension_numbers, precision=None, *, matmul_precision=MatmulPrecision.HIGHEST, **_
-):
-    """Return the product of (..., i) and (i, o), all leading axes flattened into one.
+class Linear(nnx.Linear):
+    """A linear layer that adds its bias before the sums are rounded, as ``torch.nn.Linear`` does.
 
-    XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
-    the gradient of a kernel under two leading axes contracts both, and took twice as long.
+    All leading axes are flattened into one. XLA on CPU uses its fast matrix product only if each
+    side has one free and one contracted axis; the gradient of a kernel under two leading axes
+    contracts both, and took twice as long.
     """
-    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "not a matrix product"
-    flat = product(x.reshape(-1, x.shape[-1]), kernel, matmul_precision)
-    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
-
-_PRODUCTS = {
-    precision: partial(flat_dot_general, matmul_precision=precision)
-    for precision in MatmulPrecision
-}
-"""One function each: equal models have the same."""
+    def __call__(self, x: Float[Array, "*b i"], out_sharding: None = None) -> Float[Array, "*b o"]:
+        bias = None if self.bias is None else self.bias[...]
+        arrays = (x, self.kernel[...], bias)
+        x, kernel, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        flat = product(x.reshape(-1, x.shape[-1]), kernel, self.precision, bias)
+        return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 def linear(
@@ -82,7 +78,7 @@ def linear(
     fused: int = 1,
     attention: bool = False,
     rngs: nnx.Rngs,
-) -> nnx.Linear:
+) -> Linear:
     """Return a linear layer with kernel (inputs, outputs).
 
     ``fused`` is the number of equal matrices that share the layer's Xavier bound (three for query,
@@ -92,14 +88,14 @@ def linear(
     torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
     xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
     zero_bias = init is Init.XAVIER or (init is Init.TORCH_TRANSFORMER and attention)
-    return nnx.Linear(
+    return Linear(
         inputs,
         outputs,
         use_bias=bias,
         dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
         kernel_init=partial(uniform, torch_bound if init is Init.TORCH else xavier_bound),
         bias_init=partial(uniform, 0.0 if zero_bias else torch_bound),
-        dot_general=_PRODUCTS[config.matmul_precision],
+        precision=config.matmul_precision,
         rngs=rngs,
     )
 

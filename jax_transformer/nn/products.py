@@ -19,10 +19,11 @@ def product(
     x: Float[Array, "m k"],
     kernel: Float[Array, "_ _"],
     precision: MatmulPrecision,
+    bias: Float[Array, " n"] | None = None,
     *,
     transposed: bool = False,
 ) -> Float[Array, "m n"]:
-    """Return ``x`` times a kernel (k, n), or ``transposed`` (n, k), in their dtype.
+    """Return ``x`` times a kernel (k, n), or ``transposed`` (n, k), plus a bias, in their dtype.
 
     With the precision ``medium``, factors in float32, and in the backward pass the gradient, are
     rounded to bfloat16 and summed in float32. So are factors in bfloat16 on CPU; elsewhere XLA sums
@@ -30,8 +31,13 @@ def product(
     """
     narrow = x.dtype == jnp.bfloat16 and _on_one_cpu()
     if precision is MatmulPrecision.MEDIUM and (narrow or x.dtype == jnp.float32):
-        return _rounded(x, kernel, transposed)
-    return jax.lax.dot_general(x, kernel, (((1,), (1 if transposed else 0,)), ((), ())))
+        sums = _rounded(x.astype(jnp.float32), kernel.astype(jnp.float32), transposed)
+    else:
+        axes = (((1,), (1 if transposed else 0,)), ((), ()))
+        sums = jax.lax.dot_general(x, kernel, axes)
+    if bias is not None:
+        sums += bias[None].astype(sums.dtype)
+    return sums.astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -40,15 +46,14 @@ def _rounded(x, kernel, transposed):
 
 
 def _forward(x, kernel, transposed):
-    dtype, x, kernel = x.dtype, _round(x), _round(kernel)
-    return _dot(x, kernel, 1 if transposed else 0).astype(dtype), (x, kernel)
+    x, kernel = _round(x), _round(kernel)
+    return _dot(x, kernel, 1 if transposed else 0), (x, kernel)
 
 
 def _backward(transposed, residuals, gradient):
-    dtype, (x, kernel), gradient = gradient.dtype, residuals, _round(gradient)
+    (x, kernel), gradient = residuals, _round(gradient)
     left, right = (gradient, x) if transposed else (x, gradient)
-    by_x, by_kernel = _dot(gradient, kernel, 0 if transposed else 1), _dot(left.T, right, 0)
-    return by_x.astype(dtype), by_kernel.astype(dtype)
+    return _dot(gradient, kernel, 0 if transposed else 1), _dot(left.T, right, 0)
 
 
 _rounded.defvjp(_forward, _backward)

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from jax_transformer.config import MatmulPrecision
+from jax_transformer.config import Init, MatmulPrecision
+from jax_transformer.nn.layers import linear
 from jax_transformer.nn.products import product
 from parity_tests.unit.helpers import batch, furthest, random_model, tiny
 
@@ -46,6 +47,20 @@ def test_rounded_products_are_exact_sums_of_rounded_factors(dtype, bound, transp
     for mine, exact in zip(ours, expected, strict=True):
         assert mine.dtype == dtype and mine.shape == exact.shape
         assert furthest(mine, exact) <= bound * (np.abs(exact).max() + 1)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_bias_is_added_before_the_sums_are_rounded(sizes):
+    """So each element is as exact as its dtype, also where the bias is nearly minus the sum."""
+    x, kernel, _ = arrays(sizes, "bfloat16")
+    sums = rounded(x) @ rounded(kernel)
+    bias = jnp.asarray(0.01 - sums[0], jnp.bfloat16)
+    config = tiny("small").with_sizes(compute_dtype="bfloat16", matmul_precision=MEDIUM)
+    layer = linear(config, Init.XAVIER, *sizes[1:], bias=True, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(kernel)
+    layer.bias.set_value(bias)
+    exact = sums + rounded(bias)
+    assert np.all(np.abs(rounded(layer(x)) - exact) <= 2**-8 * np.abs(exact) + 1e-5)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
