@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jax_transformer.config import Init, Norm, TransformerConfig
+from jax_transformer.config import Init, MatmulPrecision, Norm, TransformerConfig
 from jax_transformer.nn import sharding
 from jax_transformer.nn.products import product
 from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
@@ -59,6 +59,8 @@ class Linear(nnx.Linear):
     side has one free and one contracted axis; the gradient of a kernel under two leading axes
     contracts both, and took twice as long.
     """
+
+    precision: MatmulPrecision
 
     def __call__(self, x: Float[Array, "*b i"], out_sharding: None = None) -> Float[Array, "*b o"]:
         bias = None if self.bias is None else self.bias[...]
