@@ -156,6 +156,35 @@ def test_an_array_that_joins_tensors_is_parts_of_itself():
     np.testing.assert_allclose(ours(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
 
 
+class TheirTies(torch.nn.Module):
+    """One matrix under three names."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Embedding(11, WIDTH), torch.nn.Embedding(11, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, 11, bias=False)
+        self.two.weight = self.head.weight = self.one.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.one(ids) + 2 * self.two(ids.flip(1))))
+
+
+class OurCopies(nnx.Module):
+    """Three arrays that hold that matrix."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.one, self.two = nnx.Embed(11, WIDTH, rngs=rngs), nnx.Embed(11, WIDTH, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, 11, use_bias=False, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.head(jnp.tanh(self.one(ids) + 2 * self.two(ids[:, ::-1])))
+
+
+def test_the_gradient_of_a_tied_tensor_is_that_of_all_its_copies():
+    proposal = propose(TheirTies(), OurCopies(nnx.Rngs(0)), IDS)
+    assert proposal.proven and len(proposal.entries) == 3, str(proposal)
+
+
 class TheirNorms(torch.nn.Module):
     def __init__(self):
         super().__init__()

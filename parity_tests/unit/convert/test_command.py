@@ -12,6 +12,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.convert import conversion, models
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError, InputError
+from jax_transformer.formats import registry as formats
 from jax_transformer.storage import pt, tensors
 from jax_transformer.storage.pt import writer
 from jax_transformer.weights import rules
@@ -45,6 +46,42 @@ def inferred_sizes(preset: str, sizes: dict, shapes: dict, names: str = "torch")
         shapes,
         lambda config: registry.model_weights(config).shapes[names],
     )
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "fields"),
+    [
+        ("lesson10", {"d_model": 12}, ["d_model"]),
+        ("lesson10", {"d_ff": 20}, ["d_ff"]),
+        ("lesson10", {"num_layers": 2}, ["encoder.layers", "decoder.layers"]),
+        ("lesson10", {"encoder_layers": 2}, ["encoder.layers"]),
+        ("lesson10", {"target_vocab_size": 13}, ["target_vocab_size"]),
+        ("small", {"vocab_size": 13}, ["source_vocab_size", "target_vocab_size"]),
+    ],
+)
+def test_sizes_that_are_set_are_not_read_from_the_shapes(preset, settings, fields):
+    config = config_of(preset, d_ff=20)
+    shapes = registry.model_weights(config).shapes["torch"]
+    length = {"max_length": 20} if preset == "small" else {}
+    usual = inferred_sizes(preset, {"num_heads": 3, **length}, shapes)
+    inferred = inferred_sizes(preset, {"num_heads": 3, **length, **settings}, shapes)
+    assert inferred.config == usual.config == config
+    assert usual.sizes.keys() - inferred.sizes.keys() == {*fields} <= usual.sizes.keys()
+
+
+def test_sizes_that_no_shape_shows_are_the_preset_s_and_are_named():
+    config = jt.preset("small", vocab_size=13, d_model=16, d_ff=20)
+    shapes = registry.model_weights(config).shapes["torch"]
+    for settings in ({}, {"num_heads": 2}, {"max_length": 9}):
+        inferred = inferred_sizes("small", settings, shapes)
+        hidden = {name: getattr(config, name) for name in ("num_heads", "max_length")}
+        assert inferred.from_preset == {k: v for k, v in hidden.items() if k not in settings}
+
+
+def test_settings_change_the_configuration_of_a_file(config, config_file, weights):
+    description = ModelDescription(str(config_file), changes={"max_length": 7})
+    settled = description.settle(formats.open(weights))
+    assert settled.config == config.with_sizes(max_length=7) != config
 
 
 def test_sizes_of_a_model_that_reads_sound_are_read_from_the_shapes():
@@ -182,9 +219,14 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
         ((weights,), {}, "config or preset"),
         ((tmp_path / "run",), {"preset": "lesson10"}, r"its own config\.json"),
         ((weights, config), {"num_heads": 3}, "num_heads"),
+        ((weights, config), {"preset": "lesson10"}, "config or preset"),
+        ((tmp_path / "run", config), {}, r"its own config\.json"),
+        ((tmp_path / "run",), {"num_heads": 3}, r"its own config\.json"),
     ):
         with pytest.raises(ConfigError, match=message):
             jt.convert.load(*arguments, **sizes)
+    with pytest.raises(InputError, match="missing"):
+        jt.convert.plan(weights, tmp_path / "other", preset="deep_dive", num_heads=3)
     for language in ("source_lang", "target_lang"):
         with pytest.raises(InputError, match="tokenizer"):
             jt.load(tmp_path / "run", **{language: "de"})

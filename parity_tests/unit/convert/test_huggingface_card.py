@@ -9,7 +9,7 @@ import yaml
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
-from jax_transformer.formats import model_card
+from jax_transformer.formats import model_card, registry
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import TrainOptions
@@ -70,6 +70,15 @@ def test_a_model_of_plain_text_is_not_called_a_translator():
 
 
 @pytest.mark.parametrize(
+    ("figures", "translates"),
+    [(set(), True), ({"valid_loss"}, False), ({"valid_loss", "bleu"}, True), ({"bleu"}, True)],
+)
+def test_a_model_translates_unless_only_its_loss_is_known(figures, translates):
+    training = model_card.Training(7, ("a",), {}, {}, dict.fromkeys(figures, 1.0))
+    assert training.translates == translates
+
+
+@pytest.mark.parametrize(
     ("init", "name_or_path", "base", "origin"),
     [
         (f"hf:{OPUS}@main", "another/model", OPUS, OPUS),
@@ -89,6 +98,34 @@ def test_a_card_names_the_base_model_and_no_local_path(
         assert front_of(text).get("base_model") == base and "datasets" not in front_of(text)
         assert f"on text, from {origin}.\n" in text and "/home" not in text
         (path / "huggingface/README.md").unlink(missing_ok=True)
+
+
+DATASETS = {"owner/pairs": True}  # if it is on the hub
+DATASETS |= dict.fromkeys(["local/pairs", "./x/pairs", "../pairs", "~/pairs", "/x/pairs"], False)
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_data_set_on_this_machine_is_named_without_its_path(
+    theirs, tmp_path, monkeypatch, dataset
+):
+    (tmp_path / "local/pairs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    options = TrainOptions(init="opus", data=DataOptions(dataset=dataset))
+    training = model_card.training_of(registry.open(run(theirs, tmp_path / "run", options)))
+    name = dataset if DATASETS[dataset] else "pairs"
+    assert (training.data, training.validated_on) == ((name,), (name,))
+    assert training.datasets == ((name,) if DATASETS[dataset] else ())
+    assert "seed" in training.options and "model.preset" not in training.options
+
+
+def test_files_of_training_and_validation_are_named_apart(theirs, tmp_path):
+    files = {"train_source": ("a/x.en",), "train_target": ("a/x.de.gz",)}
+    files |= {"valid_source": ("b/v.en",), "valid_target": ("b/v.de",)}
+    options = TrainOptions(data=DataOptions(**files))
+    training = model_card.training_of(registry.open(run(theirs, tmp_path / "run", options)))
+    assert training.data == ("x.en", "x.de.gz") and training.validated_on == ("v.en", "v.de")
+    assert training.languages == ("en", "de") and training.datasets == ()
+    assert "model.preset" in training.options and training.begun_from == ""
 
 
 def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
@@ -158,12 +195,17 @@ def test_scores_of_the_base_model_are_replaced():
     assert front.pop("model-index")[0]["name"] == "mine" and "99" not in text
     expected = {"language": ["en", "fr"], "base_model": "new/one", "datasets": ["d"]}
     assert front == expected | {"tags": ["x"]}
+    assert text.count("base_model") == 1 == text.count("language")
+    for other in (BEFORE.replace("\n", "\r\n"), f"\ufeff{BEFORE}"):  # as from Windows
+        assert model_card.appended(other, "mine", training) == text
     assert text.split("---\n", 2)[2].startswith("# Old\n---\ntext\n\n## Fine-tuning\n")
     unscored = model_card.appended(BEFORE, "mine", model_card.Training(7, ("a",), {}, {}))
     assert front_of(unscored) == {"language": ["en", "fr"], "base_model": "old/one", "tags": ["x"]}
 
 
-@pytest.mark.parametrize("text", ["", "no front matter\n---\n", "---\nnever closed\n"])
+@pytest.mark.parametrize(
+    "text", ["", "none\n---\n", "none\n---\na: 1\n---\nb\n", "---\nnever closed\n"]
+)
 def test_a_card_without_front_matter_is_kept(text):
     extended = model_card.appended(text, "mine", model_card.Training(7, ("a",), {}, {}))
     assert extended.startswith(text.rstrip("\n") + "\n\n## Fine-tuning\n")

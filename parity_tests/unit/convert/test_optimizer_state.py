@@ -16,7 +16,7 @@ from jax_transformer import convert
 from jax_transformer.convert.training_state import opt_state, torch_checkpoint, torch_optimizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.optimizer import OptimizerName, OptimizerOptions
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import LoraOptions, TrainOptions
 from jax_transformer.weights import rules
 from parity_tests.unit import runs
 
@@ -196,14 +196,38 @@ def test_an_older_file_says_which_adam_if_any_group_decays():
         read(state)
     for kind in ("adam", "adamw"):
         assert read(state, kind=kind).kind == kind
+        assert [read(saved(stated), kind=kind).kind for stated in GROUPS] == [*GROUPS]
 
 
-@pytest.mark.parametrize("ema", [0.0, 1e-9, 0.999])
-def test_a_moving_average_is_not_lost(ema):
-    options = TrainOptions(optimizer=OptimizerOptions(ema=ema))
-    refused = pytest.raises(ConfigError, match=r"optimizer\.ema=") if ema else nullcontext()
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (TrainOptions(), ""),
+        (TrainOptions(optimizer=OptimizerOptions(ema=1e-9)), "optimizer.ema="),
+        (TrainOptions(optimizer=OptimizerOptions(ema=0.999)), "optimizer.ema="),
+        (TrainOptions(freeze=("encoder.*",)), "freeze: "),
+        (TrainOptions(lora=LoraOptions(rank=1)), "lora.rank: "),
+    ],
+)
+def test_what_torch_s_loop_does_not_have_is_refused(options, words):
+    refused = pytest.raises(ConfigError, match=f"^{words}") if words else nullcontext()
     with refused:
         torch_checkpoint._check_plain(options)
+
+
+def test_rates_are_in_float64_and_compared_to_a_millionth_of_the_peak():
+    run = TrainOptions(optimizer=OptimizerOptions(weight_decay=0.1), steps=10)
+    with jax.enable_x64(False):
+        rates = [torch_checkpoint.learning_rate(run, i) for i in range(10)]
+    assert any(rate != float(np.float32(rate)) for rate in rates)
+    peak = run.optimizer.rate.learning_rate
+    for off, fits in ((-1.1, False), (-0.9, True), (0.9, True), (1.1, False)):
+        settings = {"lr": rates[3] + off * 1e-6 * peak}
+        settings |= opt_state.hyperparameters(run.optimizer)
+        moments = torch_optimizer.Moments("adamw", {}, {}, {}, settings, {"a": 0.1})
+        different = pytest.raises(ConfigError, match="rate after 3 updates")
+        with nullcontext() if fits else different:
+            torch_checkpoint._check_options(moments, run, 3)
 
 
 def test_names_of_every_group_are_compared():
@@ -303,6 +327,8 @@ def at(name: str, **entries: Any) -> Callable[[dict[str, Any]], Any]:
 OF_ADAMW = {
     "amsgrad": (change(amsgrad=True), ["amsgrad=True", "maximum"]),
     "amsgrad's state": (at("up.bias", max_exp_avg_sq=np.zeros(6)), ["up.bias", "max_exp_avg_sq"]),
+    "maximize": (change(maximize=True), ["maximize=True", "made smaller"]),
+    "no epsilon": (without("eps"), ["no setting 'eps'"]),
     "NAdam": (change(momentum_decay=0.004), ["NAdam"]),
     "RAdam": (without("amsgrad"), ["RAdam"]),
     "Adamax": (without("amsgrad", "decoupled_weight_decay"), ["Adamax"]),
@@ -328,6 +354,8 @@ REFUSED = {name: ("adamw", *row) for name, row in OF_ADAMW.items()} | {
         ["RMSprop"],
     ),
     "unknown": ("sgd", without("momentum"), ["unknown kind"]),
+    "dampening": ("sgd", change(dampening=0.1), ["dampening=0.1", "has none"]),
+    "no Nesterov": ("sgd", without("nesterov"), ["no setting 'nesterov'"]),
 }
 
 
@@ -398,6 +426,44 @@ def test_optax_chains_round_trip(kind: str):
     assert counts == ({7} if kind == "sgd" else {3, 7})
     again = opt_state.from_optax(state, kind, moments.hyperparameters, moments.weight_decay)
     assert_same(written(again), saved(kind))
+
+
+@pytest.mark.parametrize("kind", list(CHAINS))
+def test_a_fresh_optax_state_has_no_moments(kind: str):
+    fresh = CHAINS[kind]().init(params())
+    moments = opt_state.from_optax(fresh, kind, GROUPS[kind], dict.fromkeys(ALL_SHAPES, 0.0))
+    assert not moments.first and not moments.second and not any(moments.counts.values())
+    assert written(moments)["state"] == {}
+
+
+def test_moments_are_those_of_all_arrays_and_copies():
+    fresh = optax.scale_by_adam().init(params())
+    for change in (lambda arrays: arrays.pop("up.bias"), lambda arrays: arrays.update({"x": 1})):
+        for part in ("first", "second"):
+            moments = read(saved("adamw"))
+            change(getattr(moments, part))
+            with pytest.raises(
+                InputError, match=r"other arrays than the model trains: (up\.bias|x)"
+            ):
+                opt_state.into_optax(fresh, moments, 0)
+    state = opt_state.into_optax(fresh, read(saved("adamw")), 0)
+    again = opt_state.from_optax(state, "adamw", {}, {})
+    assert all(x.flags.writeable for x in (*again.first.values(), *again.second.values()))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_position_is_that_of_one_schedule(count):
+    schedules = [optax.scale_by_schedule(lambda i: 1.0)] * count
+    state = optax.chain(optax.identity(), *schedules).init(params())
+    with pytest.raises(ConfigError, match=f"{count} schedules") if count != 1 else nullcontext():
+        assert opt_state.position(state) == 0
+
+
+def test_momentum_needs_an_optimizer_that_has_it():
+    state, moments = optax.sgd(0.1).init(params()), read(saved("sgd"))
+    with pytest.raises(ConfigError, match="not sgd's"):
+        opt_state.into_optax(state, moments, 0)
+    opt_state.into_optax(state, read(saved("sgd") | {"state": {}}), 0)
 
 
 def test_another_optax_state_is_refused():

@@ -132,6 +132,29 @@ def test_an_address_in_use_is_refused():
         app.bind("127.0.0.1", 80000)
 
 
+def test_the_end_waits_for_a_body_and_a_translation_that_take_all_their_time(
+    translator, monkeypatch
+):
+    configs: list[Any] = []
+
+    class Server:
+        force_exit = False
+
+        def __init__(self, config):
+            configs.append(config)
+
+        def run(self, sockets):
+            pass
+
+    monkeypatch.setattr(app.uvicorn, "Server", Server)
+    timeouts = (0.2, 1.0, 20.0, 20.3)
+    for timeout in timeouts:
+        with app.bind("127.0.0.1", 0) as bound:
+            app.serve(Service(translator, dataclasses.replace(LIMITS, timeout=timeout)), bound)
+    for timeout, config in zip(timeouts, configs, strict=True):
+        assert 2 * timeout <= config.timeout_graceful_shutdown < 2 * timeout + 1
+
+
 def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
     monkeypatch.delitem(sys.modules, "jax_transformer.extras.serve.app")

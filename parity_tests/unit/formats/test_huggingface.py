@@ -10,9 +10,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers
 
 from jax_transformer.architectures import huggingface_config, huggingface_state
-from jax_transformer.architectures.registry import model_weights
+from jax_transformer.architectures.registry import model_weights, usual_length
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
@@ -398,6 +399,25 @@ def test_a_tokenizer_with_other_special_ids_is_not_exported(other, tmp_path):
     assert len(huggingface_folders._own_tokenizer(source, config)) == 2
     with pytest.raises(InputError, match="its special ids do not belong"):
         huggingface_folders._own_tokenizer(source, dataclasses.replace(config, **{other: 5}))
+
+
+@pytest.mark.parametrize("bos", [0, 2])
+def test_an_exported_tokenizer_ends_each_line_as_the_run_s_own(bos, tmp_path):
+    own = Tokenizer.train(["a b"], 300, pad_id=0, bos_id=bos, eos_id=1)
+    own.save(tmp_path / run_files.SHARED_FILE)
+    config = huggingface_config.from_config(T5)
+    source = helpers.stand_in(Pretrained, path=tmp_path)
+    content = huggingface_folders._own_tokenizer(source, config)
+    library = tokenizers.Tokenizer.from_buffer(content["tokenizer.json"])
+    one, other = ([*own.encode(text), 1] for text in ("a b", "ba"))
+    assert library.encode("a b").ids == one and library.encode("a b", "ba").ids == one + other
+    settings = json.loads(content["tokenizer_config.json"])
+    names = {0: "<pad>", 1: "<eos>", bos: settings.get("bos_token", "<pad>")}
+    assert all(library.token_to_id(name) == index for index, name in names.items())
+    assert ("bos_token" in settings) == (bos != 0)
+    assert (settings["pad_token"], settings["eos_token"]) == ("<pad>", "<eos>")
+    assert settings["model_max_length"] == usual_length(config)
+    assert settings["clean_up_tokenization_spaces"] is False
 
 
 @pytest.fixture

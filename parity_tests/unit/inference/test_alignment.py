@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html.parser
 import json
+import math
 import os
 import re
 import zlib
@@ -117,6 +118,40 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
         assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
 
 
+def test_both_sides_are_padded_with_their_own_ids_as_in_the_translation(tokenizer):
+    """The weights of lesson10 depend on the padding, which it attends to."""
+    ids = dict(source_pad_id=1, target_pad_id=7)
+    reads, hypothesis = model("lesson10", **ids), translated(tokenizer)
+    translator = translation.Translator(reads, tokenizer, widths=(12,))
+    source = [*tokenizer.encode(LINE), tokenizer.eos_id]
+    target = [tokenizer.bos_id, *hypothesis.ids[:-1]]
+    source += [1] * (12 - len(source))
+    target += [7] * (reads.config.longest - len(target))
+    run = nnx.jit(lambda model, *ids: model(*ids, return_attention=True)[1])
+    attention = run(reads, jnp.array([source]), jnp.array([target]))
+    maps = attention_page.maps(translator, LINE, hypothesis)
+    rows = len(hypothesis.ids)
+    for name in ("cross", "decoder"):
+        expected = np.stack([np.asarray(layer[0]) for layer in getattr(attention, name)])
+        shown = weights(maps[name])
+        columns = shown.shape[3] - (maps[name]["columns"][-1] == "<pad>")
+        assert helpers.furthest(shown[..., :columns], expected[:, :, :rows, :columns]) < ROUNDED
+
+
+def test_each_weight_is_the_nearest_level():
+    exact = np.linspace(-0.1, 1.1, 2400).reshape(2, 3, 20, 20)
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(attention_page.packed(exact))), "u1")
+    assert helpers.furthest(levels.reshape(exact.shape) / 255, exact.clip(0, 1)) < ROUNDED
+
+
+@pytest.mark.parametrize("score", [None, 1.5, -0.0, math.nan, math.inf, -math.inf])
+def test_a_score_is_json(score):
+    hypothesis = translation.Hypothesis("a", np.zeros(1, np.int32), score)
+    data = json.loads(json.dumps(attention_page.hypothesis_data(hypothesis, None)))
+    finite = score is not None and math.isfinite(score)
+    assert data == {"text": "a", "score": score if finite else None}
+
+
 def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
     maps = maps_of(page(tmp_path, tokenizer))
     source, target = (
@@ -157,6 +192,8 @@ def test_pieces_are_readable(tokenizer):
     ids = tokenizer.encode("é 漢a")
     expected = ["é·1/2", "é·2/2", " ", "漢·1/3", "漢·2/3", "漢·3/3", "a"]
     assert attention_page.pieces(tokenizer, ids) == expected
+    widest = [*(f"😀·{i}/4" for i in range(1, 5)), "a"]
+    assert attention_page.pieces(tokenizer, tokenizer.encode("😀a")) == widest
     special = [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
     assert attention_page.pieces(tokenizer, special) == ["<bos>", " ", "<pad>", "<eos>"]
     # a character that starts four times and never ends

@@ -1,0 +1,71 @@
+"""Weights that a format has opened: their names, ties, notes, widths and dtypes."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer.architectures.registry import model_weights
+from jax_transformer.architectures.tensor_names import NameChanges
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import registry
+from jax_transformer.formats.base import Pretrained
+from jax_transformer.storage import tensors
+from jax_transformer.storage.tensors import Note
+from jax_transformer.weights import rules
+from parity_tests.unit import helpers
+from parity_tests.unit.conversions import config_of, state_of
+
+
+def opened(state: dict[str, np.ndarray], format: str = "pt", **more) -> Pretrained:
+    lazy = tensors.in_memory(state)
+    infos = {name: tensor.info for name, tensor in lazy.items()}
+    path = Path("file.pt")
+    return Pretrained(registry.get(format), path, "file.pt", infos, lambda: lazy, **more)
+
+
+def test_ties_and_notes_follow_the_names():
+    array = np.ones(2, np.float32)
+    state = {f"m.{name}": array for name in ("a", "b", "x", "c", "y")}
+    ties = ("m.a", "m.x", "m.b"), ("m.c", "m.y")
+    before = opened(state, ties=ties, dropped=(Note("step", "no weight"),))
+    after = before.with_names(NameChanges("m.", ignore=("x", "y"), rename={"b": "d"}))
+    assert after.ties == (("a", "d"),)
+    assert [note.name for note in after.dropped] == ["step", "m.x", "m.y"]
+    assert [*after.tensors] == [*after.scan()] == ["a", "d", "c"]
+    assert before.with_names(NameChanges()) is before
+    with pytest.raises(ConfigError, match="names of transformers"):
+        opened(state, "hf").with_names(NameChanges("m."))
+
+
+def test_widths_are_the_powers_of_two_from_16_below_the_longest():
+    for longest in (1, 15, 16, 17, 31, 32, 33, 64, 65, 300):
+        config = helpers.tiny(max_length=longest)
+        widths = opened({}, config=config).widths
+        assert widths == tuple(2**i for i in range(4, 20) if 2**i < longest)
+
+
+def test_tied_weights_that_differ_are_refused_by_every_reader():
+    config = config_of("small", d_ff=20)
+    state, aliases = state_of(config), rules.aliases(model_weights(config).table)
+    assert len(aliases) > 1
+    for name in aliases:
+        file = opened(state | {name: state[name] + 1})
+        as_it_is = functools.partial(file.state, names="torch")
+        for read in (file.state, as_it_is, file.arrays, file.model):
+            with pytest.raises(InputError, match=f"{name} differs from"):
+                read(config)
+
+
+def test_the_configuration_of_the_files_wins_and_a_dtype_is_that_of_every_array():
+    config = config_of("lesson10", d_ff=20)
+    other, state = config_of("lesson10", d_ff=24), state_of(config)
+    file = opened(state, config=config)
+    model = file.model(other, dtype="bfloat16")
+    assert model.config == config
+    arrays = file.arrays(other, dtype="float16")
+    assert {str(array.dtype) for array in arrays.values()} == {"float16"}
+    source = file.scan()
+    for name, array in file.state(names="torch").items():
+        assert helpers.furthest(array, source[name].read()) == 0
