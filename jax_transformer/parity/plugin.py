@@ -58,16 +58,15 @@ class Parity:
     ) -> "Report":
         """Return the report if the models agree; otherwise fail the test with it as the message.
 
+        The arguments that are not listed are those of :func:`jax_transformer.parity.compare`.
+
         Args:
-            flax_model, torch_module, batch, rules: as for :func:`jax_transformer.parity.compare`.
             torch_factory: ``package.module:callable``, which returns the module in another process;
                 instead of ``torch_module``.
             torch_python: interpreter of that process; this one if None.
             golden: file of recorded numbers, instead of a PyTorch model. With
                 ``--parity-make-goldens`` a missing file is made from ``torch_factory`` and
                 ``batch``.
-            dtype, gradients, seed, call_flax, call_torch, architecture: as for
-                :func:`jax_transformer.parity.compare`.
         """
         from jax_transformer.parity import comparison
 

@@ -45,8 +45,9 @@ def compare_training(
     loss is the mean of ``(array - R)**2``, with R standard normal.
 
     Args:
-        flax_model, torch_module, batch, call_flax, call_torch: as for
-            :func:`jax_transformer.parity.compare`. Every step takes the same batch.
+        flax_model: as for :func:`jax_transformer.parity.compare`.
+        torch_module: as there; it must hold the weights that both begin with.
+        batch: as there. Every step takes the same batch.
         table: the weight table, such as :func:`jax_transformer.weights.propose` finds; None for
             this project's models only.
         steps: number of updates.
@@ -56,6 +57,8 @@ def compare_training(
             the methods ``zero_grad`` and ``step``. AdamW with PyTorch's defaults on both sides if
             both are None.
         seed: seed of R.
+        call_flax: as for :func:`jax_transformer.parity.compare`.
+        call_torch: as there.
 
     Raises:
         ConfigError: there is no table, one optimizer is missing, or what the models return has

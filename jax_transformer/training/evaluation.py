@@ -46,7 +46,8 @@ def score(
     """Return sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
 
     Args:
-        hypotheses, references: one string per line, equally many of both.
+        hypotheses: one string per line.
+        references: one string per line, equally many.
         others: more references of each line, of which empty ones do not count. A line is exactly
             right if it is equal to one of its references.
         names: any of ``bleu``, ``chrf`` (0 to 100, higher is better) and ``ter`` (edits per 100
@@ -229,7 +230,8 @@ def evaluate(
 
     Args:
         run: a run or model folder.
-        source, target: files with one sentence per line, or both None.
+        source: a file with one sentence per line, or None.
+        target: a file with as many lines, or None without ``source``.
         pairs: a .tsv, .jsonl or .parquet file in their place, with these ``fields``.
         references: files of more references, line by line. The loss is ``target``'s.
         comet: a checkpoint of COMET, see :func:`load_comet`.
@@ -239,8 +241,10 @@ def evaluate(
         bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
         ensemble: other folders, whose models' probabilities are averaged with ``run``'s.
-        precision, tokens_per_batch: see :meth:`Translator.load`.
-        engine, quantization: see :func:`.translation.load`. Only JAX gives a loss.
+        precision: see :meth:`Translator.load`.
+        tokens_per_batch: see :meth:`Translator.load`.
+        engine: see :func:`.translation.load`. Only JAX gives a loss.
+        quantization: see :func:`.translation.load`.
     """
     comet_score = None if comet is None else load_comet(comet)
     opened = registry.open(run, weights)

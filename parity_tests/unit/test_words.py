@@ -63,6 +63,19 @@ def test_names_and_docstrings_are_the_field_s(path: Path):
     assert not problems, problems
 
 
+@pytest.mark.parametrize("path", named([p for p in CODE if "parity_tests" not in p.parts]))
+def test_each_documented_argument_is_one_of_the_function_s(path: Path):
+    """The site, which is built without a warning, warns of one that is not."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            section = re.search(
+                r"^Args:\n((?:    .*\n|\n)*)", (ast.get_docstring(node) or "") + "\n", re.MULTILINE
+            )
+            documented = re.findall(r"^    (\S[^:]*):", section[1] if section else "", re.MULTILINE)
+            parameters = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+            assert {name.lstrip("*") for name in documented} <= parameters, node.name
+
+
 def lines(path: Path) -> list[str]:
     """The lines that can be broken: no tables, links, single words, nor code blocks of a page."""
     text = path.read_text(encoding="utf-8")
