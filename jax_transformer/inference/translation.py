@@ -129,6 +129,8 @@ class Translator:
         from jax_transformer.formats import registry
 
         paths = [path] if isinstance(path, str | Path) else path
+        if not paths:
+            raise ConfigError("no path: give one, or several for an ensemble")
         return cls.from_opened(
             *(registry.open(each, weights) for each in paths),
             source_lang=source_lang,

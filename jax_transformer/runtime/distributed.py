@@ -146,7 +146,10 @@ def first() -> bool:
 def say(message: str) -> None:
     """Print a line on stderr, in the first of several processes."""
     if first():
-        print(message, file=sys.stderr, flush=True)
+        try:
+            print(message, file=sys.stderr, flush=True)
+        except BrokenPipeError:  # its reader has gone: training goes on without it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def barrier(name: str) -> None:

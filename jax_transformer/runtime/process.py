@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, Preempted
+from jax_transformer.runtime import distributed
 
 # Of malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
@@ -87,6 +88,8 @@ def use_program_cache(folder: str | None = None) -> None:
     set. A program fits one kind of processor, so each kind has its own subfolder, named after its
     instruction set if the system lists it.
     """
+    import tempfile
+
     import jax
 
     current = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
@@ -101,6 +104,17 @@ def use_program_cache(folder: str | None = None) -> None:
     kind = f"{platform.machine()}-{hashlib.sha256(processor.encode()).hexdigest()[:8]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = (Path(folder) if folder else home / "jax_transformer" / "compiled") / kind
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        if folder is not None:
+            raise
+        distributed.say(
+            f"compiled programs are not stored: {path}: {error.strerror}; "
+            "JAX_COMPILATION_CACHE_DIR can name another folder"
+        )
+        return
     jax.config.update("jax_compilation_cache_dir", str(path.absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

@@ -292,6 +292,7 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
     signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
     for name, value in report.items():
         text = f"{value:.4f}" if isinstance(value, float) else str(value)
+        text = " ".join(value) if isinstance(value, list) else text
         if name in confidence:
             mean, half_width = confidence[name]["mean"], confidence[name]["half_width"]
             text += f" (μ = {mean:.4f} ± {half_width:.4f})"

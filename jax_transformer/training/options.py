@@ -242,6 +242,11 @@ class TrainOptions:
         counts = "samples keep_best patience average devices lora.rank"
         check_numbers(self, "", counts, "be at least 0", lambda x: x >= 0)
         check_numbers(self, "", "lora.alpha", "be above 0", lambda x: x > 0)
+        for name in ("alpha", "targets") if not self.lora.rank else ():
+            value = getattr(self.lora, name)
+            if value != getattr(LoraOptions, name):
+                shown = " ".join(value) if isinstance(value, tuple) else value
+                raise ConfigError(f"lora.{name}={shown} has no effect without lora.rank")
         if self.lora.rank and not self.lora.targets:
             raise ConfigError("lora.targets: names no kernel to adapt")
         if self.lora.rank and self.freeze:

@@ -2,15 +2,18 @@
 
 import ast
 import dataclasses
+import errno
 import fnmatch
 import gc
 import inspect
 import io
 import itertools
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,7 @@ from jax_transformer.cli import completion, config_file
 from jax_transformer.cli.arguments import Command, listed
 from jax_transformer.cli.help_text import is_rare, metavar
 from jax_transformer.config.option import Option
-from jax_transformer.runtime import process
+from jax_transformer.runtime import distributed, process
 from jax_transformer.training import options
 from parity_tests.unit import runs
 
@@ -472,6 +475,38 @@ def test_programs_are_kept_in_the_user_s_cache(monkeypatch, tmp_path):
     finally:
         for name, setting in zip(names, before, strict=True):
             jax.config.update(name, setting)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_and_another_that_was_named_a_refusal(
+    monkeypatch, tmp_path, capsys
+):
+    def read_only(dir):
+        raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(jax.config, "update", lambda *_: pytest.fail("a cache was set"))
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None)
+    for cache, reason in ((file, "Not a directory"), (tmp_path, "Read-only file system")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        process.use_program_cache()
+        assert re.fullmatch(
+            rf"compiled programs are not stored: {re.escape(str(cache))}/\S+: {reason}; "
+            r"JAX_COMPILATION_CACHE_DIR can name another folder\n",
+            capsys.readouterr().err,
+        )
+        with pytest.raises(OSError, match=reason):
+            process.use_program_cache(str(cache))
+
+
+def test_progress_goes_on_when_its_reader_has_gone(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        for number in range(3):
+            distributed.say(f"step {number}")
 
 
 def test_a_count_has_its_noun_in_the_right_number():

@@ -196,7 +196,12 @@ def test_every_flag_of_the_command_is_passed_on(monkeypatch, capsys):
 
     def record(*arguments, **options):
         calls.append((arguments, options))
-        figures = {"bleu": 12.5, "pairs": 3, "signatures": {"bleu": "nrefs:1"}}
+        figures = {
+            "ensemble": ["s", "t"],
+            "bleu": 12.5,
+            "pairs": 3,
+            "signatures": {"bleu": "nrefs:1"},
+        }
         confidence = {"confidence": {"bleu": {"mean": 11.0, "half_width": 2.25}}}
         return evaluation.Evaluation(figures | confidence, [])
 
@@ -209,6 +214,7 @@ def test_every_flag_of_the_command_is_passed_on(monkeypatch, capsys):
         flags += f" --{name.replace('_', '-')} {value}"
     assert runs.main("evaluate", *flags.split()) == 0
     assert capsys.readouterr().out.splitlines() == [
+        "ensemble         s t",
         "bleu             12.5000 (μ = 11.0000 ± 2.2500)",
         "pairs            3",
         "bleu signature   nrefs:1",

@@ -295,6 +295,11 @@ def test_an_ensemble_of_runs(tmp_path, capsys, monkeypatch):
             console.refused(2, [message], "translate", "--run", a, *flags, stdin=stdin)
 
 
+def test_no_path_is_no_ensemble():
+    with pytest.raises(ConfigError, match="no path: give one, or several for an ensemble"):
+        Translator.load([])
+
+
 def test_every_model_of_an_ensemble_has_the_requested_weights(capsys, monkeypatch):
     asked = []
 

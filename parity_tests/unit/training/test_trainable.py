@@ -93,6 +93,11 @@ def test_adapters_follow_the_gradient_of_their_kernels():
         ({"lora": LoraOptions(1, targets=())}, "lora.targets: names no kernel"),
         ({"lora": LoraOptions(alpha=0.0)}, r"lora\.alpha=0\.0 must be above 0"),
         ({"lora": LoraOptions(alpha=float("nan"))}, r"lora\.alpha=nan must be above 0"),
+        ({"lora": LoraOptions(alpha=8.0)}, r"lora\.alpha=8\.0 has no effect without lora\.rank"),
+        (
+            {"lora": LoraOptions(targets=(SQUARE, WIDE))},
+            r"lora\.targets=\S+ \S+ has no effect without lora\.rank",
+        ),
     ],
 )
 def test_patterns_that_do_not_fit_are_refused(options, message):
