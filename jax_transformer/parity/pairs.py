@@ -113,11 +113,19 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     shape, up to the order of axes, and to axes that are one on the other side. Modules with
     parameters are paired with such only.
 
-    Of all such lists the one is taken whose pairs have the most equal parameters, then the same
-    words in their names, then equal outputs (the alignment of Needleman and Wunsch 1970, without a
-    cost for a gap). The parts of two modules may then correspond in another order, if that is more.
+    Of all such lists the one is taken whose pairs have the most equal parameters, then parameters
+    but no parts, then the same words in their names, then equal outputs (the alignment of Needleman
+    and Wunsch 1970, without a cost for a gap). The parts of two modules may then correspond in
+    another order, if that is more. Modules whose outputs are not equal are no pair if a part of one
+    corresponds to a module outside of the other, as a norm.
     """
-    scores = [[_similarity(one, other) for other in theirs] for one in ours]
+    leaves = {
+        each
+        for side in (ours, theirs)
+        for each in side
+        if not any(_is_inside(part, each) for part in side)
+    }
+    scores = [[_similarity(one, other, {one, other} <= leaves) for other in theirs] for one in ours]
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in reversed(range(len(ours))):
         for j in reversed(range(len(theirs))):
@@ -144,11 +152,28 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
             chosen += [(i, j)] if scores[i][j] and not taken else []
         totals = [sum(scores[i][j] for i, j in some) for some in (inside, chosen)]
         pairs = others + (chosen if totals[1] > totals[0] + 1e-9 else inside)
-    return [Pair(ours[i].name, theirs[j].name) for i, j in sorted(pairs)]
+    every = [(ours[i], theirs[j]) for i, j in sorted(pairs)]
+    return [
+        Pair(one.name, other.name)
+        for one, other in every
+        if _equal_outputs(one, other)
+        or all(_is_inside(a, one) == _is_inside(b, other) for a, b in every if a.sizes)
+    ]
 
 
-def _similarity(ours: Called, theirs: Called) -> float:
-    """Return 0 if the modules cannot be a pair, otherwise more for equal parameters than names."""
+def _is_inside(part: Called, module: Called) -> bool:
+    return part.name.startswith(f"{module.name}.")
+
+
+def _equal_outputs(ours: Called, theirs: Called) -> bool:
+    both = ours.figures, theirs.figures
+    return all(both) and bool(np.allclose(*both, rtol=1e-6, atol=0))
+
+
+def _similarity(ours: Called, theirs: Called, innermost: bool) -> float:
+    """Return 0 if the modules cannot be a pair, otherwise more for equal parameters than names.
+    ``innermost`` is True if no part of either was called.
+    """
     if sorted(ours.shape) != sorted(theirs.shape) and not same_but_merged(ours.shape, theirs.shape):
         return 0.0
     known = ours.sizes is not None and theirs.sizes is not None
@@ -157,9 +182,8 @@ def _similarity(ours: Called, theirs: Called) -> float:
     score = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
     leaves = (matching.words(each.name.rpartition(".")[2]) for each in (ours, theirs))
     score += 2.0 * operator.eq(*leaves)
-    if ours.figures and theirs.figures:
-        score += bool(np.allclose(ours.figures, theirs.figures, rtol=1e-6, atol=0))
-    return score + 4 * (bool(ours.sizes) and ours.sizes == theirs.sizes)
+    score += _equal_outputs(ours, theirs)
+    return score + bool(ours.sizes) * (3.0 * innermost + 4.0 * (ours.sizes == theirs.sizes))
 
 
 def same_but_merged(ours: Sequence[int], theirs: Sequence[int]) -> bool:

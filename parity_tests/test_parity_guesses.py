@@ -1,0 +1,148 @@
+"""Ports without rules whose modules are cut in another way than PyTorch's."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import transformers
+from flax import nnx
+
+from jax_transformer import weights
+from jax_transformer.parity.pairs import Called, Pair, guessed
+from jax_transformer.weights import Rule
+from parity_tests.test_parity_models import compare, randomized
+
+D, HEADS = 16, 2
+NORM = {"epsilon": 1e-12, "use_fast_variance": False}
+
+
+def their_bert():
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=D,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        intermediate_size=24,
+        max_position_embeddings=12,
+        attn_implementation="eager",
+    )
+    return randomized(transformers.BertModel(config, add_pooling_layer=False))
+
+
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.attention = nnx.MultiHeadAttention(HEADS, D, decode=False, rngs=rngs)
+        self.norm1, self.norm2 = (nnx.LayerNorm(D, rngs=rngs, **NORM) for _ in range(2))
+        self.up, self.down = nnx.Linear(D, 24, rngs=rngs), nnx.Linear(24, D, rngs=rngs)
+        self.tanh = False
+
+    def __call__(self, x):
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.down(jax.nn.gelu(self.up(x), approximate=self.tanh)))
+
+
+class Bert(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.word, self.position, self.kind = (nnx.Embed(n, D, rngs=rngs) for n in (50, 12, 2))
+        self.norm = nnx.LayerNorm(D, rngs=rngs, **NORM)
+        self.layers = nnx.List([Layer(rngs) for _ in range(2)])
+
+    def __call__(self, ids):
+        x = (
+            self.word(ids)
+            + self.position(jnp.arange(ids.shape[1]))
+            + self.kind(jnp.zeros_like(ids))
+        )
+        x = self.norm(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def attention_rules(torch, flax):
+    for ours, name in (("query", "self.query"), ("key", "self.key"), ("value", "self.value")):
+        yield Rule(
+            f"{torch}.{name}.weight", f"{flax}.{ours}.kernel", "(h e) d -> d h e", {"h": HEADS}
+        )
+        yield Rule(f"{torch}.{name}.bias", f"{flax}.{ours}.bias", "(h e) -> h e", {"h": HEADS})
+    yield Rule(
+        f"{torch}.output.dense.weight", f"{flax}.out.kernel", "d (h e) -> h e d", {"h": HEADS}
+    )
+    yield Rule(f"{torch}.output.dense.bias", f"{flax}.out.bias")
+
+
+TABLE = [
+    Rule(f"embeddings.{a}_embeddings.weight", f"{b}.embedding")
+    for a, b in (("word", "word"), ("position", "position"), ("token_type", "kind"))
+]
+TABLE += weights.layer_norm("embeddings.LayerNorm", "norm")
+TABLE += weights.repeat(
+    2,
+    [
+        *attention_rules("encoder.layer.{i}.attention", "layers.{i}.attention"),
+        *weights.layer_norm("encoder.layer.{i}.attention.output.LayerNorm", "layers.{i}.norm1"),
+        *weights.linear("encoder.layer.{i}.intermediate.dense", "layers.{i}.up"),
+        *weights.linear("encoder.layer.{i}.output.dense", "layers.{i}.down"),
+        *weights.layer_norm("encoder.layer.{i}.output.LayerNorm", "layers.{i}.norm2"),
+    ],
+)
+
+
+def longer(model: Bert) -> None:
+    model.layers[1].norm1.epsilon = 1e-5
+
+
+def tanh(model: Bert) -> None:
+    model.layers[0].tanh = True
+
+
+def bias(model: Bert) -> None:
+    model.layers[0].attention.out.bias[...] += 1e-3
+
+
+FAULTS: dict[str, tuple[Callable[[Bert], None], str]] = {
+    "epsilon": (longer, "layers.1.norm1 | encoder.layer.1.attention.output.LayerNorm: its input"),
+    "activation": (tanh, "the input of down is the first that differs after up"),
+    "bias": (bias, "layers.0.attention.out | encoder.layer.0.attention.output.dense: its input"),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_an_attention_without_the_norm_is_no_pair_of_one_with_it(fault: str | None):
+    """BertAttention ends with a residual and a norm, BertIntermediate with an activation."""
+    theirs = their_bert()
+    ours = weights.from_torch(theirs.state_dict(), TABLE, into=Bert())
+    ids = np.random.default_rng(0).integers(1, 50, (2, 7))  # BERT does not train row 0
+    options = {"call_torch": lambda module, ids: module(input_ids=ids).last_hidden_state}
+    if fault is None:
+        report = compare(ours, theirs, ids, **options)
+        report.check()
+        pairs = {entry.ours: entry.theirs for entry in report.entries}
+        assert "layers.0.attention" not in pairs and "layers.0.attention.query" in pairs
+        assert pairs["layers.0.up"] == "encoder.layer.0.intermediate.dense"
+        return
+    change, words = FAULTS[fault]
+    change(ours)
+    report = compare(ours, theirs, ids, gradients=False, **options)
+    assert words in report.summary()
+    assert "by itself" not in report.summary() and "by themselves" not in report.summary()
+
+
+def called(name: str, figures: float, *sizes: int) -> Called:
+    return Called(name, (2, 7, 8), sizes, (figures,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("figures", "sizes", "pair"), [(1.0, [8], True), (2.0, [8], False), (2.0, [], True)]
+)
+def test_a_norm_outside_of_one_of_two_modules_parts_them(figures, sizes, pair):
+    """Unless their outputs are equal, as with a norm before the attention, or it has no weights."""
+    norm, out = called("attention_norm", 3.0, *sizes), called("attention.out", 1.0, 64)
+    ours = [norm, out, called("attention", figures, 64)]
+    theirs = [norm._replace(name="attention.norm"), out, called("attention", 1.0, *sizes, 64)]
+    pairs = guessed(ours, theirs)
+    assert (Pair("attention", "attention") in pairs) == pair
+    assert {Pair("attention.out", "attention.out"), Pair(norm.name, theirs[0].name)} <= {*pairs}
