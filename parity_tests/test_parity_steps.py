@@ -318,6 +318,7 @@ def test_models_of_any_library_train():
     ]
     layers[2].bias.requires_grad_(False)
     report = trained((stacked, parameters), layers, X, table)
+    assert report.first_fault[:2] == (1, "parameter")
     assert [*report.first_fault.differing] == ["layers.1.bias | 2.bias"]
     assert "; it changes in JAX only; no gradient in PyTorch: layers.1.bias" in report.summary()
 

@@ -7,7 +7,6 @@ import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,49 +67,38 @@ def train(
         seed: seed of R.
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
     """
-    run = partial(_train, module, batch, optimizer, steps, dtype, seed, call)
-    return recording.in_float64(run) if dtype == "float64" else run(wide=False)
-
-
-def _train(
-    module: nn.Module,
-    batch: Sequence[np.ndarray],
-    optimizer: Callable[[nn.Module], Any],
-    steps: int,
-    dtype: str,
-    seed: int,
-    call: Callable[..., Any] | None,
-    *,
-    wide: bool,
-) -> Training:
     kind = getattr(torch, dtype)
-    module = copy.deepcopy(module)
-    module._apply(lambda tensor: recording.in_dtype(tensor, kind))
-    tensors = [recording.as_tensor(array, kind) for array in batch]
-    update, result, narrow = optimizer(module), Training(), set[torch.dtype]()
-    named = [*module.named_parameters(remove_duplicate=False)]
 
-    def note_parameters() -> None:
-        result.parameters.append({name: recording.as_array(p) for name, p in named})
+    def run(*, wide: bool) -> Training:
+        trained = copy.deepcopy(module)
+        trained._apply(lambda tensor: recording.in_dtype(tensor, kind))
+        tensors = [recording.as_tensor(array, kind) for array in batch]
+        update, result, narrow = optimizer(trained), Training(), set[torch.dtype]()
+        named = [*trained.named_parameters(remove_duplicate=False)]
 
-    note_parameters()
-    for _ in range(steps):
-        update.zero_grad()
-        with recording.Wide(narrow.add) if wide else contextlib.nullcontext():
-            loss = _loss((call or nn.Module.__call__)(module, *tensors), seed, result)
-            loss.backward()
-        result.losses.append(recording.as_array(loss))
-        gradients = ((name, p, p.grad) for name, p in named if p.requires_grad)
-        result.gradients.append(
-            {
-                name: recording.as_array(torch.zeros_like(p) if gradient is None else gradient)
-                for name, p, gradient in gradients
-            }
-        )
-        update.step()
+        def note_parameters() -> None:
+            result.parameters.append({name: recording.as_array(p) for name, p in named})
+
         note_parameters()
-    result.rounded = bool(narrow and recording.with_constants(module))
-    return result
+        for _ in range(steps):
+            update.zero_grad()
+            with recording.Wide(narrow.add) if wide else contextlib.nullcontext():
+                loss = _loss((call or nn.Module.__call__)(trained, *tensors), seed, result)
+                loss.backward()
+            result.losses.append(recording.as_array(loss))
+            gradients = ((name, p, p.grad) for name, p in named if p.requires_grad)
+            result.gradients.append(
+                {
+                    name: recording.as_array(torch.zeros_like(p) if gradient is None else gradient)
+                    for name, p, gradient in gradients
+                }
+            )
+            update.step()
+            note_parameters()
+        result.rounded = bool(narrow and recording.with_constants(trained))
+        return result
+
+    return recording.in_float64(run) if dtype == "float64" else run(wide=False)
 
 
 def _loss(returned: Any, seed: int, result: Training) -> torch.Tensor:
