@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import jax
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -313,6 +314,28 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     assert "queries.pt, length 1: the models agree" in output.out
     assert f"queries.pt, length 7: {fault}" in output.out
     assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
+
+
+def test_the_command_compares_steps_from_the_weights_of_the_run(run, capsys, monkeypatch):
+    with jax.numpy_dtype_promotion("standard"):  # which Optax needs
+        assert parity(run, "twin", "--steps", "2", "--lengths", "1,5", "--json") == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [report["title"].rpartition(", ")[2] for report in reports] == ["length 1", "length 5"]
+    assert all(report["agrees"] and len(report["steps"]) == 2 for report in reports)
+    assert len(reports[0]["steps"][0]["gradients"]) == 38
+    monkeypatch.setattr(optax, "adamw", lambda rate, **options: optax.sgd(rate))
+    assert parity(run, "twin", "--steps", "1") == 1
+    output = capsys.readouterr()
+    assert "the gradients of step 1 agree, and after the update the parameter differs" in output.err
+    assert output.out.startswith("step") and output.out.splitlines()[-1] in output.err
+    for other, options, message in (
+        ("twin", "0", "steps=0: must be at least 1"),
+        (run / "good.pt", "1", f"begin with the same weights: twin, not {run}/good.pt"),
+        ("twin", "1 --dtype float16 --junit j", "--steps: --dtype, --junit can only be used"),
+        ("twin", "1 --html h --no-gradients", "--steps: --no-gradients, --html can only be used"),
+    ):
+        assert parity(run, other, "--steps", *options.split()) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys):

@@ -41,6 +41,9 @@ class ParityOptions:
     """Lengths of source and target to compare at, for example 1,7,31 (default: 7 and 5)."""
     seed: int | None = None
     """Seed of the random batch and of the gradients' weights (default: 0, or the golden's)."""
+    steps: int | None = None
+    """Compare so many optimizer steps of the model and its `twin` in place of their modules: AdamW,
+    and the mean of squared differences from random numbers as the loss."""
     html: Annotated[option.PathText | None, Option(group="output")] = None
     """Also write the report as an HTML page."""
     junit: option.PathText | None = None
@@ -52,6 +55,14 @@ class ParityOptions:
 def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
+    of_modules = {
+        "--dtype": options.dtype,
+        "--no-gradients": not options.gradients,
+        "--html": options.html,
+        "--junit": options.junit,
+    }
+    if options.steps is not None and (flags := [flag for flag, on in of_modules.items() if on]):
+        raise ConfigError(f"--steps: {', '.join(flags)} can only be used without it")
     for path in filter(None, (options.html, options.junit)):
         atomic.check_output(path)
     from jax_transformer.convert.models import ModelDescription
@@ -60,7 +71,7 @@ def run(options: ParityOptions) -> int:
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
-    names = ("weights", "dtype", "gradients", "seed")
+    names = ("weights", "dtype", "gradients", "seed", "steps")
     shared = {name: getattr(options, name) for name in names}
     reports = from_files.compare_files(
         options.model, options.other, description, lengths=lengths, **shared
@@ -100,6 +111,7 @@ COMMAND = Command(
     examples=(
         "parity runs/phrases twin",
         "parity model.safetensors model.pt --config config.json --lengths 1,7,31",
+        "parity runs/phrases twin --steps 3",
     ),
     synonyms="compare diff",
 )

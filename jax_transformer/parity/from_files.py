@@ -20,13 +20,14 @@ from jax_transformer.formats.base import Pretrained
 from jax_transformer.parity import comparison, golden, recording
 from jax_transformer.parity.golden import Golden, GoldenCheck, OtherProcess
 from jax_transformer.parity.proposal import Proposal
-from jax_transformer.parity.report import Report
 from jax_transformer.parity.search import propose
+from jax_transformer.parity.steps import compare_training
 from jax_transformer.storage import safetensors
 
 TWIN = "twin"
 
-TitledReport = tuple[str, Report]
+TitledReport = tuple[str, Any]
+"""A Report or a TrainingReport, after its title."""
 
 
 def compare_files(
@@ -39,6 +40,7 @@ def compare_files(
     gradients: bool = True,
     lengths: Sequence[int] = (),
     seed: int | None = None,
+    steps: int | None = None,
 ) -> list[TitledReport]:
     """Run the weights at ``model`` in JAX, compare them with ``other``, and return (title, report)
     for each of ``lengths``, those of source and target; one report if there are none.
@@ -46,8 +48,11 @@ def compare_files(
     ``other`` is the path of weights, which run in their PyTorch twin, ``twin`` for the same, or
     the path of a golden. ``description`` is the configuration if neither path has one; ``weights``
     selects those of a run folder at ``model``; ``seed`` is the one of the batch and of the
-    gradients' weights; 0, or the golden's, if None.
+    gradients' weights; 0, or the golden's, if None. With ``steps`` these updates are compared, by
+    :func:`.steps.compare_training`.
     """
+    if steps is not None and other != TWIN:
+        raise ConfigError(f"--steps: both models begin with the same weights: {TWIN}, not {other}")
     jax.config.update("jax_enable_x64", True)  # float64 weights are read as they are
     source = registry.open(model, weights)
     if golden.is_golden(other):
@@ -71,9 +76,12 @@ def compare_files(
         if length is not None and not 1 <= length <= config.longest:
             raise ConfigError(f"--lengths {length}: this model takes 1 to {config.longest}")
         batch = conversion.random_batch(config, seed, length)
-        options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
-        report = comparison.compare(flax_model, twin, batch, **options)
-        reports.append((title if length is None else f"{title}, length {length}", report))
+        if steps is None:
+            options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
+            compared: Any = comparison.compare(flax_model, twin, batch, **options)
+        else:
+            compared = compare_training(flax_model, twin, batch, steps=steps, seed=seed)
+        reports.append((title if length is None else f"{title}, length {length}", compared))
     return reports
 
 

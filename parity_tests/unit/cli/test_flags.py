@@ -81,7 +81,7 @@ TABLE = {
     "inspect": "a; --json -> show.as_json=True",
     "parity": f"""a b; compare_files.description: --config=c --preset=p {SPEC}
         ; --set=num_heads=4 -> compare_files.description.changes.num_heads=4
-        ; compare_files: --weights=best --dtype=float16 --no-gradients --seed=3
+        ; compare_files: --weights=best --dtype=float16 --no-gradients --seed=3 --steps=2
         ; --lengths=1,7 -> compare_files.lengths.0=1 compare_files.lengths.1=7
         ; --html=h -> check_output.path files; --json -> out
         ; --junit=j -> check_output.path files""",
