@@ -20,6 +20,7 @@ from jaxtyping import Int, Int32, UInt64
 from jax_transformer import errors
 from jax_transformer.data import shuffle
 from jax_transformer.data.encoding import EncodedPairs
+from jax_transformer.data.packing import PackedRows
 from jax_transformer.data.tokenizer import SpecialTokens
 
 STEP = 4
@@ -144,8 +145,8 @@ class BatchPlan:
     """Number of times that each pair of a part comes in an epoch, on average. Empty: once."""
     target_widths: tuple[int, ...] | None = None
     """The widths of targets, if they differ from those of sources."""
-    packed: Sequence[Int[np.ndarray, " _"]] | None = None
-    """The pairs of each row, if rows are packed."""
+    packed: PackedRows | None = None
+    """Their pairs, if rows are packed."""
 
     @functools.cached_property
     def _sizes(self) -> Int[np.ndarray, "p k"]:
@@ -436,11 +437,13 @@ class _Windows:
         """Return the bucket of a step, this process's rows, and their pairs: of each packed row, or
         of all rows.
         """
-        bucket, indices = self.plan.batch_indices(step)
-        local, packed = self.local_rows(self.plan.rows[bucket]), self.plan.packed
+        plan = self.plan
+        bucket, indices = plan.batch_indices(step)
+        local = self.local_rows(plan.rows[bucket])
         chosen = indices[local[local < len(indices)]]
-        rows = [chosen] if packed is None else [packed[i] for i in chosen.tolist()]
-        return bucket, local, rows
+        if plan.packed is None:
+            return bucket, local, [chosen]
+        return bucket, local, plan.packed.pairs(chosen, plan.seed, step // plan.batches_per_epoch)
 
     def _batch(
         self,

@@ -78,8 +78,7 @@ _DATASET = ("dataset_config", "train_split", "valid_split")
 _FIELDS = ("source_field", "target_field")
 _NOISE = ("noise_density", "mean_noise_span_length")
 _NOT_PREPARED = (
-    "vocab_size tokenizer target_tokenizer bpe_dropout packing source_lang target_lang "
-    "train_tasks".split()
+    "vocab_size tokenizer target_tokenizer bpe_dropout source_lang target_lang train_tasks".split()
 )
 
 

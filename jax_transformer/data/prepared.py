@@ -6,12 +6,18 @@ tokens, those, and the target's. Its pairs are in the order of a
 :class:`~jax_transformer.data.batches.LengthTable`, so that the number of a pair among all tells
 shard and record, in memory that does not grow with the text.
 
-Axes: p parts (files of text), s steps of length, c cells: the pairs of a part, step and shard.
+Packed rows number the pairs by their exact lengths. Next to each shard is a file with those, from
+which :func:`write_index` makes one file: the record of each pair in the order of its
+:class:`~jax_transformer.data.packing.Kinds`. A run maps it into memory.
+
+Axes: p parts (files of text), s steps of length, c cells: the pairs of a part, step and shard; or
+of a kind and a part.
 """
 
 import dataclasses
 import functools
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +26,11 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer.config import codec
-from jax_transformer.data import denoising, encoding
-from jax_transformer.data.batches import LengthTable
+from jax_transformer.data import denoising, encoding, packing
+from jax_transformer.data.batches import Drawn, LengthTable
 from jax_transformer.data.encoding import EncodedPairs, SpecialIds, Vocabulary
 from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
+from jax_transformer.data.packing import Kinds
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import SpecialTokens
 from jax_transformer.errors import ConfigError, InputError
@@ -31,6 +38,7 @@ from jax_transformer.storage import atomic, run_files
 
 MANIFEST = "manifest.json"
 VALID = "valid.jsonl"
+INDEX = "train.index"
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,21 @@ class Shard:
     size: int
     """Bytes of the file."""
     sha256: str
+    lengths_sha256: str = ""
+    """SHA-256 of the file of lengths."""
 
     @property
     def pairs(self) -> int:
         return sum(row[1] for row in self.table)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The file of :func:`write_index`."""
+
+    cells: int
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +102,8 @@ class Manifest:
     valid_sha256: str
     valid_dropped_empty: int
     shards: tuple[Shard, ...]
+    index: Index | None = None
+    """None in a corpus of an earlier version."""
 
     def total(self, name: str) -> int:
         """Return the sum of a count of all shards."""
@@ -122,6 +143,56 @@ def write_shard(
     steps = np.flatnonzero(counts)
     columns = (steps[:, None], counts[steps, None], tokens[steps], longest[steps])
     return tuple(map(tuple, np.concatenate(columns, axis=1).tolist()))
+
+
+def lengths_file(shard: Path) -> Path:
+    """Return the file with the lengths of a shard's pairs, in the order of its records."""
+    return shard.with_suffix(".lengths")
+
+
+def write_lengths(path: Path, lengths: Int[np.ndarray, "n 2"], dtype: np.dtype) -> None:
+    """Write the lengths of pairs in the order of their records. Raises OSError."""
+    path.write_bytes(lengths[LengthTable.of(lengths)[1]].astype(dtype).tobytes())
+
+
+def _record_dtype(pairs: int) -> np.dtype:
+    """Return the dtype of the numbers of records."""
+    return np.dtype("<u4" if pairs <= 2**32 else "<u8")
+
+
+def write_index(folder: Path, shards: tuple[Shard, ...], wide: bool) -> Index:
+    """Write the file that packed rows need, from the lengths of all shards.
+
+    It begins with its cells: source length, target length, part and number of pairs of each kind
+    in each file of text. The records follow, in the order of the cells; those of a cell ascend.
+    Raises OSError.
+    """
+    full, counts = [shard for shard in shards if shard.pairs], Counter[tuple[int, ...]]()
+
+    def kinds_of(shard: Shard) -> tuple[list[tuple[int, ...]], Kinds, Int[np.ndarray, " n"]]:
+        lengths = np.fromfile(lengths_file(folder / shard.name), token_dtype(wide))
+        kinds, order = Kinds.of(lengths.astype(np.int64).reshape(-1, 2))
+        return [(*kind, shard.part) for kind in kinds.lengths.tolist()], kinds, order
+
+    for shard in full:
+        cells, kinds, _ = kinds_of(shard)
+        counts.update(dict(zip(cells, kinds.counts.tolist(), strict=True)))
+    table = np.array([(*cell, count) for cell, count in sorted(counts.items())], "<i8")
+    dtype, first = _record_dtype(int(table[:, -1].sum())), 0
+    begins = table.nbytes + dtype.itemsize * (np.cumsum(table[:, -1]) - table[:, -1])
+    offsets = dict(zip(sorted(counts), begins.tolist(), strict=True))
+    with atomic.file(folder / INDEX) as temporary, open(temporary, "wb") as file:
+        file.write(table.tobytes())
+        for shard in full:
+            cells, kinds, order = kinds_of(shard)
+            records = (order + first).astype(dtype)
+            for cell, own in zip(cells, np.split(records, np.cumsum(kinds.counts)), strict=False):
+                file.seek(offsets[cell])
+                file.write(own.tobytes())
+                offsets[cell] += own.nbytes
+            first += shard.pairs
+    path = folder / INDEX
+    return Index(len(table), path.stat().st_size, run_files.sha256(path))
 
 
 class _FileInstruction(NamedTuple):
@@ -191,7 +262,13 @@ class PreparedPairs:
         """Read the pairs of these numbers. Raises InputError if a shard is damaged."""
         cells = np.searchsorted(self._ends, numbers, side="right")
         begins = self._ends[cells] - self._cells[cells, 2]
-        records = self._cells[cells, -1] + numbers - begins
+        return self.read(self._cells[cells, -1] + numbers - begins, numbers)
+
+    def read(self, records: Int[np.ndarray, " b"], numbers: Int[np.ndarray, " b"]) -> EncodedPairs:
+        """Read the pairs of these records, which have these numbers.
+
+        Raises InputError if a shard is damaged.
+        """
         try:
             read = self._records.__getitems__(records.tolist()) if len(records) else ()
         except Exception as error:  # the library has no class of its own
@@ -210,6 +287,57 @@ class PreparedPairs:
             if not path.is_file() or run_files.sha256(path) != shard.sha256:
                 return path
         return self.folder
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedPairs:
+    """The training pairs of a prepared corpus, by number in the order of :attr:`kinds`."""
+
+    pairs: PreparedPairs
+    index: Index
+    drawn: Drawn | None
+    """Gives the lengths of texts, whose sources and targets are other ones at every step."""
+
+    @property
+    def _path(self) -> Path:
+        return self.pairs.folder / INDEX
+
+    @functools.cached_property
+    def _cells(self) -> Int[np.ndarray, "c 5"]:
+        """Part, source length, target length, pairs and first place in the index of each cell, in
+        the order of the pairs' numbers.
+        """
+        table = np.fromfile(self._path, "<i8", 4 * self.index.cells).reshape(-1, 4)
+        source, target, part, count = table.T
+        one = part * self.pairs.by_part
+        cells = np.column_stack([one, source, target, count, np.cumsum(count) - count])
+        return cells[np.lexsort((part, target, source, one))]
+
+    @functools.cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of all pairs."""
+        return Kinds.merged(self._cells[:, :3], self._cells[:, 3])
+
+    @functools.cached_property
+    def _ends(self) -> Int[np.ndarray, " c"]:
+        return np.cumsum(self._cells[:, 3])
+
+    @functools.cached_property
+    def _records(self) -> np.ndarray:
+        dtype = _record_dtype(len(self.pairs))
+        return np.memmap(self._path, dtype, "r", offset=self.index.cells * 4 * 8)
+
+    def take(self, numbers: Int[np.ndarray, " b"]) -> EncodedPairs:
+        """Read the pairs of these numbers. Raises InputError if a file is damaged."""
+        cells = np.searchsorted(self._ends, numbers, side="right")
+        begins = self._ends[cells] - self._cells[cells, 3]
+        records = self._records[self._cells[cells, 4] + numbers - begins].astype(np.int64)
+        if (records < len(self.pairs)).all():
+            taken = self.pairs.read(records, numbers)
+            lengths = taken.lengths if self.drawn is None else self.drawn.lengths(taken, 0)
+            if np.array_equal(packing.rounded(lengths), self._cells[cells, 1:3]):
+                return taken
+        raise InputError(f"{self._path}: damaged; prepare the corpus again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,6 +371,10 @@ class Prepared:
             if size != shard.size:
                 now = "missing" if size is None else f"{size:,} bytes long"
                 raise InputError(f"{file}: {now}, and was {shard.size:,} bytes when prepared")
+        if (index := manifest.index) is not None:
+            file = folder / INDEX
+            if not file.is_file() or file.stat().st_size != index.size:
+                raise InputError(f"{file}: missing, or not {index.size:,} bytes as when prepared")
         tokenizer = encoding.load_tokenizer(folder)
         if tokenizer.hash != manifest.tokenizer_sha256:
             raise InputError(f"{folder}: its tokenizer has changed since it was prepared")
@@ -275,6 +407,15 @@ class Prepared:
         added = encoding.special_tokens(one), encoding.special_tokens(other)
         ids = encoding.special_ids(one, other)
         return PreparedPairs(self.folder, self.manifest, ids, added, by_part)
+
+    def indexed(self, pairs: PreparedPairs, drawn: Drawn | None) -> IndexedPairs:
+        """Return the training pairs for packed rows. Raises ConfigError if there is no index."""
+        if self.manifest.index is None:
+            raise ConfigError(
+                f"{self.folder} was prepared without {INDEX}, which data.packing needs: prepare "
+                "the text again, in another folder"
+            )
+        return IndexedPairs(pairs, self.manifest.index, drawn)
 
     def valid(self) -> Pairs:
         """Return the validation text. Raises InputError if it has changed."""

@@ -21,15 +21,22 @@ def keys(seed: int, epoch: int, count: int) -> UInt64[np.ndarray, "count rounds"
 
 
 def shuffled(
-    positions: Int[np.ndarray, " n"], count: int, rounds: UInt64[np.ndarray, " rounds"]
+    positions: Int[np.ndarray, " n"],
+    count: int | Int[np.ndarray, " n"],
+    rounds: UInt64[np.ndarray, "*n rounds"],
 ) -> Int[np.ndarray, " n"]:
-    """Return the elements at these positions of a permutation of ``range(count)``."""
-    bits = (count - 1).bit_length()
-    mask, half = np.uint64(2**bits - 1), np.uint64((bits + 1) // 2)
+    """Return the elements at these positions of a permutation of ``range(count)``.
+
+    Each position may have a count and keys of its own.
+    """
+    bits = np.frexp(np.asarray(count) - 1)[1].astype(np.uint64)  # exact below 2**53
+    masks, halves = (np.uint64(1) << bits) - np.uint64(1), (bits + np.uint64(1)) // np.uint64(2)
     elements, beyond = positions.astype(np.uint64), np.ones(len(positions), bool)
     while beyond.any():
-        numbers = elements[beyond]
-        for key in rounds:
+        numbers, mask, half, keys = elements[beyond], masks, halves, rounds
+        if np.ndim(count):
+            mask, half, keys = masks[beyond], halves[beyond], rounds[beyond]
+        for key in keys.T:
             numbers = (numbers + (key >> np.uint64(32))) * (key | np.uint64(1)) & mask
             numbers ^= numbers >> half
         elements[beyond] = numbers

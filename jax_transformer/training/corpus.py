@@ -267,16 +267,15 @@ class TrainingText:
     """The training text as ids, in memory or on disk."""
 
     pairs: PairSource
-    """The pairs, in the order of the table."""
+    """The pairs, in the order of the table, or of the kinds."""
     table: LengthTable
     drawn: Drawn | None
     dropped_empty: int
     dropped_long: int
     cut_long: int
     sha256: str
-    lengths: Int[np.ndarray, "n 2"] | None = None
-    """The lengths to plan by of each pair in memory."""
-    parts: Int[np.ndarray, " n"] | None = None
+    kinds: packing.Kinds | None = None
+    """The kinds of pairs if they are to be packed: then their order is that of the kinds."""
 
 
 def _encode(
@@ -305,7 +304,9 @@ def _encode(
             )
     lengths = encoded.lengths if drawn is None else drawn.lengths(encoded, config.longest)
     files = parts(data, train, encoded)
-    table, order = LengthTable.of(lengths, files)
+    (table, order), kinds = LengthTable.of(lengths, files), None
+    if data.packing:
+        kinds, order = packing.Kinds.of(lengths, files)
     return TrainingText(
         encoded.take(order),
         table,
@@ -314,8 +315,7 @@ def _encode(
         encoded.dropped_long,
         encoded.cut_long,
         parallel_text.content_hash(train.pairs),
-        lengths[order],
-        None if files is None else files[order],
+        kinds,
     )
 
 
@@ -338,14 +338,16 @@ def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepar
     if data.task is not Task.TRANSLATION:
         task = denoising.objective(data, data.task, prepared.tokenizer.source)
         drawn = denoising.DrawnTexts((task,), options.seed)
+    indexed = prepared.indexed(pairs, drawn) if data.packing else None
     return TrainingText(
-        pairs,
+        pairs if indexed is None else indexed,
         table,
         drawn,
         manifest.total("dropped_empty"),
         manifest.total("dropped_long"),
         manifest.total("cut_long"),
         prepared.sha256,
+        None if indexed is None else indexed.kinds,
     )
 
 
@@ -433,14 +435,15 @@ def _plan(
     widths = batches.choose_widths(table, data.buckets, config.longest)
     plan = partial(BatchPlan, seed=options.seed, weights=data.train_weights)
     if data.packing:
-        assert text.lengths is not None
-        packed = packing.pack_all(text.lengths, data.packing, options.seed, text.parts)
-        of_rows, order = LengthTable.of(packed.lengths, packed.parts)
-        chosen = [packed.pairs[i] for i in order.tolist()]
+        assert text.kinds is not None
+        longest, tokens = table.longest.max(axis=(0, 1)), table.tokens.sum(axis=(0, 1))
+        packed = packing.pack_all(text.kinds, data.packing, longest, tokens)
+        full = np.broadcast_to(packed.widths, (len(packed.parts), 1, 2))
+        of_rows = LengthTable(packed.parts[:, None], table.tokens.sum(axis=1, keepdims=True), full)
         width, other = packed.widths
-        rows = _rows(options, folder, (data.packing,), rows_multiple, len(chosen), "packed rows")
+        rows = _rows(options, folder, (data.packing,), rows_multiple, len(packed), "packed rows")
         valid_rows = batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
-        batch_plan = plan(of_rows, (width,), rows, target_widths=(other,), packed=chosen)
+        batch_plan = plan(of_rows, (width,), rows, target_widths=(other,), packed=packed)
         return batch_plan, (widths, valid_rows)
     rows = _rows(options, folder, widths, rows_multiple, int(table.counts.sum()))
     apart = data.task is not Task.TRANSLATION  # targets may be short

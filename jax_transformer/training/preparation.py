@@ -80,6 +80,9 @@ class Encoder:
         with atomic.file(path) as temporary:
             dtype = prepared.token_dtype(self.wide)
             table = prepared.write_shard(temporary, encoded, lengths, dtype)
+        of_pairs = prepared.lengths_file(path)
+        with atomic.file(of_pairs) as temporary:
+            prepared.write_lengths(temporary, lengths, dtype)
         shard = Shard(
             block.name,
             block.part,
@@ -91,6 +94,7 @@ class Encoder:
             table,
             path.stat().st_size,
             run_files.sha256(path),
+            run_files.sha256(of_pairs),
         )
         atomic.write_text(path.with_suffix(".json"), codec.to_json(shard))
         return shard
@@ -130,7 +134,7 @@ def _made_corpus(options: TrainOptions, folder: Path, processes: int) -> Manifes
     # A text without translation is as long as its source and its target at most
     wide = max(words.source.vocab_size, words.target.vocab_size, sum(limits)) >= 2**16
     encoder = Encoder(data, limits, words, folder, wide)
-    shards = list(_shards(encoder, processes, valid))
+    shards = tuple(_shards(encoder, processes, valid))
     _check_text(shards, limits)
     parts = len(data.train or data.train_source)
     manifest = Manifest(
@@ -140,7 +144,8 @@ def _made_corpus(options: TrainOptions, folder: Path, processes: int) -> Manifes
         parts,
         prepared.write_valid(folder, valid),
         valid.dropped_empty,
-        tuple(shards),
+        shards,
+        prepared.write_index(folder, shards, wide),
     )
     prepared.write_manifest(folder, manifest)
     return manifest
@@ -302,7 +307,8 @@ def _made(encoder: Encoder, block: Block) -> futures.Future[Shard] | None:
             raise InputError(
                 f"{path}: its lines have changed since it was made; give another folder"
             )
-        if run_files.sha256(path) != shard.sha256:
+        hashes = map(run_files.sha256, (path, prepared.lengths_file(path)))
+        if tuple(hashes) != (shard.sha256, shard.lengths_sha256):
             return None
     except (OSError, ConfigError):
         return None

@@ -188,6 +188,15 @@ def test_a_computed_permutation_has_every_element_once(count, seed):
     assert np.array_equal(shuffle.shuffled(some, count, keys), order[::3])
 
 
+def test_each_position_may_have_a_permutation_of_its_own():
+    keys, counts = shuffle.keys(1, 2, 40), np.arange(1, 41)
+    of_each = np.repeat(np.arange(40), counts)
+    positions = np.concatenate([np.arange(count) for count in counts])
+    elements = shuffle.shuffled(positions, counts[of_each], keys[of_each])
+    expected = [shuffle.shuffled(np.arange(n), n, keys[n - 1]) for n in counts.tolist()]
+    assert np.array_equal(elements, np.concatenate(expected))
+
+
 def test_a_computed_permutation_is_as_random_as_one_that_is_drawn():
     at, after = np.zeros((12, 12)), np.zeros((12, 12))
     for epoch in range(4000):
@@ -335,10 +344,11 @@ def test_the_stream_stops_at_its_end_step_or_never():
 def test_a_process_reads_its_rows_alone(packed):
     plan, source = PLAN, ENCODED
     if packed:
-        rows = packing.pack_all(ENCODED.lengths, 64, 3)
-        plan = batches.BatchPlan(
-            table(np.full((len(rows.pairs), 2), 64)), (64,), (6,), 3, packed=rows.pairs
-        )
+        kinds, order = packing.Kinds.of(ENCODED.lengths)
+        source, lengths = ENCODED.take(order), ENCODED.lengths
+        rows = packing.pack_all(kinds, 64, lengths.max(axis=0), lengths.sum(axis=0))
+        of_rows = table(np.full((len(rows), 2), 64))
+        plan = batches.BatchPlan(of_rows, (64,), (6,), 3, packed=rows)
     read, steps = [], 2 * plan.batches_per_epoch
 
     class Counted:

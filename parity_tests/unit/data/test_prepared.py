@@ -8,13 +8,14 @@ import re
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from jax_transformer.config import Tying
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
-from jax_transformer.data.prepared import Prepared, PreparedPairs
+from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
 from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
 from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
@@ -77,7 +78,7 @@ CASES = {
     "weights of files": {"train_weights": (2.0, 0.5)},
     "two vocabularies, cut": {"vocabularies": Vocabularies.SEPARATE, "too_long": TooLong.CUT},
 }
-OF_TRAINING = {"train_weights", "tokens_per_batch", "buckets"}
+OF_TRAINING = {"train_weights", "tokens_per_batch", "buckets", "packing"}
 OF_THE_TEXT = {"vocab_size", "max_source_length", "max_target_length"}
 
 
@@ -93,16 +94,16 @@ def assert_equal_batches(memory: corpus.Corpus, disk: corpus.Corpus) -> None:
     assert disk.tokenizer.hash == memory.tokenizer.hash and disk.config == memory.config
     differ = {name for name in memory.about if memory.about[name] != disk.about[name]}
     assert differ == {"train_sha256"} and memory.about.keys() == disk.about.keys()
-    assert isinstance(disk.train, PreparedPairs)
-    assert len(disk.train) == memory.about["train_pairs"] > 60
+    assert isinstance(disk.train, PreparedPairs | IndexedPairs)
+    assert memory.about["train_pairs"] > 60
     count = 2 * memory.plan.batches_per_epoch
-    assert count > batches.WINDOW
+    assert count > batches.WINDOW or memory.plan.packed
     streams = (
         batches.train_stream(each.train, each.plan, 0, count, drawn=each.drawn)
         for each in (memory, disk)
     )
     for one, other in zip(*streams, strict=True):
-        assert all(map(np.array_equal, one, other))
+        assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
     assert list(map(list, memory.valid.sources)) == list(map(list, disk.valid.sources))
     assert list(map(list, memory.valid.targets)) == list(map(list, disk.valid.targets))
     assert memory.valid_pairs == disk.valid_pairs
@@ -113,9 +114,44 @@ def test_batches_are_those_of_the_text_in_memory(case, tmp_path, text):
     assert_equal_batches(*both(tmp_path, text, CASES[case]))
 
 
-def test_any_number_of_processes_reads_its_rows_of_the_same_batches(tmp_path, text):
+@pytest.mark.parametrize("case", CASES)
+def test_packed_batches_are_those_of_the_text_in_memory(case, tmp_path, text):
+    memory, disk = both(tmp_path, text, CASES[case] | {"packing": 60})
+    assert_equal_batches(memory, disk)
+    assert isinstance(disk.train._records, np.memmap)
+    packed, once = disk.plan.packed, not disk.plan.weights
+    assert memory.plan.packed is not None and len(packed) < 60
+    for epoch in range(2):
+        pairs = np.concatenate(packed.pairs(np.arange(len(packed)), 3, epoch))
+        assert sorted(pairs.tolist()) == list(range(memory.about["train_pairs"]))
+        read = disk.train.take(pairs)
+        assert all(map(np.array_equal, read.sources, memory.train.take(pairs).sources))
+        assert once == (len(packed.parts) == 1)
+
+
+def test_the_longest_pair_may_be_as_long_as_a_row(tmp_path, text):
+    _, disk = both(tmp_path, text, {})
+    longest = int(disk.plan.table.longest.max())
+    assert longest > 32
+    more = {"tokens_per_batch": 64, "buckets": 3}
+    exact = from_folder(tmp_path, packing=longest, **more)
+    assert_equal_batches(read(tmp_path, **text, packing=longest, vocab_size=300, **more), exact)
+    assert max(exact.plan.packed.widths) == longest
+    message = f"data.packing={longest - 1} is under the longest pair, {longest} tokens"
+    assert message in refusal(lambda: from_folder(tmp_path, packing=longest - 1, **more))
+
+
+def pairs_of(plan: batches.BatchPlan, step: int) -> np.ndarray:
+    indices = plan.batch_indices(step)[1]
+    if plan.packed is None:
+        return indices
+    return np.concatenate(plan.packed.pairs(indices, plan.seed, step // plan.batches_per_epoch))
+
+
+@pytest.mark.parametrize("packing", [None, 60])
+def test_any_number_of_processes_reads_its_rows_of_the_same_batches(tmp_path, text, packing):
     """1, then 2, 4 and 1, which begin at steps of their own."""
-    disk = both(tmp_path, text, {})[1]
+    _, disk = both(tmp_path, text, {"packing": packing, "tokens_per_batch": 256})
     plan, ends = disk.plan, (0, 5, 11, batches.WINDOW + 14, batches.WINDOW + 21)
     complete = list(batches.train_stream(disk.train, plan, 0, ends[-1]))
 
@@ -132,10 +168,10 @@ def test_any_number_of_processes_reads_its_rows_of_the_same_batches(tmp_path, te
         rows = [partial(share, i, count) for i in range(count)]
         streams = [batches.train_stream(Counted(), plan, *steps, local_rows=own) for own in rows]
         for batch, *parts in zip(complete[slice(*steps)], *streams, strict=True):
-            for array, *own in zip(batch, *parts, strict=True):
+            for array, *own in zip(*map(jax.tree.leaves, (batch, *parts)), strict=True):
                 joined = [part[of(len(part))] for part, of in zip(own, rows, strict=True)]
                 assert np.array_equal(np.concatenate(joined), array)
-        expected = np.concatenate([plan.batch_indices(step)[1] for step in range(*steps)])
+        expected = np.concatenate([pairs_of(plan, step) for step in range(*steps)])
         assert sorted(read) == sorted(expected.tolist())
 
 
@@ -148,13 +184,15 @@ def test_a_run_does_not_warn_of_the_vocabulary_that_was_prepared(tmp_path, text)
     assert not any("vocab_size" in line for line in lines)
 
 
+@pytest.mark.parametrize("packing", [None, 24])
 @pytest.mark.parametrize("task", [task for task in Task if task is not Task.TRANSLATION])
-def test_texts_of_a_task_are_those_in_memory(tmp_path, task):
+def test_texts_of_a_task_are_those_in_memory(tmp_path, task, packing):
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(source for source, _ in PAIRS[8:] * 2))
     text = {"train_source": (str(lines),), "valid_source": (str(lines),)}
     noise = {"noise_density": 0.4, "mean_noise_span_length": 2.0} if task.noisy else {}
-    chosen = {"task": task, "vocab_size": 400, "max_source_length": 12} | noise
+    chosen = {"task": task, "vocab_size": 400, "max_source_length": 12, "packing": packing} | noise
+    chosen |= {"max_target_length": 24} if packing else {}
     memory, disk = both(tmp_path, text, chosen)
     assert memory.plan.target_widths == disk.plan.target_widths
     assert_equal_batches(memory, disk)
@@ -260,9 +298,10 @@ def test_a_preparation_that_was_killed_goes_on_and_makes_the_same_files(
         Prepared.open(str(folder))
     damaged = folder / "train-00000.array_record"
     damaged.write_bytes(damaged.read_bytes().replace(b"\0", b"\1"))
+    (folder / "train-00001.lengths").unlink()
     assert prepare(tmp_path / "b", **text, vocab_size=300) == expected
     numbers = [int(re.search(r"\d+", name)[0]) for name in begun]
-    assert numbers == [0, 1, 2, 0, 2, 3, 4]
+    assert numbers == [0, 1, 2, 0, 1, 2, 3, 4]
     assert files(folder) == files(tmp_path / "a/corpus")
 
 
@@ -333,7 +372,6 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
         return refusal(lambda: from_folder(tmp_path, **data))
 
     assert "has no meaning with data.prepared" in of(vocab_size=500)
-    assert "data.packing=16 has no meaning with data.prepared" in of(packing=16)
     assert "was prepared with --data.too-long drop (not cut)" in of(too_long=TooLong.CUT)
     assert "--data.max-source-length 60 (not 20)" in of(max_source_length=20)
     assert "1 weights, and " in of(train_weights=(1.0,))
@@ -362,3 +400,27 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     assert f"{manifest}: unknown key 'other'" in of()
     manifest.write_text(json.dumps(known | {"tokenizer_sha256": "0"}))
     assert "its tokenizer has changed" in of()
+
+
+def test_an_index_that_does_not_fit_is_refused(tmp_path, text):
+    prepare(tmp_path, **text, vocab_size=300)
+    folder = tmp_path / "corpus"
+    index, manifest = folder / "train.index", folder / "manifest.json"
+    content, known = index.read_bytes(), json.loads(manifest.read_text())
+    pairs = from_folder(tmp_path, packing=60).train
+    assert pairs._records.dtype.itemsize == 4
+    begin = known["index"]["cells"] * 32
+    assert len(content) == begin + 4 * len(pairs.pairs) == known["index"]["size"]
+    for record in (87, 88):  # of another kind, and none
+        index.write_bytes(content[:begin] + record.to_bytes(4, "little") + content[begin + 4 :])
+        damaged = refusal(lambda: from_folder(tmp_path, packing=60).train.take(np.arange(1)))
+        assert damaged == f"{index}: damaged; prepare the corpus again"
+    for change in (lambda: index.write_bytes(content[:-1]), index.unlink):
+        change()
+        size = f"{len(content):,} bytes as when prepared"
+        assert f"{index}: missing, or not {size}" in refusal(lambda: from_folder(tmp_path))
+    manifest.write_text(json.dumps(known | {"index": None}))
+    from_folder(tmp_path)
+    assert "corpus was prepared without train.index, which data.packing needs" in refusal(
+        lambda: from_folder(tmp_path, packing=60)
+    )

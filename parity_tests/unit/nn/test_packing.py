@@ -54,7 +54,10 @@ def encoded(config: TransformerConfig, lengths: np.ndarray = LENGTHS) -> encodin
 
 def both(pairs: encoding.EncodedPairs) -> tuple[batches.PackedBatch, batches.Batch]:
     """The same pairs, packed in rows of which one is filler, and one a row."""
-    rows = packing.pack(pairs.lengths, WIDTHS, np.arange(len(pairs.sources)))
+    kinds, order = packing.Kinds.of(pairs.lengths)
+    chosen = packing.patterns(kinds.lengths, kinds.counts, WIDTHS)
+    packed = packing.PackedRows(kinds, chosen, np.array([len(chosen)]), WIDTHS)
+    rows = [order[row] for row in packed.pairs(np.arange(len(packed)), 0, 0)]
     assert max(map(len, rows)) > 1 and len(rows) < ROWS
     in_rows = pairs.take(np.concatenate(rows))
     return (
@@ -107,34 +110,78 @@ def test_the_segments_count_a_row_and_say_where_padding_is():
     assert target.tolist() == [[1, 1, 1, 1, 1, 2, 2, 0], [1] + 7 * [0]]
 
 
+def packed_rows(
+    lengths: np.ndarray, width: int, parts: np.ndarray | None = None
+) -> tuple[packing.PackedRows, np.ndarray]:
+    """Return the rows of pairs of these lengths, and the pairs in their order."""
+    kinds, order = packing.Kinds.of(lengths, parts)
+    totals = lengths.max(axis=0), lengths.sum(axis=0)
+    return packing.pack_all(kinds, width, *totals), order
+
+
+TOKENS = st.integers(1, 4) | st.integers(1, 99)
+"""Few lengths, which are repeated, and some of all."""
+
+
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(
-    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60),
-    st.integers(12, 40),
+    st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=60),
+    st.integers(0, 40),
     st.lists(st.integers(0, 2), min_size=60, max_size=60),
+    st.integers(0, 3),
 )
-def test_every_pair_is_in_one_row_that_has_room(lengths, width, parts):
+@hypothesis.example([(2, 2)] * 7, 2, [0] * 60, 0)  # two patterns of one kind, one has three rows
+def test_every_pair_is_in_one_row_that_has_room(lengths, room, parts, epoch):
+    """The widest row is as long as the longest pair, or longer."""
     array, of_pairs = np.array(lengths), np.array(parts[: len(lengths)])
     for each in (None, of_pairs):
-        rows = packing.pack_all(array, width, 3, each)
-        assert sorted(itertools.chain.from_iterable(rows.pairs)) == list(range(len(lengths)))
-        assert rows.lengths.tolist() == [array[row].sum(axis=0).tolist() for row in rows.pairs]
-        assert (rows.lengths.max(axis=0) <= rows.widths).all() and max(rows.widths) == width
+        width = int(array.max()) + room
+        rows, order = packed_rows(array, width, each)
+        assert max(rows.widths) == width
+        pairs = [order[row] for row in rows.pairs(np.arange(len(rows)), 3, epoch)]
+        assert sorted(itertools.chain.from_iterable(pairs)) == list(range(len(lengths)))
+        assert all((array[row].sum(axis=0) <= rows.widths).all() for row in pairs)
+        some = rows.pairs(np.arange(len(rows))[::-2], 3, epoch)
+        assert all(map(np.array_equal, (order[row] for row in some), pairs[::-2]))
+        assert rows.pairs(np.arange(0), 3, epoch) == []
         if each is not None:
-            assert [set(each[row]) for row in rows.pairs] == [{part} for part in rows.parts]
+            of_rows = np.repeat(np.arange(len(rows.parts)), rows.parts)
+            assert [set(each[row]) for row in pairs] == [{part} for part in of_rows]
 
 
-def test_rows_are_full_and_depend_on_the_seed():
+def test_rows_are_full_and_depend_on_seed_and_epoch():
     """Also if one side is shorter, which has narrower rows."""
     random = np.random.default_rng(0)
     sources = np.clip(random.normal(13, 4, 3000).round(), 1, 40).astype(int)
     lengths = np.stack([sources, np.maximum(sources // 3 + random.integers(-1, 2, 3000), 1)], 1)
-    rows = packing.pack_all(lengths, 128, 0)
+    rows, _ = packed_rows(lengths, 128)
     assert rows.widths == (128, 40)
-    assert lengths.sum() / (sum(rows.widths) * len(rows.pairs)) > 0.97
-    again, other = (packing.pack_all(lengths, 128, seed).pairs for seed in (0, 1))
-    assert all(map(np.array_equal, rows.pairs, again))
-    assert not all(map(np.array_equal, rows.pairs, other))
+    assert lengths.sum() / (sum(rows.widths) * len(rows)) > 0.97
+    everything = np.arange(len(rows))
+    first, again, *others = (
+        np.concatenate(rows.pairs(everything, *each)) for each in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    assert np.array_equal(first, again)
+    assert all(np.mean(first == other) < 0.5 for other in others)
+
+
+@pytest.mark.parametrize("longest, width, least", [(60, 64, 0.95), (250, 256, 0.94)])
+def test_the_plan_of_a_large_text_is_small(longest, width, least):
+    """Its size and time depend on the lengths that there are; rows are full nevertheless."""
+    random = np.random.default_rng(0)
+    lengths = random.lognormal(3, 0.7, (300_000, 1)) * random.lognormal(0, 0.2, (300_000, 2))
+    lengths = np.clip(lengths, 1, longest).astype(int)
+    rows, _ = packed_rows(lengths, width)
+    assert len(rows) > 10_000 and len(rows.patterns) < 1.2 * len(rows.kinds.counts) < 4000
+    assert lengths.sum() / (sum(rows.widths) * len(rows)) > least
+
+
+def test_a_kind_has_lengths_of_one_step():
+    """So the records of a kind are in the order of the text in every shard."""
+    lengths = np.arange(1, 600)
+    rounded = packing.rounded(np.stack([lengths, lengths[::-1]], 1))[:, 0]
+    assert np.array_equal(-(-rounded // batches.STEP), -(-lengths // batches.STEP))
+    assert (rounded[:32] == lengths[:32]).all() and (rounded >= lengths).all()
 
 
 @pytest.mark.parametrize(
@@ -162,5 +209,5 @@ def test_a_row_wider_than_the_model_or_under_a_pair_is_refused():
         packing.check(64, config)
     packing.check(63, config)
     with pytest.raises(ConfigError, match=r"data\.packing=4 is under the longest pair, 5 tokens"):
-        packing.pack_all(np.array([[5, 1]]), 4, 0)
-    assert packing.pack_all(np.array([[5, 1]]), 5, 0).widths == (5, 4)
+        packed_rows(np.array([[5, 1]]), 4)
+    assert packed_rows(np.array([[5, 1]]), 5)[0].widths == (5, 4)
