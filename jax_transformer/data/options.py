@@ -77,9 +77,10 @@ _SOURCES = {
 _DATASET = ("dataset_config", "train_split", "valid_split")
 _FIELDS = ("source_field", "target_field")
 _NOISE = ("noise_density", "mean_noise_span_length")
-_NOT_PREPARED = (
-    "vocab_size tokenizer target_tokenizer bpe_dropout source_lang target_lang train_tasks".split()
-)
+_OF_TEXT = "vocab_size tokenizer target_tokenizer source_lang target_lang".split()
+_NOT_PREPARED = (*_OF_TEXT, "bpe_dropout", "train_tasks")
+OF_TRAINING = "packing train_weights tokens_per_batch buckets".split()
+"""Options of training that `prepare` does not know."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class DataOptions:
     valid: tuple[option.PathText, ...] = ()
     """Validation pairs in such files."""
     prepared: option.Rare[option.PathText | None] = None
-    """Folder of jax-transformer prepare, instead of text."""
+    """Folder of jax-transformer prepare. With text, it is prepared first."""
     dataset: option.Rare[option.PathText | None] = None
     """Hugging Face data set or its folder (needs the extra [hub])."""
     dataset_config: option.Rare[option.Name | None] = None
@@ -174,6 +175,9 @@ class DataOptions:
                 f"data.packing={self.packing} needs pairs of the same lengths at every step, which "
                 f"data.bpe_dropout={self.bpe_dropout} changes: leave one of them out"
             )
+        if self.prepared and (self.train or self.train_source):
+            self.parted()
+            return
         self._check_tasks()
         if self.noise_density == 0.15 and Task.DENOISING not in self.tasks:
             object.__setattr__(self, "noise_density", None)  # runs recorded it, for every task
@@ -196,6 +200,19 @@ class DataOptions:
         """The form of the text that the options name."""
         named = (kind for name, kind in _SOURCES.items() if getattr(self, name))
         return next(named, DataSource.PHRASES)
+
+    def parted(self) -> "tuple[DataOptions | None, DataOptions]":
+        """Return the options of the text that is to be prepared, if there is some, and those of
+        training. Raises ConfigError if one of them is not complete.
+        """
+        if self.prepared is None or not (self.train or self.train_source):
+            return None, self
+        own = {field.name: field.default for field in dataclasses.fields(self)}
+        of_text = [name for name in (*_SOURCES, *_FIELDS, *_OF_TEXT) if name != "prepared"]
+        return (
+            dataclasses.replace(self, prepared=None, **{name: own[name] for name in OF_TRAINING}),
+            dataclasses.replace(self, **{name: own[name] for name in of_text}),
+        )
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from jax_transformer.config import codec
 from jax_transformer.data import denoising, encoding, parallel_text, parquet, prepared
 from jax_transformer.data.encoding import Vocabulary
-from jax_transformer.data.options import DataOptions, DataSource, Task, TooLong
+from jax_transformer.data.options import OF_TRAINING, DataOptions, DataSource, Task, TooLong
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.prepared import Manifest, Shard
 from jax_transformer.errors import ConfigError, InputError, counted
@@ -117,6 +117,21 @@ def prepare(options: TrainOptions, folder: Path, processes: int = 0) -> Manifest
         return _made_corpus(options, folder, processes or distributed.cores())
 
 
+def complete(options: TrainOptions, folder: Path) -> None:
+    """Make the corpus that a run is to train on, unless it is complete; then no text is read.
+
+    Raises as :func:`prepare`, and ConfigError if one of several processes is to do it.
+    """
+    if (folder / prepared.MANIFEST).exists():
+        _check_begun(folder, _trained_by(options))
+        distributed.say(f"{folder} is complete: the text is not read again")
+        return
+    if distributed.count() > 1:
+        raise ConfigError(f"{folder} is not complete: prepare it first, in one process")
+    for line in summary(prepare(options, folder)):
+        distributed.say(f"{folder}: {line}")
+
+
 def _made_corpus(options: TrainOptions, folder: Path, processes: int) -> Manifest:
     data = options.data
     valid = corpus.read_split(data, "valid")
@@ -129,8 +144,7 @@ def _made_corpus(options: TrainOptions, folder: Path, processes: int) -> Manifes
         data.too_long,
         *limits,
     )
-    trained_by = {"vocab_size": data.vocab_size, "preset": options.model.preset}
-    _begin(folder, words, dataclasses.asdict(decided) | trained_by)
+    _begin(folder, words, dataclasses.asdict(decided) | _trained_by(options))
     # A text without translation is as long as its source and its target at most
     wide = max(words.source.vocab_size, words.target.vocab_size, sum(limits)) >= 2**16
     encoder = Encoder(data, limits, words, folder, wide)
@@ -169,8 +183,7 @@ def _check(options: TrainOptions) -> None:
     data = options.data
     if data.kind not in (DataSource.LINES, DataSource.PAIRS):
         raise ConfigError("prepare reads files: give data.train or data.train_source, and so on")
-    names = "bpe_dropout packing train_weights train_tasks tokens_per_batch buckets"
-    for name in names.split():
+    for name in (*OF_TRAINING, "bpe_dropout", "train_tasks"):
         if getattr(data, name) != getattr(DataOptions, name):
             raise ConfigError(f"data.{name}={getattr(data, name)} is an option of train")
 
@@ -180,18 +193,26 @@ def _begin(folder: Path, words: Vocabulary, chosen: dict[str, object]) -> None:
     path, chosen = folder / _OPTIONS, {"tokenizer": words.hash, **chosen}
     tokenizers = (run_files.SHARED_FILE, *run_files.SIDE_FILES, huggingface_folder.IN_RUN)
     if path.exists():
-        begun = run_folder.parsed(path, json.loads)
-        if others := [name for name, value in chosen.items() if begun.get(name) != value]:
-            raise ConfigError(
-                f"{folder} was begun with another {' and '.join(others)} ({_OPTIONS}); "
-                "give another folder"
-            )
+        _check_begun(folder, chosen)
         return
     names = (file.name for file in folder.iterdir() if not file.name.startswith("."))
     if others := [name for name in names if name not in tokenizers]:
         raise ConfigError(f"{folder} is not empty: it holds {others[0]}; give another folder")
     encoding.save_tokenizer(words, folder)
     atomic.write_text(path, json.dumps(chosen, indent=2) + "\n")
+
+
+def _trained_by(options: TrainOptions) -> dict[str, object]:
+    return {"vocab_size": options.data.vocab_size, "preset": options.model.preset}
+
+
+def _check_begun(folder: Path, chosen: dict[str, object]) -> None:
+    begun = run_folder.parsed(folder / _OPTIONS, json.loads)
+    if others := [name for name, value in chosen.items() if begun.get(name) != value]:
+        raise ConfigError(
+            f"{folder} was begun with another {' and '.join(others)} ({_OPTIONS}); "
+            "give another folder"
+        )
 
 
 def _tokenizer(options: TrainOptions, folder: Path) -> tuple[Vocabulary, tuple[int, int]]:

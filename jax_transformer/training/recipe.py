@@ -1,8 +1,10 @@
 """The method of a training run, in order. ``train.py`` and ``jax-transformer train`` are this."""
 
 import contextlib
+import dataclasses
 import operator
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
@@ -39,9 +41,16 @@ def train(
     stop = stop or Stop()
     if options.tensorboard or options.wandb:
         metrics_logger.check_trackers(options)
+    text, data_options = options.data.parted()
+    to_prepare = dataclasses.replace(options, data=text) if text else None
+    options = dataclasses.replace(options, data=data_options)
     with resume.open_run(options) as folder:
         options = resume.recorded_options(options, folder)
         with stop.at_once("stopped before the first step; the same command begins again"):
+            if to_prepare and data_options.prepared:
+                from jax_transformer.training import preparation
+
+                preparation.complete(to_prepare, Path(data_options.prepared))
             data = corpus.prepare(options, folder, lambda: _devices(options, stop).row_shards)
             corpus.check(data, folder)
             devices = _devices(options, stop)

@@ -17,6 +17,7 @@ from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
 from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, preparation, recipe
@@ -173,6 +174,49 @@ def test_any_number_of_processes_reads_its_rows_of_the_same_batches(tmp_path, te
                 assert np.array_equal(np.concatenate(joined), array)
         expected = np.concatenate([pairs_of(plan, step) for step in range(*steps)])
         assert sorted(read) == sorted(expected.tolist())
+
+
+def test_a_run_prepares_its_text_first(tmp_path, text, monkeypatch, capsys):
+    made = prepare(tmp_path / "alone", **text, vocab_size=300)
+    folder, run = tmp_path / "corpus", str(tmp_path / "run")
+
+    def train(steps: int, **data) -> str:
+        model = ModelOptions(tying=Tying.OUTPUT, max_length=60, d_model=8, num_heads=2, d_ff=8)
+        named = DataOptions(prepared=str(folder), **SMALL | text | {"packing": 60} | data)
+        recipe.train(TrainOptions(run=run, steps=steps, model=model, data=named, seed=3))
+        return capsys.readouterr().err
+
+    with monkeypatch.context() as several:
+        several.setattr(distributed, "count", lambda: 2)
+        several.setattr(distributed, "barrier", lambda name: None)
+        assert f"{folder} is not complete: prepare it first, in one" in refusal(partial(train, 1))
+    assert f"{folder}: {made.total('pairs')} pairs, " in train(1)
+    assert files(folder) == files(tmp_path / "alone/corpus")
+    for paths in text.values():
+        for path in paths:
+            Path(path).unlink()
+    error = train(2)
+    assert f"{folder} is complete: the text is not read again\n" in error
+    assert "continuing at step 1\n" in error
+    assert "was begun with another vocab_size" in refusal(partial(train, 2, vocab_size=301))
+
+
+def test_text_to_prepare_has_its_options_and_training_the_others():
+    named = {"train_source": ("a",), "train_target": ("b",)}
+    named |= {"valid_source": ("c",), "valid_target": ("d",)}
+    of_both, of_text = {"max_source_length": 9}, {"vocab_size": 50, "tokenizer": "t"}
+    of_training = {"packing": 16, "train_weights": (2.0,), "tokens_per_batch": 64, "buckets": 2}
+    every = DataOptions(prepared="p", **named, **of_both, **of_text, **of_training)
+    text = DataOptions(**named, **of_both, **of_text)
+    assert every.parted() == (text, DataOptions(prepared="p", **of_both, **of_training))
+    assert text.parted() == (None, text)
+    for data, message in (
+        (named | {"bpe_dropout": 0.1}, "data.bpe_dropout=0.1 has no meaning with data.prepared"),
+        (named | {"valid_source": ()}, "not given: data.valid_source"),
+        (named | {"valid": ("e.tsv",)}, "text comes from one place"),
+        (named | {"dataset": "e"}, "text comes from one place"),
+    ):
+        assert message in refusal(lambda data=data: DataOptions(prepared="p", **data))
 
 
 def test_a_run_does_not_warn_of_the_vocabulary_that_was_prepared(tmp_path, text):
