@@ -79,7 +79,7 @@ _FIELDS = ("source_field", "target_field")
 _NOISE = ("noise_density", "mean_noise_span_length")
 _OF_TEXT = "vocab_size tokenizer target_tokenizer source_lang target_lang".split()
 _NOT_PREPARED = (*_OF_TEXT, "bpe_dropout", "train_tasks")
-OF_TRAINING = "packing train_weights tokens_per_batch buckets".split()
+OF_TRAINING = "packing train_weights train_temperature tokens_per_batch buckets".split()
 """Options of training that `prepare` does not know."""
 
 
@@ -112,6 +112,8 @@ class DataOptions:
     """Training pairs: .tsv or .jsonl, perhaps .gz or .zst; .parquet."""
     train_weights: tuple[float, ...] = ()
     """Epochs of each training file in an epoch (default: 1)."""
+    train_temperature: option.Rare[float | None] = None
+    """T: draw from training files of n pairs as from n^(1/T), the largest once an epoch."""
     train_tasks: option.Rare[tuple[Task, ...]] = ()
     """Task of each training file of plain lines (default: --data.task)."""
     valid: tuple[option.PathText, ...] = ()
@@ -169,7 +171,9 @@ class DataOptions:
         check("max_source_length max_target_length packing", "be at least 2", lambda x: x >= 2)
         check("bpe_dropout", "be at least 0 and below 1", lambda x: 0 <= x < 1)
         check("noise_density", "be above 0 and below 1", lambda x: 0 < x < 1)
-        check("mean_noise_span_length", "be at least 1", lambda x: x >= 1)
+        check("mean_noise_span_length train_temperature", "be at least 1", lambda x: x >= 1)
+        if self.train_weights and self.train_temperature:
+            raise ConfigError("data.train_weights and data.train_temperature: leave one out")
         if self.packing and self.bpe_dropout:
             raise ConfigError(
                 f"data.packing={self.packing} needs pairs of the same lengths at every step, which "
@@ -200,6 +204,11 @@ class DataOptions:
         """The form of the text that the options name."""
         named = (kind for name, kind in _SOURCES.items() if getattr(self, name))
         return next(named, DataSource.PHRASES)
+
+    @property
+    def by_file(self) -> bool:
+        """True if pairs of some training files come more often than others."""
+        return bool(self.train_weights or self.train_temperature)
 
     def parted(self) -> "tuple[DataOptions | None, DataOptions]":
         """Return the options of the text that is to be prepared, if there is some, and those of
@@ -279,6 +288,10 @@ class DataOptions:
                     f"data.train_{name} has {len(values)} {name}, and there are {files} training "
                     "files; each needs one"
                 )
+        if self.train_temperature and files < 2 and not self.prepared:
+            raise ConfigError(
+                f"data.train_temperature={self.train_temperature} needs several training files"
+            )
         for weight in self.train_weights:
             if not 0 < weight < math.inf:
                 raise ConfigError(f"data.train_weights: {weight} must be above 0")

@@ -322,7 +322,7 @@ def _encode(
 def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepared) -> TrainingText:
     """Return the training text of a prepared corpus. Raises ConfigError if it does not fit."""
     data, manifest = options.data, prepared.manifest
-    pairs = prepared.train(by_part=bool(data.train_weights))
+    pairs = prepared.train(by_part=data.by_file)
     table = pairs.table
     if table.widest.max() > config.longest:
         raise ConfigError(
@@ -418,9 +418,21 @@ def drawn_texts(
 
 def parts(options: DataOptions, text: Pairs, encoded: EncodedPairs) -> Int[np.ndarray, " n"] | None:
     """Return the file of each encoded pair, from 0 on; None if files have no weights."""
-    if not options.train_weights:
+    if not options.by_file:
         return None
     return np.repeat(np.arange(len(text.counts)), text.counts)[encoded.indices]
+
+
+def weights(options: DataOptions, table: LengthTable) -> tuple[float, ...]:
+    """Return the epochs of each training file in an epoch; empty: one of each.
+
+    With a temperature T, a pair is drawn from a file of n pairs with a probability in proportion to
+    n^(1/T) (Arivazhagan et al. 2019, https://arxiv.org/abs/1907.05019).
+    """
+    if not options.train_temperature:
+        return options.train_weights
+    counts = np.maximum(table.counts.sum(axis=1), 1)
+    return tuple(((counts / counts.max()) ** (1 / options.train_temperature - 1)).tolist())
 
 
 def _plan(
@@ -433,7 +445,7 @@ def _plan(
     """Return the batches of training, and the widths and rows of those of validation."""
     data, table = options.data, text.table
     widths = batches.choose_widths(table, data.buckets, config.longest)
-    plan = partial(BatchPlan, seed=options.seed, weights=data.train_weights)
+    plan = partial(BatchPlan, seed=options.seed, weights=weights(data, table))
     if data.packing:
         assert text.kinds is not None
         longest, tokens = table.longest.max(axis=(0, 1)), table.tokens.sum(axis=(0, 1))

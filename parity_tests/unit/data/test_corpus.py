@@ -100,6 +100,10 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     texts = [data.tokenizer.decode(ids) for ids in data.train.sources]
     assert sorted(texts[:19]) == sorted(source for source, _ in TRAIN[:19])
     assert prepared(tmp_path, **named, **limits).plan.weights == ()
+    for temperature, weight in ((1.0, 1.0), (2.0, (41 / 19) ** 0.5), (1e9, 41 / 19)):
+        data = prepared(tmp_path, **named, **limits, train_temperature=temperature)
+        np.testing.assert_allclose(data.plan.weights, (weight, 1.0), rtol=1e-8)
+        assert data.plan.table.counts.sum(axis=1).tolist() == [19, 41]
     a, b, valid = (
         write_lines(tmp_path, **{name: pairs}).values()
         for name, pairs in (("a", [("", "leer"), *TRAIN[:19]]), ("b", TRAIN[19:]), ("valid", VALID))
@@ -139,6 +143,22 @@ def test_two_vocabularies_that_are_trained_have_the_model_s_pad_ids():
 def test_weights_that_do_not_fit_the_files_are_refused(weights, message):
     with pytest.raises(ConfigError, match=message):
         DataOptions(train=("a.tsv", "b.tsv"), valid=("c.tsv",), train_weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_temperature": 0.99}, r"data\.train_temperature=0\.99 must be at least 1"),
+        ({"train_temperature": math.nan}, r"data\.train_temperature=nan must be at least 1"),
+        ({"train_weights": (1.0, 2.0)}, r"data\.train_weights and data\.train_temperature: leave"),
+        ({"train": ("a.tsv",)}, r"data\.train_temperature=2\.0 needs several training files"),
+        ({"train": (), "valid": ()}, "needs several training files"),
+    ],
+)
+def test_a_temperature_that_does_not_fit_is_refused(options, message):
+    files = {"train": ("a.tsv", "b.tsv"), "valid": ("c.tsv",), "train_temperature": 2.0}
+    with pytest.raises(ConfigError, match=message):
+        DataOptions(**files | options)
 
 
 def table(path: Path, pairs: list[tuple[str, str]]) -> str:

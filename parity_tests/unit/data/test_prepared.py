@@ -14,7 +14,7 @@ import pytest
 
 from jax_transformer.config import Tying
 from jax_transformer.data import batches
-from jax_transformer.data.options import DataOptions, Task, TooLong, Vocabularies
+from jax_transformer.data.options import OF_TRAINING, DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
 from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
 from jax_transformer.runtime import distributed
@@ -77,9 +77,9 @@ def files(folder: Path) -> dict[str, bytes]:
 CASES = {
     "two files": {},
     "weights of files": {"train_weights": (2.0, 0.5)},
+    "a temperature": {"train_temperature": 3.0},
     "two vocabularies, cut": {"vocabularies": Vocabularies.SEPARATE, "too_long": TooLong.CUT},
 }
-OF_TRAINING = {"train_weights", "tokens_per_batch", "buckets", "packing"}
 OF_THE_TEXT = {"vocab_size", "max_source_length", "max_target_length"}
 
 
@@ -206,6 +206,7 @@ def test_text_to_prepare_has_its_options_and_training_the_others():
     named |= {"valid_source": ("c",), "valid_target": ("d",)}
     of_both, of_text = {"max_source_length": 9}, {"vocab_size": 50, "tokenizer": "t"}
     of_training = {"packing": 16, "train_weights": (2.0,), "tokens_per_batch": 64, "buckets": 2}
+    assert {*of_training, "train_temperature"} == {*OF_TRAINING}
     every = DataOptions(prepared="p", **named, **of_both, **of_text, **of_training)
     text = DataOptions(**named, **of_both, **of_text)
     assert every.parted() == (text, DataOptions(prepared="p", **of_both, **of_training))
