@@ -9,7 +9,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from jax_transformer.config import option
 from jax_transformer.config.option import Option
@@ -216,7 +216,7 @@ class DataOptions:
         """
         if self.prepared is None or not (self.train or self.train_source):
             return None, self
-        own = {field.name: field.default for field in dataclasses.fields(self)}
+        own: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self)}
         of_text = [name for name in (*_SOURCES, *_FIELDS, *_OF_TEXT) if name != "prepared"]
         return (
             dataclasses.replace(self, prepared=None, **{name: own[name] for name in OF_TRAINING}),

@@ -13,7 +13,7 @@ from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command
 from jax_transformer.config import Remat, option
 from jax_transformer.config.option import Option
-from jax_transformer.errors import check_numbers
+from jax_transformer.errors import ConfigError, check_numbers
 from jax_transformer.extras.estimate import topologies
 from jax_transformer.extras.estimate.topologies import GIB
 from jax_transformer.training.options import Precision, TrainOptions
@@ -38,6 +38,10 @@ class EstimateCommand:
     """Tokens of each source and target in a batch (default: the longest that the options allow)."""
     device_memory: float | None = None
     """GiB of each device (default: the accelerator's)."""
+    pairs: int | None = None
+    """Training pairs: estimate also what it takes to prepare and to read them."""
+    pair_tokens: float = 60.0
+    """Mean number of tokens of a pair, both sides together."""
     json: bool = False
     """Print one JSON object instead of lines."""
     config: Annotated[option.PathText | None, Option(group="run")] = None
@@ -49,7 +53,10 @@ class EstimateCommand:
     )
 
     def __post_init__(self) -> None:
-        check_numbers(self, "", "length device_memory", "be above 0", lambda x: x > 0)
+        names = "length device_memory pairs pair_tokens"
+        check_numbers(self, "", names, "be above 0", lambda x: x > 0)
+        if self.pairs is None and self.pair_tokens != type(self).pair_tokens:
+            raise ConfigError("--pair-tokens has no meaning without --pairs")
 
     @classmethod
     def from_file(cls, path: str) -> "EstimateCommand":
@@ -62,11 +69,16 @@ def run(command: EstimateCommand) -> int:
     topology = topologies.Topology.parse(command.topology)
     topologies.prepare(topology)
     from jax_transformer.extras.estimate import estimate
+    from jax_transformer.extras.estimate.text import Text
 
     print(f"compiling for {topology} ...", file=sys.stderr)
     memory = int((command.device_memory or 0) * GIB)
     result = estimate.estimate(command.options, topology, length=command.length or 0, memory=memory)
-    print(json.dumps(as_json(result)) if command.json else "\n".join(lines(result)))
+    of_text = None if command.pairs is None else Text(command.pairs, command.pair_tokens, result)
+    if command.json:
+        print(json.dumps(as_json(result) | {"text": of_text and of_text.to_data()}))
+    else:
+        print("\n".join([*lines(result), *(of_text.lines() if of_text else ())]))
     return 0 if result.fits else 1
 
 
@@ -190,6 +202,7 @@ COMMAND = Command(
     run,
     examples=(
         "estimate --topology v5e:2x2 --model.preset marian --data.vocab-size 32000",
+        "estimate --topology v5e:16x16 --model.preset vaswani2017_big --pairs 300000000",
         "estimate --topology h200:1 --config run.yaml --model.precision bfloat16 --json",
     ),
 )

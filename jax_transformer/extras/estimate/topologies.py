@@ -96,6 +96,12 @@ class Topology:
         return math.prod(self.shape)
 
     @property
+    def hosts(self) -> int:
+        """The number of machines, of which a TPU's has four devices."""
+        of_a_host = 4 if self.accelerator.platform == "tpu" else self.accelerator.host
+        return -(-self.count // (of_a_host or self.count))
+
+    @property
     def usable(self) -> int:
         """The bytes of a device that a program can have; 0 if unknown."""
         if self.accelerator.platform != "cuda":

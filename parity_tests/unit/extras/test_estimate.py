@@ -10,15 +10,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from jax.experimental import topologies as compilers
 
 from jax_transformer import cli, transformer
 from jax_transformer.config import Remat, enums
+from jax_transformer.data import prepared
 from jax_transformer.data.batches import Batch
+from jax_transformer.data.encoding import EncodedPairs, SpecialIds
 from jax_transformer.errors import ConfigError
 from jax_transformer.extras.estimate import command, estimate, hlo, topologies
+from jax_transformer.extras.estimate.text import Text
 from jax_transformer.extras.estimate.topologies import GIB, Topology
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import run, step
@@ -573,11 +577,18 @@ def test_the_options_of_the_command_reach_the_estimate(monkeypatch, capsys):
     monkeypatch.setattr(estimate, "estimate", estimated)
     assert cli.main([*flags(length=5, **{"device-memory": 1.5, "mesh.fsdp": 2}), "--json"]) == 0
     assert cli.main(flags()) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[0])["parameters"] == 25
+    data = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert data["parameters"] == 25 and data["text"] is None
     (options, topology, arguments), (_, _, usual) = asked
     assert (str(topology), options.mesh.fsdp, options.data.vocab_size) == ("cpu:1", 2, 11)
     assert arguments == dict(length=5, memory=3 * 2**29) and usual == dict(length=0, memory=0)
-    for name in ("length", "device-memory"):
+    pairs = {"pairs": 3, "pair-tokens": 7}
+    assert cli.main([*flags(**pairs), "--json"]) == cli.main(flags(**pairs)) == 0
+    data, *lines = capsys.readouterr().out.splitlines()
+    assert json.loads(data)["text"]["tokens"] == 21 and lines[-2].startswith("3 pairs of 7 tokens")
+    assert cli.main(flags(**{"pair-tokens": 7})) == 2
+    assert "--pair-tokens has no meaning without --pairs" in capsys.readouterr().err
+    for name in ("length", "device-memory", "pairs"):
         assert cli.main(flags(**{name: 0})) == 2
         assert "=0 must be above 0" in capsys.readouterr().err.replace("0.0", "0")
 
@@ -601,10 +612,10 @@ assumed, of a device: 197 TFLOP/s, 0.82 TB/s of memory, 200 GB/s of links, as it
 """
 
 
-def test_every_figure_is_printed_and_in_the_json():
+def on_four_devices() -> estimate.Estimate:
     sent = [("all-reduce", "f32", 7, 10**9), ("all-gather", "bf16", 3, 2 * 10**8)]
     model = ModelOptions(preset="vaswani2017_base", precision=Precision.BFLOAT16)
-    four = example(
+    return example(
         options=TrainOptions(model=model, optimizer=OptimizerOptions(accumulate=3)),
         topology=Topology("v5e", (2, 2)),
         mesh={"data": 2, "fsdp": 1, "tensor": 2},
@@ -616,6 +627,10 @@ def test_every_figure_is_printed_and_in_the_json():
         recomputed=4 * 197e12 * 0.002,
         traffic=hlo.Traffic(4_914_000_000, tuple(hlo.Collective(*each) for each in sent)),
     )
+
+
+def test_every_figure_is_printed_and_in_the_json():
+    four = on_four_devices()
     assert "\n".join(command.lines(four)) + "\n" == PRINTED
     fast = dataclasses.replace(four, flops=7.88e7, recomputed=0.0)
     assert "24.0 if nothing does" not in (text := "\n".join(command.lines(fast)))
@@ -623,8 +638,9 @@ def test_every_figure_is_printed_and_in_the_json():
     seconds = dict(products=0.012, memory=0.006, links=0.006, model=0.010, least=0.012, most=0.024)
     result = command.as_json(four)
     assert result.pop("seconds") == pytest.approx(seconds)
-    names = ("kind", "dtype", "count", "bytes")
-    assert result.pop("collectives") == [dict(zip(names, each, strict=True)) for each in sent]
+    sent = [dict(kind="all-reduce", dtype="f32", count=7, bytes=10**9)]
+    sent += [dict(kind="all-gather", dtype="bf16", count=3, bytes=2 * 10**8)]
+    assert result.pop("collectives") == sent
     parts = dict(state=3, arguments=4, temporaries=5, other=1, refused=0, peak=10, available=16)
     sizes = {"data": 2, "fsdp": 1, "tensor": 2}
     expected = dict(topology="v5e:2x2", devices=4, mesh=sizes, parameters=1_234_567)
@@ -632,6 +648,44 @@ def test_every_figure_is_printed_and_in_the_json():
     expected |= dict(compile_seconds=1.3, flops=7.88e12, recomputed_flops=1.576e12)
     expected |= dict(traffic_bytes=4_914_000_000)
     assert result == expected | dict(memory_bytes={name: n * GIB for name, n in parts.items()})
+
+
+def test_the_figures_of_a_corpus_are_sums_done_by_hand():
+    """An update has 3 batches of 6 rows of 40 tokens on either side, and takes 12 to 24 ms."""
+    corpus = Text(10**9, 50.0, on_four_devices())
+    assert list(corpus.lines()) == [
+        "1,000,000,000 pairs of 50 tokens: 166.0 GB prepared, in 27.8 hours of a core",
+        "an epoch: 34,722,223 updates if rows are full, 115.7 to 231.5 hours; read by 1 host at up "
+        "to 0.40 MB/s",
+    ]
+    assert corpus.to_data() == {
+        "pairs": 10**9,
+        "tokens": 5 * 10**10,
+        "bytes": 166 * 10**9,
+        "core_seconds_of_prepare": 10**5,
+        "updates": 34_722_223,
+        "hosts": 1,
+    }
+    options = TrainOptions(data=DataOptions(vocab_size=2**16))
+    assert Text(10, 5.0, example(options=options)).bytes == 10 * (8 * 4 + 56 + 4)
+    assert list(Text(10, 5.0, example()).lines())[1] == "an epoch: 2 updates if rows are full"
+    hosts = {"v5e": (4, 8), "v5p": (4, 4, 16), "h100": (24,), "h200": (3,), "cpu": (9,)}
+    numbers = [Topology(*each).hosts for each in hosts.items()]
+    assert numbers == [8, 64, 3, 1, 1]
+
+
+def test_the_bytes_of_a_corpus_are_those_of_its_folder(tmp_path):
+    random = np.random.default_rng(0)
+    sides = [[np.zeros(n, np.int32) for n in random.integers(20, 28, 60_000)] for _ in range(2)]
+    pairs = EncodedPairs(*sides, SpecialIds(0, 1, 0, 2, 1), np.arange(60_000), 0)
+    path, lengths = tmp_path / "a.array_record", pairs.lengths
+    table = prepared.write_shard(path, pairs, lengths, np.dtype("<u2"))
+    prepared.write_lengths(prepared.lengths_file(path), lengths, np.dtype("<u2"))
+    shard = prepared.Shard(path.name, 0, "", 0, 0, 0, True, table, path.stat().st_size, "")
+    prepared.write_index(tmp_path, (shard,), False)
+    tokens = sum(len(ids) for side in sides for ids in side) / 60_000
+    size = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert Text(60_000, tokens, example()).bytes == pytest.approx(size, rel=0.02)
 
 
 def example(**changes: Any) -> estimate.Estimate:
