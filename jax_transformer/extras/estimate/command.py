@@ -202,7 +202,7 @@ COMMAND = Command(
     run,
     examples=(
         "estimate --topology v5e:2x2 --model.preset marian --data.vocab-size 32000",
-        "estimate --topology v5e:16x16 --model.preset vaswani2017_big --pairs 300000000",
+        "estimate --topology v5e:16x16 --model.preset vaswani2017_base --pairs 300000000",
         "estimate --topology h200:1 --config run.yaml --model.precision bfloat16 --json",
     ),
 )

@@ -49,15 +49,15 @@ class Text:
     def lines(self) -> Iterator[str]:
         yield (
             f"{self.pairs:,} pairs of {self.tokens:g} tokens: {self.bytes / 1e9:,.1f} GB prepared, "
-            f"in {self.core_seconds / 3600:,.1f} hours of a core"
+            f"in {self.core_seconds / 3600:.3g} hours of a core"
         )
         line = f"an epoch: {self.updates:,} updates if rows are full"
         if (times := self.estimate.times) is not None:
             least, most = (self.updates * x for x in (times.least, times.most))
             hosts = self.estimate.topology.hosts
             line += (
-                f", {least / 3600:,.1f} to {most / 3600:,.1f} hours; read by "
-                f"{counted(hosts, 'host')} at up to {self.bytes / hosts / least / 1e6:,.2f} MB/s"
+                f", {least / 3600:.3g} to {most / 3600:.3g} hours; read by "
+                f"{counted(hosts, 'host')} at up to {self.bytes / hosts / least / 1e6:.2g} MB/s"
             )
         yield line
 

@@ -188,8 +188,8 @@ def test_a_run_prepares_its_text_first(tmp_path, text, monkeypatch, capsys):
 
     with monkeypatch.context() as several:
         several.setattr(distributed, "count", lambda: 2)
-        several.setattr(distributed, "barrier", lambda name: None)
-        assert f"{folder} is not complete: prepare it first, in one" in refusal(partial(train, 1))
+        complete = partial(preparation.complete, options(**text), folder)
+        assert f"{folder} is not complete: prepare it first, in one" in refusal(complete)
     assert f"{folder}: {made.total('pairs')} pairs, " in train(1)
     assert files(folder) == files(tmp_path / "alone/corpus")
     for paths in text.values():

@@ -655,8 +655,8 @@ def test_the_figures_of_a_corpus_are_sums_done_by_hand():
     corpus = Text(10**9, 50.0, on_four_devices())
     assert list(corpus.lines()) == [
         "1,000,000,000 pairs of 50 tokens: 166.0 GB prepared, in 27.8 hours of a core",
-        "an epoch: 34,722,223 updates if rows are full, 115.7 to 231.5 hours; read by 1 host at up "
-        "to 0.40 MB/s",
+        "an epoch: 34,722,223 updates if rows are full, 116 to 231 hours; read by 1 host at up "
+        "to 0.4 MB/s",
     ]
     assert corpus.to_data() == {
         "pairs": 10**9,
