@@ -183,7 +183,8 @@ def test_a_run_prepares_its_text_first(tmp_path, text, monkeypatch, capsys):
     def train(steps: int, **data) -> str:
         model = ModelOptions(tying=Tying.OUTPUT, max_length=60, d_model=8, num_heads=2, d_ff=8)
         named = DataOptions(prepared=str(folder), **SMALL | text | {"packing": 60} | data)
-        recipe.train(TrainOptions(run=run, steps=steps, model=model, data=named, seed=3))
+        with jax.numpy_dtype_promotion("standard"), jax.enable_x64(False):  # as Optax needs
+            recipe.train(TrainOptions(run=run, steps=steps, model=model, data=named, seed=3))
         return capsys.readouterr().err
 
     with monkeypatch.context() as several:
@@ -420,7 +421,6 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     assert "was prepared with --data.too-long drop (not cut)" in of(too_long=TooLong.CUT)
     assert "--data.max-source-length 60 (not 20)" in of(max_source_length=20)
     assert "1 weights, and " in of(train_weights=(1.0,))
-    assert "text comes from one place" in of(**text)
     small = dataclasses.replace(options(prepared=str(folder)), model=ModelOptions(max_length=16))
     assert "over the model's max_length=16" in refusal(
         lambda: corpus.prepare(small, RunFolder(tmp_path / "run"))
