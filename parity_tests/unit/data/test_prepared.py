@@ -177,7 +177,7 @@ def test_any_number_of_processes_reads_its_rows_of_the_same_batches(tmp_path, te
 
 
 def test_a_run_prepares_its_text_first(tmp_path, text, monkeypatch, capsys):
-    made = prepare(tmp_path / "alone", **text, vocab_size=300)
+    alone = prepare(tmp_path / "alone", **text, vocab_size=300)
     folder, run = tmp_path / "corpus", str(tmp_path / "run")
 
     def train(steps: int, **data) -> str:
@@ -191,7 +191,7 @@ def test_a_run_prepares_its_text_first(tmp_path, text, monkeypatch, capsys):
         several.setattr(distributed, "count", lambda: 2)
         complete = partial(preparation.complete, options(**text), folder)
         assert f"{folder} is not complete: prepare it first, in one" in refusal(complete)
-    assert f"{folder}: {made.total('pairs')} pairs, " in train(1)
+    assert f"{folder}: {alone.total('pairs')} pairs, " in train(1)
     assert files(folder) == files(tmp_path / "alone/corpus")
     for paths in text.values():
         for path in paths:
