@@ -13,7 +13,7 @@ from jax_transformer.extras.estimate.estimate import Estimate, config_of
 
 TOKENS_A_SECOND = 500_000
 """Tokens that a core of an Intel Xeon of 2026 prepares (``python benchmarks/prepare.py``)."""
-_RECORD = 56
+_RECORD = 55
 """Bytes that ArrayRecord adds to each record."""
 
 

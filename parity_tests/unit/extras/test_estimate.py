@@ -654,20 +654,20 @@ def test_the_figures_of_a_corpus_are_sums_done_by_hand():
     """An update has 3 batches of 6 rows of 40 tokens on either side, and takes 12 to 24 ms."""
     corpus = Text(10**9, 50.0, on_four_devices())
     assert list(corpus.lines()) == [
-        "1,000,000,000 pairs of 50 tokens: 166.0 GB prepared, in 27.8 hours of a core",
+        "1,000,000,000 pairs of 50 tokens: 165.0 GB prepared, in 27.8 hours of a core",
         "an epoch: 34,722,223 updates if rows are full, 116 to 231 hours; read by 1 host at up "
         "to 0.4 MB/s",
     ]
     assert corpus.to_data() == {
         "pairs": 10**9,
         "tokens": 5 * 10**10,
-        "bytes": 166 * 10**9,
+        "bytes": 165 * 10**9,
         "core_seconds_of_prepare": 10**5,
         "updates": 34_722_223,
         "hosts": 1,
     }
     options = TrainOptions(data=DataOptions(vocab_size=2**16))
-    assert Text(10, 5.0, example(options=options)).bytes == 10 * (8 * 4 + 56 + 4)
+    assert Text(10, 5.0, example(options=options)).bytes == 10 * (8 * 4 + 55 + 4)
     assert list(Text(10, 5.0, example()).lines())[1] == "an epoch: 2 updates if rows are full"
     hosts = {"v5e": (4, 8), "v5p": (4, 4, 16), "h100": (24,), "h200": (3,), "cpu": (9,)}
     numbers = [Topology(*each).hosts for each in hosts.items()]
@@ -685,7 +685,7 @@ def test_the_bytes_of_a_corpus_are_those_of_its_folder(tmp_path):
     prepared.write_index(tmp_path, (shard,), False)
     tokens = sum(len(ids) for side in sides for ids in side) / 60_000
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
-    assert Text(60_000, tokens, example()).bytes == pytest.approx(size, rel=0.02)
+    assert Text(60_000, tokens, example()).bytes == pytest.approx(size, rel=0.01)
 
 
 def example(**changes: Any) -> estimate.Estimate:
