@@ -38,7 +38,7 @@ FLAGS, FLAGS_0_1 = (
     for version in ("today", "0.1")
 )
 FLAGS["estimate"] = [
-    *"--topology --length --device-memory --json --no-json".split(),
+    *"--topology --length --device-memory --pairs --pair-tokens --json --no-json".split(),
     *(flag for flag in FLAGS["train"] if not flag.startswith("--distributed.")),
 ]
 
