@@ -13,7 +13,7 @@ from flax import linen, nnx
 from torch import nn
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import comparison, functions
+from jax_transformer.parity import Report, comparison, functions, golden
 from parity_tests.test_parity_models import compare
 from torch_reference import recording
 
@@ -248,12 +248,50 @@ NAMES = "the PyTorch model returns scores, hidden and the JAX model "
 
 
 @pytest.mark.parametrize(
+    "ours", [lambda x, y: {"hidden": y, "scores": x}, Result, Output, lambda x, y: (x, [y])]
+)
+def test_each_array_of_a_result_is_compared_by_name_or_order(sequential, ours):
+    def call_torch(module, x):
+        return Output(y := module(x), y * 2)
+
+    def report(factor: float, size: int = 3) -> Report:
+        def call_flax(model, x):
+            return ours(y := model(x), y[:size] * factor)
+
+        calls = {"call_torch": call_torch, "call_flax": call_flax}
+        report = compare(ported(sequential), sequential, batch(), RULES, gradients=False, **calls)
+        assert [*report.results] == ["scores", "hidden"] and "not compared" not in str(report.notes)
+        return report
+
+    report(2).check()
+    wrong = report(2 + 1e-6)
+    rows = [line.split()[:3] for line in wrong.lines() if line.startswith("result")]
+    assert rows == [["result", "scores", "agrees"], ["result", "hidden", "DIFFERS"]]
+    assert wrong.summary().startswith("the result hidden differs, by ")
+    assert "outside of them" not in wrong.summary() and not wrong.own_result[0].agrees
+    assert not wrong.to_data()["results"]["hidden"]["agrees"]
+    with pytest.raises(ConfigError, match=r"returns hidden of shape \(2, 5, 4\) and the PyTorch"):
+        report(2, size=2)
+
+
+def test_a_golden_has_each_array_of_a_result(sequential, tmp_path):
+    def recorder(dtype, seed, batch):
+        call = {"call": lambda module, x: (y := module(x), y * 2)}
+        return recording.record(sequential, batch, dtype=dtype, seed=seed, **call)
+
+    loaded = golden.create(tmp_path / "golden", recorder, batch(), source={})
+    for times in (2, 3):
+        options = {"call": lambda model, x, times=times: (y := model(x), y * times)}
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            report = comparison.compare_recorded(
+                ported(sequential), loaded, loaded.batch, RULES, **options
+            )
+        assert report.agrees == (times == 2) and [*report.results] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
     ("ours", "note"),
     [
-        (lambda x: {"hidden": x * 0, "scores": x}, "not compared: hidden"),
-        (lambda x: Result(x, x), "not compared: hidden"),
-        (lambda x: Output(x, x), "not compared: hidden"),
-        (lambda x: (x, [x * 0]), "not compared: hidden"),
         (lambda x: x, LONE),
         (lambda x: {"hidden": x, "score": x}, f"{NAMES}hidden, score: pass call_torch="),
         (lambda x: (x, x, x), f"{NAMES}0, 1, 2: pass call_torch="),
@@ -261,7 +299,7 @@ NAMES = "the PyTorch model returns scores, hidden and the JAX model "
         (lambda x: {"ids": x.argmax(-1)}, "no floating-point array (ids is int64): pass call_flax"),
     ],
 )
-def test_results_of_several_arrays_correspond_by_name_or_order(sequential, ours, note):
+def test_arrays_that_one_model_alone_returns_are_noted_or_refused(sequential, ours, note):
     calls = {
         "call_torch": lambda module, x: Output(y := module(x), y * 2),
         "call_flax": lambda model, x: ours(model(x)),

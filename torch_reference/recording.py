@@ -34,8 +34,8 @@ class Recording:
 
     CALL is a module's name and the number of its call, as ``encoder.layers.0#0``. Further
     floating-point and complex inputs are ``input 1`` and so on; a tensor that is passed twice
-    counts once. Of several outputs the first is recorded. The last axis of a complex array holds
-    its real and imaginary parts.
+    counts once. Of several outputs the first is recorded; of the model's, the others are
+    ``#0/result NAME``. The last axis of a complex array holds its real and imaginary parts.
     """
 
     order: list[str] = field(default_factory=list)
@@ -216,10 +216,12 @@ def _record(
 
     with Wide(report) if wide else contextlib.nullcontext():
         result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
-        output, recording.outputs = first_output(result), float_names(result)
+        output, recording.outputs = first_output(result), [*named_floats(result)]
         if output.is_complex():
             output = torch.view_as_real(output)
         recording.result = as_array(output)
+        for name, tensor in [*named_floats(result).items()][1:]:
+            recording.arrays[f"#0/result {name}"] = as_array(tensor)
         if seed is not None and output.requires_grad:
             weights = np.random.default_rng(seed).standard_normal(output.shape)
             if positions is not None and positions.shape == output.shape[: positions.ndim]:
@@ -250,9 +252,9 @@ def first_output(result: Any) -> torch.Tensor:
     return output
 
 
-def float_names(result: Any) -> list[str]:
-    """The names of a result's floating-point and complex tensors."""
-    return [name for name, x in _named(result) if x.is_floating_point() or x.is_complex()]
+def named_floats(result: Any) -> dict[str, torch.Tensor]:
+    """A result's floating-point and complex tensors by name."""
+    return {name: x for name, x in _named(result) if x.is_floating_point() or x.is_complex()}
 
 
 def with_constants(module: nn.Module) -> list[str]:

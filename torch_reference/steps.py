@@ -105,7 +105,7 @@ def _loss(returned: Any, seed: int, result: Training) -> torch.Tensor:
     output = recording.first_output(returned)
     if output.is_complex():
         output = torch.view_as_real(output)
-    result.outputs, result.shape = recording.float_names(returned), tuple(output.shape)
+    result.outputs, result.shape = [*recording.named_floats(returned)], tuple(output.shape)
     if not output.ndim:
         return output
     goal = np.random.default_rng(seed).standard_normal(output.shape)

@@ -146,15 +146,15 @@ def compare_recorded(
     runs.setdefault("float64", runs["float32"])
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
-    notes += [*([_GUESSED] if guessed else []), *results.note()]
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest, positions)
     getters = pairs.gradient_getters(table, function, paired)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
     about |= {"pairs": len(paired), "guessed": guessed}
     covered = coverage.of(entries, getters, runs["float64"][1], gradients)
-    verdict = compared.result(), native_dtype, about, tuple(notes)
-    report = Report(entries, *verdict, coverage=covered)
+    measured = compared.results()
+    notes += [*([_GUESSED] if guessed else []), *results.note(measured)]
+    report = Report(entries, measured, native_dtype, about, tuple(notes), coverage=covered)
     if report.agrees:
         return report
     if report.entries and not report.same_outputs:

@@ -49,8 +49,12 @@ class Isolation:
         orders = [each.order for key in agreeing for each in self._theirs(key, _OUTPUT)]
         for order, _ in reversed(Counter(orders).most_common()):
             self.usual[len(order)] = order
-        result = compared.theirs.result
-        self.result = [_Theirs("", result, tuple(range(result.ndim)), result.shape)]
+        ours, theirs = compared.ours.arrays, compared.theirs.arrays
+        results = {name: theirs[name] for name in theirs if name.startswith("#0/") and name in ours}
+        self.results = [
+            _Theirs(name, x, tuple(range(x.ndim)), x.shape)
+            for name, x in {"": compared.theirs.result, **results}.items()
+        ]
         self.decisions = 0
         self.outputs = {key: self._theirs(key, _OUTPUT) for key in self.entries}
         self.inputs = {
@@ -112,13 +116,13 @@ class Isolation:
         # Only first outputs are replaced: others, and what is computed outside of modules, may go
         # into any input
         inputs = {key: worst(g, self.compared.narrow) for key, g in self.inputs.items() if g}
-        return outputs, inputs, worst(self.result, [""])
+        return outputs, inputs, worst(self.results, [""])
 
     def _decide_axes(self, run: Recording) -> bool:
         """Decide the orders of axes anew on arrays that no fault before them has changed; return
         True if one is another than before."""
         changed = False
-        for group in (self.result, *self.outputs.values(), *self.inputs.values()):
+        for group in (self.results, *self.outputs.values(), *self.inputs.values()):
             for i, each in enumerate(group):
                 ours = run.get(each.name) if each.name else run.result
                 order = None if ours is None else axes(ours, each.array, self.usual)
@@ -155,9 +159,9 @@ class Isolation:
         computes in it, all that the module reaches may differ as much.
         """
         report, notes = self.report, self.report.notes
-        entries, result = list(report.entries), report.result
+        entries, results = list(report.entries), report.results
         if loose := [key for key, (each, _) in own.items() if FAULT <= each.times < each.limit]:
-            entries, result = [_loosened(entry) for entry in entries], _loosened(result)
+            entries, results = [_loosened(entry) for entry in entries], _loosened(results)
             names = ", ".join(sorted({key.rpartition("#")[0] or "the model" for key in loose}))
             notes += (f"a constant of {names} is rounded to float32 in one of the models only",)
         for i, entry in enumerate(entries):
@@ -166,7 +170,7 @@ class Isolation:
             lower = entry.lower or (lower if lower == "Flax" and not differs(measured) else "")
             entries[i] = dataclasses.replace(entry, own=measured, own_place=place, lower=lower)
         return dataclasses.replace(
-            report, entries=tuple(entries), result=result, own_result=own[""], notes=notes
+            report, entries=tuple(entries), results=results, own_result=own[""], notes=notes
         )
 
 

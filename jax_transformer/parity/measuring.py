@@ -49,25 +49,34 @@ class PairedRuns:
         self.in_16_bits: list[set[str]] = []
         """The modules that compute in 16 bits by themselves, in PyTorch and in Flax."""
 
-    def result(self) -> Measurement:
-        """Return the measurement of the results. Raises ConfigError if their shapes differ."""
-        results = self.ours.result, self.theirs.result
-        ours, theirs = (None if array is None else array.shape for array in results)
-        if ours != theirs:
-            raise ConfigError(
-                f"the Flax model returns shape {ours} and the PyTorch model {theirs}: pass"
-                " call_flax= or call_torch= to make them equal"
-            )
-        at = self.positions
-        if at is not None and (at.dtype != bool or at.shape != (theirs or ())[: at.ndim]):
+    def results(self) -> dict[str, Measurement]:
+        """Return the measurements of the arrays that both models return, by PyTorch's names. Raises
+        ConfigError if their shapes differ.
+        """
+        first, *others = self.theirs.outputs or [""]
+        arrays = {first: {d: (one.result, other.result) for d, (one, other) in self.runs.items()}}
+        for name in others:
+            key = f"#0/result {name}"
+            if key in self.ours.arrays and key in self.theirs.arrays:
+                runs = self.runs.items()
+                arrays[name] = {d: (one.arrays[key], other.arrays[key]) for d, (one, other) in runs}
+        measured = {}
+        for name, both in arrays.items():
+            measurement, (ours, theirs) = self._measure(both), map(np.shape, both["float64"])
+            if measurement is None or ours != theirs:
+                what = f"{name} of " if len(arrays) > 1 else ""
+                raise ConfigError(
+                    f"the Flax model returns {what}shape {ours} and the PyTorch model {theirs}:"
+                    " pass call_flax= or call_torch= to make them equal"
+                )
+            measured[name] = measurement
+        at, shape = self.positions, np.shape(self.theirs.result)
+        if at is not None and (at.dtype != bool or at.shape != shape[: at.ndim]):
             raise ConfigError(
                 f"positions have shape {at.shape} and dtype {at.dtype}: must be booleans for the"
-                f" first axes of the result, {theirs}"
+                f" first axes of the result, {shape}"
             )
-        both = {dtype: (one.result, other.result) for dtype, (one, other) in self.runs.items()}
-        measurement = self._measure(both)
-        assert measurement is not None
-        return measurement
+        return measured
 
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         """Return an entry for each call of a paired module, in the order in which they ended."""

@@ -75,7 +75,8 @@ class Recording:
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of PyTorch's parameters by name."""
     outputs: list[str] = field(default_factory=list)
-    """Names of the floating-point tensors that the PyTorch model returns."""
+    """Names of the floating-point tensors that the PyTorch model returns; those after the first are
+    ``#0/result NAME`` in ``arrays``."""
 
     def get(self, name: str) -> np.ndarray | None:
         """Return the array of that name, or None."""

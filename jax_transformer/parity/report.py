@@ -3,7 +3,7 @@
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -23,7 +23,8 @@ class Report:
 
     entries: tuple[Entry, ...]
     """Calls of paired modules in the order in which they ended, inner modules before outer ones."""
-    result: Measurement
+    results: Mapping[str, Measurement]
+    """By PyTorch's names of the arrays that both models return; a lone one's is ""."""
     dtype: str
     """The dtype of the narrow measurements."""
     about: dict[str, Any]
@@ -32,6 +33,12 @@ class Report:
     own_result: tuple[Measurement, str] | None = None
     """``own`` and ``own_place`` of the code that is in no paired module."""
     coverage: Coverage | None = None
+
+    @property
+    def result(self) -> Measurement:
+        """The first result that differs; the first one of all if none does."""
+        every = [*self.results.values()]
+        return next(filter(differs, every), every[0])
 
     @property
     def first_fault(self) -> Entry | None:
@@ -117,9 +124,10 @@ class Report:
         """
         if self.agrees:
             compared = f"; {self.coverage}" if self.coverage else ""
+            worst = max(self.results.values(), key=lambda each: each.times)
             return (
-                f"the models agree: largest difference {self.result.wide.max_abs:.2g} in"
-                f" {self.result.wide.dtype}, {multiple(self.result.times)} rounding{compared}"
+                f"the models agree: largest difference {worst.wide.max_abs:.2g} in"
+                f" {worst.wide.dtype}, {multiple(worst.times)} rounding{compared}"
             )
         summary = self._gradient_summary() if self.same_outputs else self._output_summary()
         return "; ".join((summary, *self.notes))
@@ -141,7 +149,9 @@ class Report:
         if self.result.agrees:
             verdict = "the results agree and outputs of modules differ"
         else:
-            verdict = f"the results differ, {in_words(self.result)}"
+            name = next(name for name, each in self.results.items() if each is self.result)
+            verb = f"result {name} differs" if len(self.results) > 1 else "results differ"
+            verdict = f"the {verb}, {in_words(self.result)}"
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
         agree = not any(differs(entry.output) for entry in self.entries)
@@ -197,7 +207,9 @@ class Report:
         faults = self.first_fault, self.first_gradient_fault
         for entry in self.entries:
             yield from _rows(entry, "<" if any(entry is fault for fault in faults) else " ")
-        yield f"{'result':<48}{_verdict(self.result):>8}{'':>8}{_figures(self.result)}"
+        for name, each in self.results.items():
+            title = f"result {name}" if len(self.results) > 1 else "result"
+            yield f"{title:<48}{_verdict(each):>8}{'':>8}{_figures(each)}"
         yield from self._below_the_table()
         if self.agrees:
             yield from self.notes
@@ -243,6 +255,7 @@ class Report:
             "notes": list(self.notes),
             "faults": [entry.title for entry in self.faults],
             "result": self.result.to_data(),
+            "results": {name: each.to_data() for name, each in self.results.items()},
             "own_result": _own_data(*self.own_result) if self.own_result else None,
             "modules": [_entry_data(entry, first=entry is fault) for entry in self.entries],
         }

@@ -1,13 +1,15 @@
 """Batches of named arrays, and results that are dicts, dataclasses, tuples or named tuples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import recording
+from jax_transformer.parity import evaluation, recording
+from jax_transformer.parity.evaluation import Point
 from jax_transformer.parity.recording import ModelFunction
 
 
@@ -46,14 +48,16 @@ class Results:
     theirs: list[str] = field(default_factory=list)
     """Empty if they are not known."""
     ours: list[str] = field(default_factory=list)
+    """In the order in which they correspond to theirs."""
 
     def chosen(self, function: ModelFunction) -> ModelFunction:
         """Return the model with :meth:`choose` of its result."""
         return replace(function, run=lambda *values: self.choose(function.run(*values)))
 
     def choose(self, result: Any) -> Any:
-        """Return the array of the JAX model's result that is the PyTorch model's first one. Raises
-        ConfigError if the model returns none, or both return several under other names.
+        """Return the array of the JAX model's result that is the PyTorch model's first, and mark
+        the others that it returns too. Raises ConfigError if the model returns none, or both return
+        several under other names.
         """
         every = dict(recording.named(result))
         arrays = dict(recording.named(result, recording.is_inexact))
@@ -63,9 +67,14 @@ class Results:
                 f"the JAX model returns no floating-point array ({kinds or type(result).__name__}):"
                 " pass call_flax= a function that does"
             )
-        self.ours = [*arrays]
+        named = self.theirs if {*self.theirs} <= arrays.keys() else []
+        self.ours = [*dict.fromkeys([*named, *arrays])]
         self._check()
-        return next(arrays[name] for name in (*self.theirs[:1], *arrays) if name in arrays)
+        first, *others = (arrays[name] for name in self.ours)
+        call = next(recording.calls)
+        for name, array in zip(self.theirs[1:], others, strict=False):
+            evaluation.mark(jnp.asarray(array), Point(call, "", f"result {name}"))
+        return first
 
     def _check(self) -> None:
         both = self.theirs, self.ours
@@ -81,7 +90,8 @@ class Results:
                 f" {', '.join(self.ours)}: pass call_torch= or call_flax= to make them equal"
             )
 
-    def note(self) -> list[str]:
+    def note(self, compared: Collection[str]) -> list[str]:
         """Return the words for what is returned and not compared."""
-        rest = self.theirs[1:] or self.ours[1:]
+        rest = [name for name in self.theirs[1:] if name not in compared]
+        rest = rest or self.ours[max(1, len(self.theirs)) :]
         return [f"not compared: {', '.join(rest)}, which a model also returns"] if rest else []

@@ -103,7 +103,7 @@ GOOD, BAD = measured(2e-16), measured(1e-3)
 
 
 def report(*entries: Entry, result: Measurement = BAD) -> Report:
-    return Report(entries, result, "float32", {})
+    return Report(entries, {"": result}, "float32", {})
 
 
 def entry(name: str, into=GOOD, out=GOOD, **more) -> Entry:

@@ -177,7 +177,7 @@ def test_each_model_has_its_own_rounding_error():
     sides = (wide + 1e-6).astype(np.float32), (wide + 3e-6).astype(np.float32)
     ours, theirs = ({"float64": wide, "float32": side} for side in sides)
     runs = {name: (Recording(result=ours[name]), Recording(result=theirs[name])) for name in ours}
-    measured = PairedRuns(runs, "float32", ()).result()
+    measured = PairedRuns(runs, "float32", ()).results()[""]
     assert (measured.error_ours, measured.error_theirs) == pytest.approx((1e-6, 3e-6), rel=0.1)
     assert measured.to_data()["run"]["errors"] == [measured.error_ours, measured.error_theirs]
 
@@ -260,7 +260,7 @@ def test_outputs_of_other_shapes_are_a_note_and_results_of_other_shapes_an_error
     assert (each.output, each.note) == (None, "outputs (2, 3) and (4, 5) are not compared")
     runs.theirs.result = np.zeros(2)
     with pytest.raises(ConfigError, match=r"returns shape \(1,\) and the PyTorch model \(2,\)"):
-        runs.result()
+        runs.results()
 
 
 @pytest.mark.parametrize("wrong", range(3))
