@@ -6,6 +6,7 @@ The parent makes of it one line and an exit code. It passes signals on, and ends
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from types import FrameType
@@ -16,7 +17,7 @@ from jax_transformer.runtime import distributed, process
 _END = b"jax-transformer ends with "
 _FATAL = b"distributed service detected fatal"
 _NOISE = (b"coordination_service", b"DistributedRuntime", _FATAL)
-"""Parts of the lines that JAX's coordination writes when a process dies."""
+"""Parts of the messages that JAX's coordination logs when a process dies."""
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 _writer: int | None = None
 
@@ -83,13 +84,16 @@ def _detach(writer: int) -> None:
 
 def _follow(reader: int) -> tuple[int | None, bool]:
     """Pass the child's lines on. Returns its exit code, and True if JAX has ended it."""
-    code, fatal = None, False
+    code, fatal, noise = None, False, False
     with open(reader, "rb") as lines:
         for line in iter(lines.readline, b""):
             fatal |= _FATAL in line
+            # A message has further lines; the next one begins with its level and date
+            continued = noise and not re.match(rb"[EFIW]\d{4} ", line)
+            noise = continued or any(part in line for part in _NOISE)
             if line.startswith(_END):
                 code = int(line.removeprefix(_END))
-            elif code is None and not fatal and not any(noise in line for noise in _NOISE):
+            elif code is None and not fatal and not noise:
                 sys.stderr.buffer.write(line)
                 sys.stderr.flush()
     return code, fatal
