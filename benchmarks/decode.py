@@ -1,6 +1,6 @@
 """Greedy decoding and beam search, timed against transformers and CTranslate2.
 
-All have the same weights, in float32, on the CPU or a GPU.
+All have the same weights, in float32 or bfloat16, on the CPU or a GPU.
 
 Every contender has a process of its own and waits for its turn on a pipe, as in
 benchmarks/train_step.py; this process imports none of the libraries. See benchmarks/README.md and
@@ -30,6 +30,7 @@ from benchmarks.train_step import cores, receive, start
 
 OURS = "JAX"
 AGAIN = "JAX again"
+IN_FLOAT32, IN_MEDIUM, INT8 = "float32: JAX", "medium: JAX", "int8: CTranslate2"
 BEAM = 4
 LENGTHS = (20, 32)  # with random weights: tokens of a source and of an output
 SINGLE = 4  # lines that are also decoded one by one
@@ -83,7 +84,7 @@ class Jax:
         from benchmarks import decode_export
         from jax_transformer import generate
 
-        self.model = generate.split(decode_export.load(Path(work.folder)))
+        self.model = generate.split(decode_export.load(Path(work.folder), **settings))
         self.generate = generate
         self.max_length = work.max_length
 
@@ -132,7 +133,10 @@ class CTranslate2:
             "intra_threads": cores() // settings["inter"],
         }
         self.translator = ctranslate2.Translator(
-            f"{work.folder}/ctranslate2", device=work.device, compute_type="float32", **threads
+            f"{work.folder}/ctranslate2",
+            device=work.device,
+            compute_type=settings["compute_type"],
+            **threads,
         )
         self.workers, self.work = settings["inter"], work
 
@@ -149,23 +153,35 @@ class CTranslate2:
         return [[int(word) for word in result.hypotheses[0]] for result in results]
 
 
-def contenders(against_self: bool, device: str) -> dict[str, tuple[type, dict[str, Any]]]:
+def contenders(
+    against_self: bool, device: str, precision: str
+) -> dict[str, tuple[type, dict[str, Any]]]:
     """Our decoder, and itself once more, or the others in every setting that may be their best."""
-    settings_by_name: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, {})}
+    ours: dict[str, Any] = {}
+    if precision != "float32":
+        ours = {"compute_dtype": precision, "matmul_precision": "medium"}
+    contenders: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, ours)}
     if against_self:
-        return settings_by_name | {AGAIN: (Jax, {})}
-    settings_by_name |= {
-        f"transformers, {precision}": (Transformers, {"precision": precision})
-        for precision in ("highest", "medium")
-    }
-    if device == "cuda":
-        return settings_by_name | {"CTranslate2": (CTranslate2, {"inter": 1, "packed": False})}
-    for inter, packed in itertools.product(
-        [n for n in range(1, cores() + 1) if cores() % n == 0], (False, True)
+        return contenders | {AGAIN: (Jax, ours)}
+    contenders[IN_MEDIUM] = Jax, {"matmul_precision": "medium"}
+    # Its packages compute no bfloat16 on a CPU
+    prefixes = {"CTranslate2": "float32" if device == "cpu" else precision}
+    if precision == "float32":
+        contenders |= {
+            f"transformers, {each}": (Transformers, {"precision": each})
+            for each in ("highest", "medium")
+        }
+    else:
+        contenders[IN_FLOAT32] = Jax, {}
+        prefixes[INT8] = "int8"
+    workers = [n for n in range(1, cores() + 1) if cores() % n == 0] if device == "cpu" else [1]
+    for (prefix, compute_type), inter, packed in itertools.product(
+        prefixes.items(), workers, (False, True) if device == "cpu" else (False,)
     ):
-        name = f"CTranslate2 {inter} × {cores() // inter}{', packed' if packed else ''}"
-        settings_by_name[name] = (CTranslate2, {"inter": inter, "packed": packed})
-    return settings_by_name
+        name = f"{prefix} {inter} × {cores() // inter}{', packed' if packed else ''}"
+        settings = {"inter": inter, "packed": packed, "compute_type": compute_type}
+        contenders[name] = CTranslate2, settings
+    return contenders
 
 
 class Inputs(NamedTuple):
@@ -179,6 +195,7 @@ class Inputs(NamedTuple):
     lines: list[str] | None = None
     beam: int = BEAM
     device: str = "cpu"
+    precision: str = "float32"
 
 
 def prepare(pipe: Any, folder: str, inputs: Inputs, against_self: bool) -> None:
@@ -251,7 +268,7 @@ def compare(folder: str, inputs: Inputs, rounds: int, against_self: bool) -> dic
     if not max(prepared["off"].values(), default=0) <= SAME_LOGITS:
         raise SystemExit(f"{name}: not the same computation: {prepared['off']}")
     pipes, results = {}, {}
-    for contender, settings in contenders(against_self, inputs.device).items():
+    for contender, settings in contenders(against_self, inputs.device, inputs.precision).items():
         print(f"{name}: {contender} ...", file=sys.stderr)
         pipes[contender] = start(serve, settings, prepared["work"])
         results[contender] = receive(pipes[contender])
@@ -298,7 +315,7 @@ def table(compared: dict[str, Any]) -> str:
         cells = [spread([1000 * seconds for seconds in times[name][case]]) for case in cases]
         memory = max(turn[MEMORY] for turn in result["rounds"])
         rows.append(f"| {name} | {' | '.join(cells)} | {memory:.2f} |")
-    for library in (AGAIN, "transformers", "CTranslate2"):
+    for library in (AGAIN, "transformers", "CTranslate2", INT8, IN_MEDIUM, IN_FLOAT32):
         theirs = [name for name in results if name.startswith(library)]
         if not theirs:
             continue
@@ -309,7 +326,7 @@ def table(compared: dict[str, Any]) -> str:
             speeds.append(spread(ratios, "**{}**"))
             pairs = zip(results[best]["outputs"][case], results[OURS]["outputs"][case], strict=True)
             shares.append(statistics.mean(a == b for a, b in pairs))
-        title = library if library == AGAIN else f"the best {library}"
+        title = library if len(theirs) == 1 else f"the best {library}"
         rows.append(f"| **speed of ours, {title} = 1** | {' | '.join(speeds)} | |")
         share = " | ".join(f"{share:.1%}" for share in shares)
         rows.append(f"| outputs equal to that one's | {share} | |")
@@ -348,6 +365,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--beam", type=int, default=BEAM, help="beams of the search")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where all of them compute"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="bfloat16: beside CTranslate2 in float32 (on a GPU bfloat16) and int8",
     )
     parser.add_argument(
         "--random", action="store_true", help="only random weights: no training of --steps"
@@ -389,7 +412,8 @@ def trained(folder: str, steps: int) -> str:
 
 def cases(args: argparse.Namespace, folder: str) -> list[Inputs]:
     """Random weights by size and length, and a trained run."""
-    rows, where = tuple(args.batch), dict(beam=args.beam, device=args.device)
+    rows = tuple(args.batch)
+    where = dict(beam=args.beam, device=args.device, precision=args.precision)
     lengths = [(n, n) for n in args.length] if args.length else [LENGTHS]
     sizes = ("big", "small") if args.size == "both" else (args.size,)
     random = [Inputs(size, rows, each, **where) for size in sizes for each in lengths]

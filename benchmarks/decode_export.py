@@ -6,6 +6,7 @@ Both are written here by name, tensor by tensor, so that all three libraries com
 function of the same numbers.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,11 +92,14 @@ def save(model: transformer.Transformer, folder: Path) -> None:
     )
 
 
-def load(folder: Path) -> transformer.Transformer:
-    config = configs.TransformerConfig.from_json((folder / "config.json").read_text())
+def load(folder: Path, **changes: Any) -> transformer.Transformer:
+    """Read the model with these changes to its config, the weights in the dtype of its products."""
+    fields = json.loads((folder / "config.json").read_text()) | changes
+    config = configs.TransformerConfig.from_json(json.dumps(fields))
     with np.load(folder / "weights.npz") as arrays:
+        dtype = config.compute_dtype
         return transformer.unflatten(
-            config, {name: jax.numpy.asarray(array) for name, array in arrays.items()}
+            config, {name: jax.numpy.asarray(array, dtype) for name, array in arrays.items()}
         )
 
 

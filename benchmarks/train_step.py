@@ -86,11 +86,11 @@ def config(work: Work, rate: float = 0.1) -> Any:
 
 
 def timed_config(work: Work, name: str) -> Any:
-    """The same in the precision that is timed."""
+    """The same in the precision that is timed, as ``train`` sets it."""
     half = work.precision == BFLOAT16
     return config(work).with_sizes(
-        compute_dtype=BFLOAT16 if half else None,
-        matmul_precision="medium" if name == MEDIUM else "highest",
+        compute_dtype=BFLOAT16 if half and name != MEDIUM else None,
+        matmul_precision="medium" if half or name == MEDIUM else "highest",
     )
 
 

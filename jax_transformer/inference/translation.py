@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer import inference, transformer
+from jax_transformer.config import MatmulPrecision
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.options import LongLine
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
@@ -122,7 +123,8 @@ class Translator:
         """Return the translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
 
         Several paths are an ensemble, with the generation config of the first. ``precision`` is the
-        dtype to compute in, such as ``bfloat16``; None is the files' own. ``weights``, languages
+        dtype to compute in, such as ``bfloat16``, or ``medium``: float32, with the factors of
+        products with weights rounded to bfloat16. None is the files' own. ``weights``, languages
         and errors are as in :func:`jax_transformer.load`, and a folder without a tokenizer raises
         InputError. ``options``, named as in a call, change the generation config.
         """
@@ -351,11 +353,18 @@ def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
 
 
 def load_model(opened: "Pretrained", precision: str | None) -> Transformer:
-    """Return the model with weights and arithmetic in ``precision``; None is as in its files."""
+    """Return the model with weights and arithmetic in ``precision``; None is as in its files.
+
+    ``medium`` is float32, with the factors of products with weights rounded to bfloat16.
+    """
     if precision is None or opened.config is None:
         return opened.model()
-    config = dataclasses.replace(opened.config, compute_dtype=precision)
-    return transformer.unflatten(config, transformer.flatten(opened.model(dtype=precision)))
+    dtype, products = precision, MatmulPrecision.HIGHEST
+    if precision in ("medium", "bfloat16"):
+        dtype = "float32" if precision == "medium" else precision
+        products = MatmulPrecision.MEDIUM
+    config = dataclasses.replace(opened.config, compute_dtype=dtype, matmul_precision=products)
+    return transformer.unflatten(config, transformer.flatten(opened.model(dtype=dtype)))
 
 
 def _ready(queue: deque[Line]) -> Iterator[Line]:

@@ -35,7 +35,7 @@ class TranscribeOptions:
     weights: option.Weights = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
     precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
+    """Dtype to compute in, or medium as in translate (default: the model's)."""
     language: Annotated[str | None, Option(group="input and output", metavar="TAG")] = None
     """Language of the speech, de or german (default: the folder's, otherwise detected)."""
     task: Annotated[Task | None, Option(group="decoding")] = None

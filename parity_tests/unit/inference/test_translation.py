@@ -332,7 +332,9 @@ def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):
         assert evaluation.loss(translator, pairs)[0] == pytest.approx(total, rel=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", ["bfloat16", "medium", pytest.param("float64", marks=pytest.mark.slow)]
+)
 def test_another_precision(precision, tmp_path, capsys, monkeypatch):
     lines, stdin = ["one", "two"], b"one\ntwo\n"
     with runs.as_a_user():
@@ -345,8 +347,11 @@ def test_another_precision(precision, tmp_path, capsys, monkeypatch):
             translator = jt.Translator.load(tmp_path / "run", precision=precision)
             ids = np.ones((1, 4), int)
             logits = jax.eval_shape(lambda: translator.model(ids, ids))
-            assert str(logits.dtype) == precision
-            assert {str(x.dtype) for x in translator.split_model.arrays} == {precision}
+            dtype = "float32" if precision == "medium" else precision
+            assert str(logits.dtype) == dtype
+            assert {str(x.dtype) for x in translator.split_model.arrays} == {dtype}
+            products = "highest" if precision == "float64" else "medium"
+            assert translator.model.config.matmul_precision == products
             stream = translator.stream([lines], 9, beam_size=2, num_hypotheses=2)
             (ready,) = (batch for batch in stream if batch)
     expected = [text for line in ready for text in translation.n_best_lines(line)]
