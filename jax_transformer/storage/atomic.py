@@ -116,6 +116,8 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
     """Yield a text file, ``path`` with ``.partial`` appended, that becomes ``path`` at the end, and
     stays after an error unless it is empty. If it cannot be written to, it ends where the last
     flush left it. Devices and the like are written to directly.
+
+    Raises ConfigError if the partial file exists: it may be hours of work.
     """
     if is_stream(path):
         with _stream(path) as stream:
@@ -125,7 +127,13 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
         return
     path = Path(os.path.realpath(path))
     partial = path.with_name(path.name + PARTIAL)
-    file = _Growing(partial.open("wb"), encoding="utf-8", newline="\n")
+    try:
+        file = _Growing(partial.open("xb"), encoding="utf-8", newline="\n")
+    except FileExistsError:
+        raise ConfigError(
+            f"{partial} exists, with lines of a command that was interrupted: append the others to "
+            "it and rename it, or remove it"
+        ) from None
     try:
         with naming(path), file:
             yield file

@@ -207,6 +207,11 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     assert partial.read_text().splitlines() == expected[:6]
     assert (tmp_path / "out").read_text() == "before"
     monkeypatch.undo()
+    rest = stdin.split(b"\n", 6)[6]
+    console.refused(2, [f"{partial} exists", "append the others"], *command, stdin=rest)
+    code, out, _ = console.say(*command[:-2], stdin=rest)
+    assert (partial.read_text() + out).splitlines() == expected
+    partial.unlink()
     console.say(*command, stdin=stdin)
     assert (tmp_path / "out").read_text().splitlines() == expected and not partial.exists()
 
