@@ -136,6 +136,22 @@ def called(name: str, figures: float, *sizes: int) -> Called:
 
 
 @pytest.mark.parametrize(
+    ("name", "figures", "sizes", "pair"),
+    [
+        ("dropout", 2.0, [], False),
+        ("dropout", 1.0, [], True),
+        ("Positions", 2.0, [], True),
+        ("dropout", 2.0, [8], True),
+    ],
+)
+def test_modules_without_parameters_are_a_pair_if_names_or_outputs_agree(
+    name, figures, sizes, pair
+):
+    ours, theirs = called("positions", 1.0, *sizes), called(f"src.{name}", figures, *sizes)
+    assert bool(guessed([ours], [theirs])) == pair
+
+
+@pytest.mark.parametrize(
     ("figures", "sizes", "pair"), [(1.0, [8], True), (2.0, [8], False), (2.0, [], True)]
 )
 def test_a_norm_outside_of_one_of_two_modules_parts_them(figures, sizes, pair):

@@ -111,7 +111,7 @@ class Called(NamedTuple):
 def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     """Return the pairs of modules that were called in the same order and return arrays of the same
     shape, up to the order of axes, and to axes that are one on the other side. Modules with
-    parameters are paired with such only.
+    parameters are paired with such only, those without if their names or outputs are equal.
 
     Of all such lists the one is taken whose pairs have the most equal parameters, then parameters
     but no parts, then the same words in their names, then equal outputs (the alignment of Needleman
@@ -179,10 +179,12 @@ def _similarity(ours: Called, theirs: Called, innermost: bool) -> float:
     known = ours.sizes is not None and theirs.sizes is not None
     if known and bool(ours.sizes) != bool(theirs.sizes):
         return 0.0
-    score = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
     leaves = (matching.words(each.name.rpartition(".")[2]) for each in (ours, theirs))
-    score += 2.0 * operator.eq(*leaves)
-    score += _equal_outputs(ours, theirs)
+    same_name, same_output = operator.eq(*leaves), _equal_outputs(ours, theirs)
+    if known and not (ours.sizes or same_name or same_output):
+        return 0.0
+    score = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
+    score += 2.0 * same_name + same_output
     return score + bool(ours.sizes) * (3.0 * innermost + 4.0 * (ours.sizes == theirs.sizes))
 
 
