@@ -14,7 +14,7 @@ from torch import nn
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import Report, comparison, functions, golden
-from parity_tests.test_parity_models import compare
+from parity_tests.test_parity_models import arrays, compare, fill, randomized
 from torch_reference import recording
 
 
@@ -125,6 +125,59 @@ def test_a_fault_in_gradients_only_is_named_backward(sequential):
         "second | 2: outputs agree, and so does the gradient of its output;"
         " the gradient of its input differs"
     )
+
+
+class TheirMixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        weights = torch.softmax(self.query(x) @ self.key(x).transpose(1, 2), -1)
+        return weights @ self.value(x)
+
+
+class Mixing(nnx.Module):
+    """Takes projected keys and values, as from a cache."""
+
+    def __init__(self, state):
+        self.query = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        fill(self.query, state, "1.query")
+
+    def __call__(self, x, key, value):
+        return jax.nn.softmax(self.query(x) @ key.transpose(0, 2, 1)) @ value
+
+
+class Masked(nnx.Linear):
+    """A linear layer with an input that has no gradient."""
+
+    def __call__(self, inputs, mask):
+        return jnp.where(mask > 0, super().__call__(inputs), 0)
+
+
+class Mixed(nnx.Module):
+    def __init__(self, state, key=nnx.Linear):
+        kinds, rngs = (nnx.Linear, key, Masked), nnx.Rngs(0)
+        self.first, self.key, self.value = (kind(4, 4, rngs=rngs) for kind in kinds)
+        self.mix = Mixing(state)
+        for name in ("key", "value"):
+            fill(getattr(self, name), state, f"1.{name}")
+        fill(self.first, state, "0")
+
+    def __call__(self, x):
+        x = self.first(x)
+        return self.mix(x, self.key(x), self.value(x, jnp.ones_like(x)))
+
+
+def test_a_gradient_that_goes_through_a_further_input_of_one_model_is_no_fault():
+    theirs = randomized(nn.Sequential(nn.Linear(4, 4), TheirMixing()))
+    rules = {"0": "first", "1": "mix", "1.query": "mix.query", "1.key": "key", "1.value": "value"}
+    report = compare(Mixed(arrays(theirs)), theirs, batch(), rules)
+    report.check()
+    gradients = {entry.ours: entry.input_gradient for entry in report.entries}
+    assert gradients["mix"] is None and None not in (gradients["key"], gradients["value"])
+    report = compare(Mixed(arrays(theirs), key=StopGradient), theirs, batch(), rules)
+    assert report.summary().startswith("key | 1.key: outputs agree, and so does the gradient of")
 
 
 def test_nan_in_the_same_place_agrees_and_is_counted(sequential):

@@ -13,7 +13,6 @@ from jax_transformer.architectures import registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import MatmulPrecision
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.parity import coverage, difference, functions, pairs, recording, structures
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
@@ -146,7 +145,7 @@ def compare_recorded(
     runs.setdefault("float64", runs["float32"])
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
-    compared = PairedRuns(runs, native_dtype, _split_modules(flax_model), widest, positions)
+    compared = PairedRuns(runs, native_dtype, widest, positions)
     getters = pairs.gradient_getters(table, function, paired)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
@@ -197,19 +196,6 @@ def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction
         f"a {type(model).__name__} is neither an nnx.Module, nor (linen.Module, variables), nor"
         " (function, parameters)"
     )
-
-
-def _split_modules(model: Any) -> set[str]:
-    """Return this project's attentions: they are given projected keys and values, so that a cache
-    can hold them, and the gradient of their input is only that of the queries.
-    """
-    if not isinstance(model, Transformer | Encoder):
-        return set()
-    return {
-        ".".join(map(str, path))
-        for path, part in nnx.iter_modules(model)
-        if isinstance(part, MultiHeadAttention)
-    }
 
 
 def weight_table(model: Any, architecture: Architecture | str | None = None) -> Table | None:

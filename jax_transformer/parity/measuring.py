@@ -23,20 +23,18 @@ _NEARER = 1e-3
 
 
 class PairedRuns:
-    """Recordings of both models by dtype, float64 among them, or in its place ``widest``. ``split``
-    names modules whose input gradients cannot be compared. ``positions`` are those of
-    :func:`.comparison.compare`.
+    """Recordings of both models by dtype, float64 among them, or in its place ``widest``.
+    ``positions`` are those of :func:`.comparison.compare`.
     """
 
     def __init__(
         self,
         runs: Mapping[str, tuple[Recording, Any]],
         native_dtype: str,
-        split: Collection[str],
         widest: str = "float64",
         positions: np.ndarray | None = None,
     ):
-        self.runs, self.native_dtype, self.split = runs, native_dtype, split
+        self.runs, self.native_dtype = runs, native_dtype
         self.positions, self.widest = positions, widest
         self.ours, self.theirs = runs["float64"]
         self.calls: dict[str, str] = {}
@@ -176,6 +174,15 @@ class PairedRuns:
     ) -> Entry:
         ours, theirs = calls
         inputs = [(f"{ours}/{a}", f"{theirs}/{b}") for a, b in self.inputs(ours, theirs)]
+        sides = self.ours, self.theirs
+        further = (
+            side.get(f"{call}/{name} gradient")
+            for side, call, paired in zip(sides, calls, zip(*inputs, strict=True), strict=True)
+            for name in _further_inputs(side.arrays, call)
+            if f"{call}/{name}" not in paired
+        )
+        # An attention may take projected keys and values, that on the other side are its own part
+        divided = any(gradient is not None and gradient.any() for gradient in further)
         outputs = (f"{ours}/output", f"{theirs}/output")
         into = self._worst(inputs)
         takes_floats = ours not in self.ours.points and (
@@ -195,7 +202,7 @@ class PairedRuns:
                 layout = f"of shape {a.shape}, there {b.shape}"
             elif order != tuple(range(a.ndim)):
                 layout = f"with axes in the order {order} there"
-        exact = [*map(_masks, (self.ours, self.theirs), calls)]
+        exact = [*map(_masks, sides, calls)]
         return Entry(
             *pair,
             number,
@@ -203,7 +210,7 @@ class PairedRuns:
             ids=difference.ids_difference(*exact),
             input=into,
             output=self._worst([outputs]),
-            input_gradient=None if pair.ours in self.split else self._worst(input_gradients),
+            input_gradient=None if divided else self._worst(input_gradients),
             output_gradient=self._worst([(f"{outputs[0]} gradient", f"{outputs[1]} gradient")]),
             parameters=gradients,
             note=note,

@@ -186,7 +186,7 @@ def test_calls_of_one_module_correspond_by_shape_and_numbers():
     first, second, third = (random.normal(size=size) for size in ((2, 3), (2, 3), (4, 3)))
     ours = recorded(("a#0", first), ("a#1", second + 1e-4), ("a#2", third), ("a#3", first))
     theirs = recorded(("b#0", third), ("b#1", second), ("b#2", first))
-    runs = PairedRuns({dtype: (ours[dtype], theirs[dtype]) for dtype in ours}, "float32", ())
+    runs = PairedRuns({dtype: (ours[dtype], theirs[dtype]) for dtype in ours}, "float32")
     entries = list(runs.entries([pairs.Pair("a", "b")], {}))
     assert [entry.call for entry in entries] == [0, 1, 2, 3]
     assert [entry.output and entry.output.agrees for entry in entries] == [True, False, True, None]

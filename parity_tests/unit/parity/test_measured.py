@@ -177,7 +177,7 @@ def test_each_model_has_its_own_rounding_error():
     sides = (wide + 1e-6).astype(np.float32), (wide + 3e-6).astype(np.float32)
     ours, theirs = ({"float64": wide, "float32": side} for side in sides)
     runs = {name: (Recording(result=ours[name]), Recording(result=theirs[name])) for name in ours}
-    measured = PairedRuns(runs, "float32", ()).results()[""]
+    measured = PairedRuns(runs, "float32").results()[""]
     assert (measured.error_ours, measured.error_theirs) == pytest.approx((1e-6, 3e-6), rel=0.1)
     assert measured.to_data()["run"]["errors"] == [measured.error_ours, measured.error_theirs]
 
@@ -190,7 +190,7 @@ def runs_of(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Paire
         return Recording(["m#0"], arrays, {}, np.zeros(1))
 
     both = {dtype: (recorded(ours, dtype), recorded(theirs, dtype)) for dtype in golden.DTYPES}
-    return PairedRuns(both, "float32", ())
+    return PairedRuns(both, "float32")
 
 
 @pytest.mark.parametrize("dtype", differences.DTYPES)
@@ -236,7 +236,7 @@ def test_the_rank_of_a_call_is_the_number_of_paired_modules_before_it():
 
 @pytest.mark.parametrize("native", ["float32", "bfloat16"])
 def test_a_run_in_float32_shows_which_model_alone_computes_in_16_bits(native):
-    runs = PairedRuns({"float64": (Recording(), Recording())}, native, ())
+    runs = PairedRuns({"float64": (Recording(), Recording())}, native)
     runs.in_16_bits = [{"a", "b", "outer"}, {"b", "c", "outer.inner"}]
     lower = {name: runs.lower(name) for name in ("a", "b", "c", "d", "outer")}
     shown = {"a": "PyTorch", "c": "Flax"} if native == "float32" else {}
@@ -249,7 +249,7 @@ def test_a_run_in_float32_shows_which_model_alone_computes_in_16_bits(native):
 )
 def test_calls_correspond_in_order_or_after_the_same_modules(ours, calls):
     both = Recording(ours.split()), Recording(["a#0", "c#0", "a#1", "d#0"])
-    runs = PairedRuns({"float64": both}, "float32", ())
+    runs = PairedRuns({"float64": both}, "float32")
     runs.ranks, runs.their_ranks = (measuring._ranks(each, {*"acd"}) for each in both)
     assert runs._corresponding_calls(pairs.Pair("a", "a")) == calls
 
@@ -291,7 +291,7 @@ def test_a_parameter_is_measured_in_the_layout_in_which_it_is_nearest(order):
     for dtype in golden.DTYPES:
         ours, theirs = {"kernel": x.astype(dtype)}, {"weight": x.T.astype(dtype)}
         both[dtype] = Recording(parameters=ours), Recording(parameters=theirs)
-    runs = PairedRuns(both, "float32", ())
+    runs = PairedRuns(both, "float32")
     measured = runs._parameters({"kernel": (layouts, "weight"), "bias": (layouts, "none")})
     assert [*measured] == ["kernel"] and measured["kernel"].wide.max_abs == 0
 
