@@ -44,6 +44,10 @@ class EarlyStopping(enum.StrEnum):
     NEVER = "never"
     """``"never"`` in transformers: the same, scored at the greatest length if that is better."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "EarlyStopping | None":
+        return (cls.FULL if value else cls.HEURISTIC) if isinstance(value, bool) else None
+
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
@@ -135,7 +139,9 @@ class GenerationConfig:
     beam_scorer: BeamScorer = BeamScorer.GNMT
     """Score and stopping rules of beam search: our own, or transformers' own."""
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
-    """Condition on which a search with the scorer ``average`` ends."""
+    """Condition on which a search with the scorer ``average`` ends; transformers' False, True and
+    "never" are taken too.
+    """
     constraints: Constraints = Constraints()
     """Tokens that are forbidden, forced or penalised."""
     forced_bos_token_id: int | None = None
@@ -146,6 +152,11 @@ class GenerationConfig:
     """The token that ends a translation; None is the model's ``eos_id``."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("beam_scorer", BeamScorer), ("early_stopping", EarlyStopping)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}; known: {', '.join(kind)}") from None
         check_numbers(self, "", "num_beams", "be at least 1", lambda x: x >= 1)
         if self.do_sample and self.num_beams != 1:
             both = f"do_sample and num_beams={self.num_beams} exclude each other"
@@ -181,7 +192,7 @@ class GenerationConfig:
             base = dataclasses.replace(base, num_beams=1, num_return_sequences=1)
         elif "num_beams" in changes and base.do_sample:
             base = dataclasses.replace(base, do_sample=False, **_SAMPLING)
-        if changes.get("beam_scorer") is BeamScorer.GNMT and "early_stopping" not in changes:
+        if changes.get("beam_scorer") == BeamScorer.GNMT and "early_stopping" not in changes:
             changes["early_stopping"] = EarlyStopping.HEURISTIC
         if changes.get("num_beams") == 1 and "num_return_sequences" not in changes:
             changes["num_return_sequences"] = 1

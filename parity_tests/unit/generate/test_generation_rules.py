@@ -193,6 +193,18 @@ def test_flags_override_the_generation_config_of_a_folder():
         FOLDER.overridden({"beam": 2, "sample": True})
 
 
+def test_names_of_scorers_and_the_early_stopping_of_transformers_are_taken():
+    for value in (False, True, "never", *EarlyStopping):
+        config = FOLDER.overridden({"early_stopping": value, "penalty": "average"})
+        named = {False: EarlyStopping.HEURISTIC, True: EarlyStopping.FULL}.get(value, value)
+        assert config.early_stopping is EarlyStopping(named)
+        assert config.beam_scorer is BeamScorer.AVERAGE
+    assert FOLDER.overridden({"penalty": "gnmt"}).early_stopping is EarlyStopping.HEURISTIC
+    for name, value in (("beam_scorer", "mean"), ("early_stopping", 1), ("early_stopping", "")):
+        with pytest.raises(ConfigError, match=f"^{name}: {value!r} is not .*; known: .*, "):
+            FOLDER.overridden({name: value})
+
+
 MARIAN = {  # as in OPUS-MT's models
     **{"bad_words_ids": [[12]], "bos_token_id": 0, "decoder_start_token_id": 12},
     **{"eos_token_id": 0, "forced_eos_token_id": 0, "max_length": 512, "num_beams": 4},
