@@ -136,12 +136,15 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
         ) from None
     try:
         with naming(path), file:
-            yield file
+            try:
+                yield file
+            finally:  # after a write that failed, closing finds a part of it on the disk
+                flushed = file.flushed
         sync(partial)
         os.replace(partial, path)
         sync(path.parent)
     except OSError:
-        os.truncate(partial, file.flushed)
+        os.truncate(partial, flushed)
         raise
     finally:
         if partial.exists() and not partial.stat().st_size:
@@ -171,7 +174,8 @@ def folder(
     remove(temporary)
     path.parent.mkdir(exist_ok=True)
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         sync_folder(temporary)
         if parent_is_new:
             sync(path.parent.parent)

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import io
 import os
 import stat
 import sys
@@ -88,11 +89,20 @@ def test_a_write_that_finds_no_room_names_the_file(tmp_path):
     assert error.value.filename == str(path) and not os.listdir(tmp_path)
 
 
-def test_a_growing_file_ends_where_it_was_flushed_if_it_finds_no_room(tmp_path):
+def test_a_file_of_a_folder_that_finds_no_room_names_the_folder(tmp_path):
+    path, refused = tmp_path / "folder", pytest.raises(OSError, match="folder")
+    with helpers.largest_file(4096), refused as error, atomic.folder(path) as temporary:
+        temporary.mkdir()
+        (temporary / "file").write_bytes(bytes(5000))
+    assert error.value.filename == str(path) and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("size", [5000, 2 * io.DEFAULT_BUFFER_SIZE])
+def test_a_growing_file_ends_where_it_was_flushed_if_it_finds_no_room(tmp_path, size):
     path, refused = tmp_path / "file", pytest.raises(OSError, match="file")
     with helpers.largest_file(4096), refused as error, atomic.growing_file(path) as file:
-        for size in (3000, 5000):
-            file.write("x" * size)
+        for count in (3000, size):
+            file.write("x" * count)
             file.flush()
     assert error.value.filename == str(path)
     assert (tmp_path / "file.partial").read_text() == "x" * 3000
