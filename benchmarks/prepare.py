@@ -4,7 +4,7 @@
 
 It makes synthetic pairs (words of a Zipf law, about 25 tokens a side; after a million they are
 repeated), prepares them, and reads batches as a run would, packed and not, each in a process of its
-own. It prints a table. The folder, 170 bytes a pair, is removed at the end.
+own. It prints a table. The folder, 250 bytes a pair, is removed at the end.
 """
 
 import argparse
