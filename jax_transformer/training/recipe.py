@@ -41,16 +41,17 @@ def train(
     stop = stop or Stop()
     if options.tensorboard or options.wandb:
         metrics_logger.check_trackers(options)
-    text, data_options = options.data.parted()
-    to_prepare = dataclasses.replace(options, data=text) if text else None
-    options = dataclasses.replace(options, data=data_options)
+    (text, of_training), to_prepare = options.data.parted(), None
+    if text is not None:
+        to_prepare = dataclasses.replace(options, data=text)
+        options = dataclasses.replace(options, data=of_training)
     with resume.open_run(options) as folder:
         options = resume.recorded_options(options, folder)
         with stop.at_once("stopped before the first step; the same command begins again"):
-            if to_prepare and data_options.prepared:
+            if to_prepare is not None and of_training.prepared:
                 from jax_transformer.training import preparation
 
-                preparation.complete(to_prepare, Path(data_options.prepared))
+                preparation.complete(to_prepare, Path(of_training.prepared))
             data = corpus.prepare(options, folder, lambda: _devices(options, stop).row_shards)
             corpus.check(data, folder)
             devices = _devices(options, stop)
