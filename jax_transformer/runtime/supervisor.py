@@ -16,8 +16,8 @@ from jax_transformer.runtime import distributed, process
 
 _END = b"jax-transformer ends with "
 _FATAL = b"distributed service detected fatal"
-_NOISE = (b"coordination_service", b"DistributedRuntime", _FATAL)
-"""Parts of the messages that JAX's coordination logs when a process dies."""
+_NOISE = (b"coordination_service", b"DistributedRuntime", b"The tasks have crashed", _FATAL)
+"""Parts of the lines that JAX's coordination writes when a process dies."""
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 _writer: int | None = None
 
@@ -88,9 +88,8 @@ def _follow(reader: int) -> tuple[int | None, bool]:
     with open(reader, "rb") as lines:
         for line in iter(lines.readline, b""):
             fatal |= _FATAL in line
-            # A message has further lines; the next one begins with its level and date
-            continued = noise and not re.match(rb"[EFIW]\d{4} ", line)
-            noise = continued or any(part in line for part in _NOISE)
+            numbers = noise and re.fullmatch(rb"[\d, ]+\n", line)  # of the processes that died
+            noise = bool(numbers) or any(part in line for part in _NOISE)
             if line.startswith(_END):
                 code = int(line.removeprefix(_END))
             elif code is None and not fatal and not noise:

@@ -334,6 +334,11 @@ def _prepared(options: TrainOptions, config: TransformerConfig, prepared: Prepar
             f"data.train_weights has {len(data.train_weights)} weights, and "
             f"{prepared.folder} was prepared from {counted(manifest.parts, 'file')}"
         )
+    if data.train_temperature and manifest.parts < 2:
+        raise ConfigError(
+            f"data.train_temperature={data.train_temperature} needs several training files, and "
+            f"{prepared.folder} was prepared from 1 file"
+        )
     drawn = None
     if data.task is not Task.TRANSLATION:
         task = denoising.objective(data, data.task, prepared.tokenizer.source)

@@ -422,6 +422,10 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     assert "was prepared with --data.too-long drop (not cut)" in of(too_long=TooLong.CUT)
     assert "--data.max-source-length 60 (not 20)" in of(max_source_length=20)
     assert "1 weights, and " in of(train_weights=(1.0,))
+    one = tmp_path / "one"
+    prepare(one, vocab_size=300, train=text["train"][:1], valid=text["valid"])
+    several = partial(from_folder, one, train_temperature=2.0)
+    assert "data.train_temperature=2.0 needs several training files, and " in refusal(several)
     small = dataclasses.replace(options(prepared=str(folder)), model=ModelOptions(max_length=16))
     assert "over the model's max_length=16" in refusal(
         lambda: corpus.prepare(small, RunFolder(tmp_path / "run"))

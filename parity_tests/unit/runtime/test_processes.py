@@ -210,7 +210,7 @@ FATAL = (
     "F1127 20:13:18.4 33 client.h:80] The JAX distributed service detected fatal errors",
     "*** Check failure stack trace: ***",
 )
-WARNING = "W1127 20:13:19.0 33 a.cc:1] a warning of XLA\n"
+OTHERS = "step 3\n1\nW1127 20:13:19.0 33 a.cc:1] a warning of XLA\n"
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,9 @@ WARNING = "W1127 20:13:19.0 33 a.cc:1] a warning of XLA\n"
         ("print('out'); print('err', file=sys.stderr); return 3", "out\ncode 3\n", "err\n"),
         ("os.write(2, b'a warning of XLA\\n'); return 0", "code 0\n", "a warning of XLA\n"),
         (
-            f"os.write(2, {chr(10).join((*UNHEALTHY, WARNING)).encode()!r}); return 0",
+            f"os.write(2, {chr(10).join((*UNHEALTHY, OTHERS)).encode()!r}); return 0",
             "code 0\n",
-            WARNING,
+            OTHERS,
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "code 137\n", ""),
         (
