@@ -187,6 +187,14 @@ def test_what_has_no_program_is_refused(model, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("preset", "asked", "expected"), [("t5", None, 512), ("t5", 600, 600), ("bart", None, 1024)]
+)
+def test_the_programs_make_the_longest_target_unless_the_folder_says_less(preset, asked, expected):
+    generation = GenerationConfig(max_new_tokens=asked)
+    assert folder.Settings.of(jt.preset(preset), generation).max_new_tokens == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [name for name in preset_names.TEXT if name != "blog2023"])
 def test_every_preset_is_exported_and_runs(preset, tmp_path):

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer import transformer
+from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.errors import ConfigError, DifferentError
@@ -62,7 +63,7 @@ class Settings:
             )
         if generation.do_sample:
             raise ConfigError("--to stablehlo: do_sample=True, and there is no program that draws")
-        length = config.longest if generation.max_new_tokens is None else generation.max_new_tokens
+        length = generation.max_new_tokens or usual_length(config)
         beams = generation.num_beams if generation.num_beams > 1 else _BEAMS
         return cls(generation, length, beams)
 
