@@ -31,6 +31,7 @@ ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18")
 UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20  # bytes to read at a time, if there are as many
 _ZSTD_CHUNK = 1 << 16  # compressed; text has some times as many
+_ROWS = 1 << 12  # of Parquet, to read at a time: a Python object is made of each value
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,41 @@ def read_pair_lines(path: str, source_field: str, target_field: str) -> list[tup
     Raises InputError that names file and line.
     """
     if suffix(path) == PARQUET:
-        from jax_transformer.data import parquet
-
-        return list(parquet.read_rows(path, source_field, target_field))
+        return list(read_rows(path, source_field, target_field))
     return pairs_of_lines(read_lines(path), path, source_field, target_field)
+
+
+def read_rows(path: str, source_field: str, target_field: str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a ``.parquet`` file, of which only some are in memory at a time.
+
+    Raises ConfigError without the library, InputError that names file and row.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise errors.ConfigError(
+            f"{path}: Parquet needs pyarrow: pip install 'jax-seq2seq[parquet]'"
+        ) from None
+    count = 0
+    try:
+        with open(path, "rb") as content, parquet.ParquetFile(content) as file:
+            columns = columns_of(path, file.schema_arrow.names, source_field, target_field)
+            for batch in file.iter_batches(_ROWS, columns=columns):
+                for number, row in enumerate(batch.to_pylist(), count + 1):
+                    where = f"{path}: row {number}"
+                    yield field(row, source_field, where), field(row, target_field, where)
+                count += len(batch)
+    # Damaged pages are OSErrors too, without strerror
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise errors.InputError(f"{path}: cannot be read: {error.strerror}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise errors.InputError(
+            f"{path}: the Parquet data are truncated or damaged: {reason}"
+        ) from error
+    if not count:
+        raise errors.InputError(f"{path}: the file has no rows")
 
 
 def pairs_of_lines(

@@ -20,7 +20,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from jax_transformer.config import codec
-from jax_transformer.data import denoising, encoding, parallel_text, parquet, prepared
+from jax_transformer.data import denoising, encoding, parallel_text, prepared
 from jax_transformer.data.encoding import Vocabulary
 from jax_transformer.data.options import OF_TRAINING, DataOptions, DataSource, Task, TooLong
 from jax_transformer.data.parallel_text import Pairs
@@ -257,7 +257,7 @@ def _read(data: DataOptions, paths: list[str], size: int) -> Iterator[tuple[list
     if not data.train or parallel_text.suffix(paths[0]) != parallel_text.PARQUET:
         yield from parallel_text.read_blocks(paths, size)
         return
-    rows = parquet.read_rows(paths[0], data.source_field, data.target_field)
+    rows = parallel_text.read_rows(paths[0], data.source_field, data.target_field)
     while block := list(itertools.islice(rows, size)):
         sources, targets = zip(*block, strict=True)
         yield list(sources), list(targets)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer import errors
-from jax_transformer.data import parallel_text, parquet
+from jax_transformer.data import parallel_text
 from jax_transformer.data.parallel_text import Pairs
 
 
@@ -136,7 +136,7 @@ SIDES = {"source": ["a", "", "c\nd"], "n": [1, 2, 3], "target": ["A", "B", "C"]}
 
 
 def test_pairs_of_parquet_come_in_order_of_row_groups(tmp_path, pa, monkeypatch):
-    monkeypatch.setattr(parquet, "_ROWS", 2)
+    monkeypatch.setattr(parallel_text, "_ROWS", 2)
     path = parquet_file(tmp_path / "a.parquet", SIDES, row_group_size=2)
     assert parallel_text.read_pair_file(path, "source", "target") == Pairs(
         [("a", "A"), ("c\nd", "C")], dropped_empty=1
@@ -150,20 +150,20 @@ def test_pairs_of_parquet_come_in_order_of_row_groups(tmp_path, pa, monkeypatch)
 
 
 def test_only_some_rows_of_parquet_are_in_memory(tmp_path, pa, monkeypatch):
-    monkeypatch.setattr(parquet, "_ROWS", 500)
+    monkeypatch.setattr(parallel_text, "_ROWS", 500)
     sides = {"source": [f"{i} " * 20 for i in range(20_000)], "target": ["B"] * 20_000}
     path = parquet_file(tmp_path / "a.parquet", sides, row_group_size=500)
     before = pa.total_allocated_bytes()
-    rows = parquet.read_rows(path, "source", "target")
+    rows = parallel_text.read_rows(path, "source", "target")
     next(rows)
     assert 0 < pa.total_allocated_bytes() - before < 500_000  # all of them: 2.6 MB
     rows.close()
 
 
 def test_a_row_of_parquet_is_named_by_its_number_in_the_file(tmp_path, pa, monkeypatch):
-    monkeypatch.setattr(parquet, "_ROWS", 2)
+    monkeypatch.setattr(parallel_text, "_ROWS", 2)
     path = parquet_file(tmp_path / "a.parquet", SIDES | {"target": ["A", "B", None]})
-    rows = parquet.read_rows(path, "source", "target")
+    rows = parallel_text.read_rows(path, "source", "target")
     assert [next(rows), next(rows)] == [("a", "A"), ("", "B")]
     with pytest.raises(errors.InputError, match=r"a\.parquet: row 3: 'target' is null, not text"):
         next(rows)
