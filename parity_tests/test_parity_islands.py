@@ -251,25 +251,119 @@ class Rotary(nnx.Module):
         return x * jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1).astype(x.dtype)
 
 
+POSITIONS = 300
+
+
+def sines(library: Any, dtype: Any = None) -> Any:
+    dtype = dtype or library.float32
+    rates = 10000.0 ** -(library.arange(0, D, 2, dtype=dtype) / D)
+    angles = library.arange(POSITIONS, dtype=dtype)[:, None] * rates
+    return library.concatenate([library.sin(angles), library.cos(angles)], -1)
+
+
+class TorchComputed(nn.Module):
+    def forward(self, x):
+        return x * sines(torch)[: x.shape[1]].to(x.dtype)
+
+
+class TorchTable(nn.Module):
+    """Positions as in transformers' M2M100."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", sines(torch), persistent=False)
+
+    def forward(self, x):
+        return x * self.table[: x.shape[1]]
+
+
+class Computed(nnx.Module):
+    def __call__(self, x):
+        return x * jnp.asarray(sines(np, np.float64), x.dtype)[: x.shape[1]]
+
+
+class Table(nnx.Module):
+    def __init__(self):
+        self.table = nnx.Variable(jnp.asarray(sines(torch).numpy()))
+
+    def __call__(self, x):
+        return x * self.table[: x.shape[1]]
+
+
 class Rotated(nnx.Module):
-    def __init__(self, state):
-        self.rotary, self.linear = Rotary(), nnx.Linear(D, D, rngs=nnx.Rngs(0))
+    def __init__(self, state, rotary):
+        self.rotary, self.linear = rotary, nnx.Linear(D, D, rngs=nnx.Rngs(0))
         fill(self.linear, state, "1")
 
     def __call__(self, x):
         return self.linear(self.rotary(x))
 
 
-def test_constants_that_one_model_stores_in_float32_are_no_faults():
-    theirs = randomized(nn.Sequential(TorchRotary(), nn.Linear(D, D)))
-    x, rules = np.random.default_rng(0).standard_normal((2, 9, D)), {"0": "rotary", "1": "linear"}
-    report = compare(Rotated(arrays(theirs)), theirs, x, rules)
+@pytest.mark.parametrize("length", [9, POSITIONS])
+@pytest.mark.parametrize(
+    ("stored", "computed"),
+    [(TorchRotary, Rotary), (TorchTable, Computed), (TorchComputed, Table)],
+)
+def test_constants_that_one_model_stores_in_float32_are_no_faults(stored, computed, length):
+    theirs = randomized(nn.Sequential(stored(), nn.Linear(D, D)))
+    x = np.random.default_rng(0).standard_normal((2, length, D))
+    rules = {"0": "rotary", "1": "linear"}
+    report = compare(Rotated(arrays(theirs), computed()), theirs, x, rules)
     assert report.agrees and report.result.times > 1e3
+    assert report.entries[0].narrow == "float32"
     assert report.notes == ("a constant of rotary is rounded to float32 in one of the models only",)
-    wrong = Rotated(arrays(theirs))
+    wrong = Rotated(arrays(theirs), computed())
     wrong.linear.kernel[...] *= 1 + 1e-6
     report = compare(wrong, theirs, x, rules)
     assert not report.agrees and named(report) == {"linear"}
+
+
+class TorchScaled(nn.Module):
+    def __init__(self, numbers: np.ndarray, persistent: bool):
+        super().__init__()
+        self.register_buffer("numbers", torch.tensor(numbers), persistent=persistent)
+
+    def forward(self, x):
+        return x * self.numbers
+
+
+class Scaled(nnx.Module):
+    def __init__(self, numbers: np.ndarray, kind: type[nnx.Variable]):
+        self.numbers = kind(jnp.asarray(numbers))
+
+    def __call__(self, x):
+        return x * self.numbers[...]
+
+
+@pytest.mark.parametrize("factors", [(1, 1 + 1e-9), (1 + 1e-9, 1)])
+@pytest.mark.parametrize(
+    ("numbers", "persistent"),
+    [([3.0, 0.5, 300.0, 70000.0], False), ([0.1, 0.2, 0.3, 0.4], True)],
+    ids=["exact numbers", "numbers of the state_dict"],
+)
+def test_a_difference_of_other_constants_is_a_fault(numbers, persistent, factors):
+    ours, theirs = (np.array(numbers, np.float32) * np.float64(factor) for factor in factors)
+    model = nnx.Dict(scaled=Scaled(ours, nnx.BatchStat if persistent else nnx.Variable))
+    options: dict[str, Any] = {"call_flax": lambda model, x: model.scaled(x), "gradients": False}
+    x = np.random.default_rng(0).standard_normal((2, 4))
+    module = nn.Sequential(TorchScaled(theirs, persistent))
+    assert not compare(model, module, x, {"0": "scaled"}, **options).agrees
+
+
+@pytest.mark.slow
+def test_transformers_m2m100_agrees_as_it_is():
+    pytest.importorskip("transformers")
+    from parity_tests import huggingface
+
+    both = huggingface.pair("m2m_100", dtype=torch.float32)
+
+    def call_torch(module, source, target):
+        return module(**huggingface.inputs(both.config, source.numpy()), decoder_input_ids=target)
+
+    batch = huggingface.batch(both.config)
+    report = compare(both.ours, both.theirs, batch, gradients=False, call_torch=call_torch)
+    assert report.agrees and report.result.times > 1e3
+    assert [entry.ours for entry in report.entries if entry.narrow] == ["encoder", "decoder"]
 
 
 # What cannot be run in float64

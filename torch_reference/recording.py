@@ -170,7 +170,7 @@ def _record(
     module._apply(lambda tensor: in_dtype(tensor, kind))
     module.zero_grad(set_to_none=True)
     recording = Recording(sizes={name: p.numel() for name, p in module.named_parameters()})
-    narrow: dict[str, torch.dtype] = {}
+    narrow = dict.fromkeys(float32_buffers(module), torch.float32)
     recorded = {
         id(part): name
         for name, part in module.named_modules()
@@ -263,6 +263,26 @@ def with_constants(module: nn.Module) -> list[str]:
         name
         for name, part in module.named_modules()
         if next(_floats(part._buffers), None) is not None
+    ]
+
+
+def float32_buffers(module: nn.Module) -> list[str]:
+    """The names of modules that have float32 numbers in a buffer that no state_dict has, such as
+    sines: another model may compute these in float64. Numbers of few binary places are exact in
+    both."""
+
+    def rounded(tensor: torch.Tensor) -> bool:
+        wide = tensor[tensor.isfinite()].double()
+        return torch.equal(wide.float().double(), wide) and bool((wide * 256).frac().any())
+
+    return [
+        name
+        for name, part in module.named_modules()
+        if any(
+            key in part._non_persistent_buffers_set and rounded(tensor)
+            for key, tensor in part._buffers.items()
+            if tensor is not None and tensor.is_floating_point()
+        )
     ]
 
 

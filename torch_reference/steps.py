@@ -32,7 +32,7 @@ class Training:
     shape: tuple[int, ...] = ()
     """The shape of the first of them."""
     rounded: bool = False
-    """True if the model computes below float64 by itself, and has constants that may be rounded."""
+    """True if a constant of the model may be rounded to a dtype below float64."""
     note: str = ""
     """The reason why it was not run in float64 everywhere; empty if it was, or need not."""
 
@@ -95,7 +95,8 @@ def train(
             )
             update.step()
             note_parameters()
-        result.rounded = bool(narrow and recording.with_constants(trained))
+        constants = narrow and recording.with_constants(trained)
+        result.rounded = bool(constants or recording.float32_buffers(trained))
         return result
 
     return recording.in_float64(run) if dtype == "float64" else run(wide=False)

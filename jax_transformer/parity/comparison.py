@@ -112,6 +112,8 @@ def compare_recorded(
     """
     table = weight_table(flax_model, architecture)
     function = model_function(flax_model, call)
+    if table is not None:  # fills constants too
+        function = dataclasses.replace(function, constants=frozenset())
     dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
     known = dtypes.intersection(difference.DTYPES)
     native_dtype = dtype or min(known, key=itemsize, default="float32")

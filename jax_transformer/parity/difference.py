@@ -12,10 +12,11 @@ FAULT = 1000.0
 """Multiple of the rounding floor from which a difference is a fault. Correct twins stay under 30;
 the smallest known fault (an epsilon of 1e-6 for 1e-5) is at 1e9."""
 IN_FLOAT32 = 2.0 * 2**29
-"""The same multiple for a module that computes in float32 by itself and has a constant that was
-rounded to it in one of the models; 2**29 is float32's epsilon in float64's."""
-AFTER_FLOAT32 = 32 * IN_FLOAT32
-"""The same for all that such a difference reaches."""
+"""The same multiple, for each position, of a module that computes in float32 by itself and has a
+constant that was rounded to it in one of the models; 2**29 is float32's epsilon in float64's. The
+angle of a sine grows with its position, and so does what its rounding changes."""
+AFTER_FLOAT32 = 32.0
+"""The multiple of such a limit for all that the difference reaches."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,9 @@ class _Marker:
 def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> ModelFunction:
     """Return an NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
     values, merge = any_model.opened(model)
-    trained = {_dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    flat = nnx.to_flat_state(nnx.state(model))
+    trained = {_dotted(path) for path, x in flat if isinstance(x, nnx.Param)}
+    statistics = {_dotted(path) for path, x in flat if isinstance(x, nnx.BatchStat)}
 
     def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
         merged = merge(arrays)
@@ -108,7 +110,8 @@ def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Model
         with _intercepted(kinds, _Marker(values)):
             return call(merged, *batch) if call is not None else merged(*batch)
 
-    return ModelFunction(*_divided(values, trained), run)
+    constants = frozenset(values) - trained - statistics
+    return ModelFunction(*_divided(values, trained), run, constants)
 
 
 def _dotted(path: Sequence[Any]) -> str:
@@ -172,7 +175,8 @@ def from_linen(
         with linen.intercept_methods(intercept):
             return module.apply(merge(arrays), *batch, method=call)
 
-    return ModelFunction(*_divided(values, trained), run)
+    constants = {name for name in values if not name.startswith("batch_stats.")} - trained
+    return ModelFunction(*_divided(values, trained), run, frozenset(constants))
 
 
 def from_function(

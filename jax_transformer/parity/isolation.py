@@ -142,7 +142,8 @@ class Isolation:
             }
             measured = self.compared.measurement(arrays, theirs.order, "float32")
         if self.compared.rounded & self.compared.narrow.keys() & {*modules}:
-            return dataclasses.replace(measured, limit=difference.IN_FLOAT32)
+            positions = max(theirs.array.shape[:-1], default=1)
+            return dataclasses.replace(measured, limit=difference.IN_FLOAT32 * positions)
         return measured
 
     def _around(self, key: str) -> list[str]:
@@ -160,9 +161,15 @@ class Isolation:
         """
         report, notes = self.report, self.report.notes
         entries, results = list(report.entries), report.results
-        if loose := [key for key, (each, _) in own.items() if FAULT <= each.times < each.limit]:
-            entries, results = [_loosened(entry) for entry in entries], _loosened(results)
-            names = ", ".join(sorted({key.rpartition("#")[0] or "the model" for key in loose}))
+        rounded = {key: x for key, (x, _) in own.items() if FAULT <= x.times < x.limit}
+        if rounded:
+            limit = difference.AFTER_FLOAT32 * max(each.limit for each in rounded.values())
+            loosened, results = (
+                (_loosened(each, limit) for each in entries),
+                _loosened(results, limit),
+            )
+            entries = [*measuring.without_other_inputs(loosened)]
+            names = ", ".join(sorted({key.rpartition("#")[0] or "the model" for key in rounded}))
             notes += (f"a constant of {names} is rounded to float32 in one of the models only",)
         for i, entry in enumerate(entries):
             measured, place = own.get(_key(entry), (None, ""))
@@ -174,15 +181,15 @@ class Isolation:
         )
 
 
-def _loosened(value: Any) -> Any:
-    """Return a measurement, or an entry's measurements, with the limit after float32."""
+def _loosened(value: Any, limit: float) -> Any:
+    """Return a measurement, or an entry's measurements, with another limit."""
     if isinstance(value, Measurement):
-        return dataclasses.replace(value, limit=difference.AFTER_FLOAT32)
+        return dataclasses.replace(value, limit=limit)
     if isinstance(value, dict):
-        return {name: _loosened(each) for name, each in value.items()}
+        return {name: _loosened(each, limit) for name, each in value.items()}
     if isinstance(value, Entry):
-        fields = {f.name: _loosened(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return Entry(**fields)
+        fields = dataclasses.fields(value)
+        return Entry(**{f.name: _loosened(getattr(value, f.name), limit) for f in fields})
     return value
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -78,6 +78,13 @@ class PairedRuns:
 
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         """Return an entry for each call of a paired module, in the order in which they ended."""
+        for entry in without_other_inputs(self._entries(pairs, getters)):
+            shown = shows(entry.output) and not shows(entry.input)
+            lower = self.lower(entry.ours) if shown else ""
+            narrow = self.narrow.get(entry.ours, "")
+            yield dataclasses.replace(entry, narrow=narrow, lower=lower)
+
+    def _entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         by_name = {pair.ours: pair for pair in pairs}
         if self.widest == "float64":
             self._find_narrow(self.theirs, {pair.theirs: pair.ours for pair in pairs})
@@ -85,7 +92,6 @@ class PairedRuns:
         self.ranks = _ranks(self.ours, {pair.ours for pair in pairs})
         self.their_ranks = _ranks(self.theirs, {pair.theirs for pair in pairs})
         their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
-        outputs_agree = True
         for key in self.ours.order:
             name, _, number = key.rpartition("#")
             if name not in by_name:
@@ -98,15 +104,7 @@ class PairedRuns:
             self.calls[key] = their_key
             gradients = self._parameters(getters.get(name, {})) if number == "0" else {}
             has_paired_parts = any(other.ours.startswith(f"{name}.") for other in pairs)
-            entry = self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
-            if entry.output is not None:
-                outputs_agree &= entry.output.agrees
-                if outputs_agree and difference.differs(entry.input):
-                    # All agrees up to here, so its caller does another part of the work on each
-                    # side: an encoder that adds positions itself takes embeddings without them
-                    entry = dataclasses.replace(entry, input=None, input_gradient=None)
-            lower = self.lower(name) if shows(entry.output) and not shows(entry.input) else ""
-            yield dataclasses.replace(entry, narrow=self.narrow.get(name, ""), lower=lower)
+            yield self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
 
     def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
         """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
@@ -299,6 +297,17 @@ def measured(
     )
     wide, narrow = in_dtype("float64", widest, floor), in_dtype(native_dtype, native_dtype, 0.0)
     return Measurement(*wide, *narrow, *errors)
+
+
+def without_other_inputs(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Return entries without the inputs that differ before any output does: their caller does
+    another part of the work on each side, as an encoder that adds positions itself.
+    """
+    agree = True
+    for entry in entries:
+        agree &= not difference.differs(entry.output)
+        other = agree and entry.output is not None and difference.differs(entry.input)
+        yield dataclasses.replace(entry, input=None, input_gradient=None) if other else entry
 
 
 def shows(measurement: Measurement | None) -> bool:

@@ -33,6 +33,8 @@ class ModelFunction:
     others: Mapping[str, Any]
     run: Callable[[Mapping[str, Any], Sequence[Any]], Any]
     """Calls the model with the given arrays and batch, and marks its modules' arrays."""
+    constants: frozenset[str] = frozenset()
+    """Those of ``others`` that training never changes, such as a table of sines."""
 
 
 calls = itertools.count()
@@ -199,6 +201,8 @@ class Program:
             return first_array(function.run({**parameters, **others}, inputs))
 
         self.arrays, self.wide, self.positions = arrays(dtype), wide, positions
+        constants = ((name, function.others[name]) for name in function.constants)
+        self.tables = sorted({name.rpartition(".")[0] for name, x in constants if _rounded(x)})
         self.traced_in = traced_in
         # In 32-bit mode integers are as in the model's own runs
         with jax.enable_x64(traced_in is None and bool(jax.config.read("jax_enable_x64"))):
@@ -219,7 +223,8 @@ class Program:
         perturbations: Mapping[str, Any],
         replacements: Mapping[str, Any],
     ) -> tuple[Any, tuple[dict[str, Any], Any, dict[str, Any]]]:
-        self.traced = Recording(narrow={})
+        tables = dict.fromkeys(self.tables, "float32")
+        self.traced = Recording(narrow=tables, rounded=[*tables])
         visitor = Visitor(self.traced, perturbations, replacements)
         leaves = jax.tree.leaves((parameters, *rest))
         (output,) = Evaluation(visitor, self.wide).run(self.jaxpr, leaves)
@@ -352,6 +357,16 @@ def _in_range(array: np.ndarray, dtype: str) -> np.ndarray:
     largest = float(jnp.finfo(dtype).max)
     clipped = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
     return clipped.astype(jnp.dtype(dtype))
+
+
+def _rounded(value: Any) -> bool:
+    """Return True for float32 numbers that other models may have in float64; see
+    ``torch_reference.recording.float32_buffers``."""
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return False
+    wide = np.asarray(value, np.float64)
+    wide = wide[np.isfinite(wide)]
+    return bool((wide.astype(np.float32) == wide).all() and (wide * 256 % 1).any())
 
 
 def _cast(value: Any, dtype: str) -> jax.Array:

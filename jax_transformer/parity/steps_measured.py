@@ -79,10 +79,9 @@ class ComparedSteps:
         ours, theirs = self.runs["float64"]
         steps = tuple(map(self._step, range(len(theirs.losses))))
         first = steps[0].loss
-        if difference.FAULT <= first.times < difference.AFTER_FLOAT32 and (
-            ours.rounded or theirs.rounded
-        ):
-            steps = tuple(step.with_limit(difference.AFTER_FLOAT32) for step in steps)
+        limit = difference.AFTER_FLOAT32 * difference.IN_FLOAT32
+        if difference.FAULT <= first.times < limit and (ours.rounded or theirs.rounded):
+            steps = tuple(step.with_limit(limit) for step in steps)
             notes.append("a constant is rounded to float32 in one of the models only")
         without = [
             tensor.title
