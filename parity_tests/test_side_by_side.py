@@ -1,12 +1,14 @@
 """The pages that show a document's two sides have the code, rules and numbers of both."""
 
+import ast
 from pathlib import Path
 
+import jax
 import pytest
 
 import jax_transformer as jt
 from jax_transformer.architectures import registry
-from tools import paired_models, side_by_side
+from tools import excerpts, paired_models, side_by_side
 
 DOCUMENTS = [path for path in side_by_side.PAGES if path.stem != "index"]
 PARTS = "Embedding Positions Attention Masks Block Stack Loss Decoding".split()
@@ -28,6 +30,28 @@ def test_a_page_has_every_part_with_code_and_numbers(path: Path):
         kinds = [match[1] for match in side_by_side.BLOCK.finditer(part)]
         assert kinds[:2] == ["flow", "code"] and "numbers" in kinds, part[:40]
     assert "fault" in path.read_text() and parts[8].count("<!-- cost -->") == 1
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_every_function_of_the_twin_that_runs_is_on_the_page_in_its_order(path: Path):
+    file = f"torch_reference/{path.stem}.py"
+    with jax.enable_x64(True):
+        lines = paired_models.PairedModels(path.stem).lines
+    ran = {line for name, line in lines if name.endswith(file)}
+    tree = ast.parse((side_by_side.ROOT / file).read_text(encoding="utf-8"))
+    own = {
+        ".".join(filter(None, (getattr(parent, "name", ""), node.name)))
+        for parent in (tree, *tree.body)
+        for node in ast.iter_child_nodes(parent)
+        if isinstance(node, ast.FunctionDef)
+        and not ran.isdisjoint(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    }
+    blocks = side_by_side.BLOCK.finditer(path.read_text(encoding="utf-8"))
+    shown = [m[2].partition("|")[0].split() for m in blocks if m[1] == "code"]
+    assert len(own) > 5 and own <= {name for names in shown for name in names}
+    for names in shown:
+        nodes = [excerpts.definition(file, name) for name in names if name in own]
+        assert nodes == sorted(nodes, key=lambda node: node.lineno), names
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
