@@ -18,6 +18,10 @@ log = get_plugin_logger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!\w+:|#)[^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"(?<!</span>)<code>[^<\n]+</code>")
+OPTION = re.compile(r"(?<=[ >])--[\w.-]+")
+PREFORMATTED = re.compile(r"<pre.*?</pre>", re.DOTALL)
+LOST_ITEM = re.compile(r"\n[-*] ")
 ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
 TABLE = re.compile(r"^\[[^\]]+\]\((data/[\w-]+\.tsv)\)$", re.MULTILINE)
 PICTURE = re.compile(r"^```(flow|map)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -79,7 +83,10 @@ def flow(text):
             path = f"M{(left + right) / 2} {bottom}L{(to_left + to_right) / 2} {to_top - 5}"
         else:  # round whatever lies between
             side += 14
-            path = f"M{right} {(top + bottom) / 2}H{side}V{(to_top + to_bottom) / 2}H{to_right + 5}"
+            start = f"M{right} {(top + bottom) / 2}"
+            if a != rows[rank[a]][-1]:
+                start = f"M{(left + right) / 2} {bottom}v5"
+            path = f"{start}H{side}V{(to_top + to_bottom) / 2}H{to_right + 5}"
         shapes.append(f'<path d="{path}"/>')
     size = f'viewBox="0 0 {side + 6} {y - 12}" style="max-width: {side + 6}px"'
     return f'<svg class="flow" role="img" {size}>{ARROW}{"".join(shapes)}</svg>'
@@ -130,8 +137,12 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(content, page, config, files):
-    """Drop the roles of docstrings, whose names are shown as code."""
-    return ROLE.sub("", content)
+    """Drop the roles of docstrings, whose names are shown as code; options break at no hyphen."""
+    content = ROLE.sub("", content)
+    if page.file.src_uri.endswith(".md") and LOST_ITEM.search(PREFORMATTED.sub("", content)):
+        log.warning(f"{page.file.src_uri}: an item of a list needs an empty line before it")
+    unbroken = r'<span class="option">\g<0></span>'
+    return CODE.sub(lambda code: OPTION.sub(unbroken, code[0]), content)
 
 
 def on_post_page(output, page, config):

@@ -33,6 +33,15 @@ def test_no_page_installs_the_package_by_its_name(page: Path):
     assert not from_an_index(page.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(runs.ROOT).as_posix())
+def test_no_sentence_becomes_an_item_of_a_list(page: Path):
+    """A line that begins with "75. " is one, and its number is lost."""
+    last, text = 0, re.sub("```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for number in map(int, re.findall(r"^ *(\d+)\. ", text, re.MULTILINE)):
+        assert number in (1, last + 1)
+        last = number
+
+
 def test_an_installation_by_name_is_detected():
     for line in ("pip install jax-transformer", "pip install\n'jax-seq2seq[hub]'"):
         assert from_an_index(f"`{line}` and more")
