@@ -2,14 +2,16 @@
 
 Pages are written to be read on GitHub too, where a link may lead to any file of the repository;
 docstrings have Sphinx's roles. A line that is a link to a file of data becomes its tables, and the
-blocks ``flow`` and ``map`` become pictures.
+blocks ``flow`` and ``map`` become pictures. So does a comment ``dots``, with numbers of tables.
 """
 
 import csv
 import html
 import itertools
+import math
 import posixpath
 import re
+import textwrap
 from pathlib import Path
 
 from mkdocs.plugins import get_plugin_logger
@@ -25,6 +27,9 @@ LOST_ITEM = re.compile(r"\n[-*] ")
 ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
 TABLE = re.compile(r"^\[[^\]]+\]\((data/[\w-]+\.tsv)\)$", re.MULTILINE)
 PICTURE = re.compile(r"^```(flow|map)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+DOTS = re.compile(r"^<!-- dots\n(.*?)\n-->$", re.DOTALL | re.MULTILINE)
+ROWS = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+VALUE = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 NUMBER = re.compile(r" \d$")
 """Distinguishes nodes with the same text."""
 NODE = re.compile(r"(.+?)(?: · (\S+))?(?: (\([^()]*\)))?")
@@ -110,11 +115,63 @@ def heat_maps(text):
     return f'<div class="maps">{drawn}</div>'
 
 
+def dots(text, markdown):
+    """Draw columns of tables, a row for each first cell.
+
+    A line is ``SERIES: TABLE COLUMN``: the number of a table on the page, or a file of data, and of
+    its column. The axis is logarithmic if the values need that.
+    """
+    series = {}
+    for line in text.splitlines():
+        name, table, column = re.fullmatch(r"(.+): (\S+) (\d+)", line).groups()
+        if table.isdigit():
+            lines = ROWS.findall(markdown)[int(table) - 1].splitlines()[2:]
+            rows = [[re.sub(r"[*`]", "", x).strip() for x in r.split("|")[1:-1]] for r in lines]
+        else:
+            with open(ROOT / "docs" / table, encoding="utf-8", newline="") as file:
+                _, *rows = csv.reader(file, "excel-tab")
+        cells = [(row[0], VALUE.search(row[int(column) - 1])) for row in rows]
+        points = [(label, x[0].replace(",", "")) for label, x in cells if x and label != "all"]
+        series[name] = [(label, float(x)) for label, x in points]
+    values = [value for points in series.values() for _, value in points]
+    is_log = max(values) > 100 * min(values) > 0
+    scaled = math.log10 if is_log else float
+    low = math.floor(math.log10(min(values))) if is_log else 0
+    most = scaled(max(values))
+    steps = (n * 10**k for k in itertools.count() for n in (1, 2, 5))
+    step = next(step for step in steps if (most - low) / step <= 6)
+    high = low + step * math.ceil((most - low) / step)
+    labels = list(dict.fromkeys(label for points in series.values() for label, _ in points))
+    common = len(posixpath.commonprefix(labels))
+    short = [textwrap.shorten(label[common:], 40, placeholder=" …") for label in labels]
+    left = 5 * max(map(len, short)) + 20
+    shapes, top, bottom = [], 14 * len(series) + 8, 14 * len(series) + 15 * len(labels) + 12
+    for tick in range(low, high + 1, step):
+        x = left + (385 - left) * (tick - low) / (high - low)
+        number = f"1e{tick}" if is_log and tick < -2 else f"{10.0**tick if is_log else tick:g}"
+        shapes.append(f'<path d="M{x} {top}V{bottom}"/>')
+        shapes.append(f'<text x="{x}" y="{bottom + 12}">{number}</text>')
+    for i, label in enumerate(short):
+        at = f'class="label" x="{left - 10}" y="{top + 15 * i + 14}"'
+        shapes.append(f"<text {at}>{html.escape(label)}</text>")
+    for i, (name, points) in enumerate(series.items()):
+        shapes.append(f'<circle class="series{i}" cx="8" cy="{14 * i + 8}" r="4"/>')
+        shapes.append(f'<text class="name" x="18" y="{14 * i + 12}">{html.escape(name)}</text>')
+        for label, value in points:
+            x = left + (385 - left) * (scaled(value) - low) / (high - low)
+            y = top + 15 * labels.index(label) + 10
+            title = f"<title>{html.escape(label)}: {value:g}</title>"
+            shapes.append(f'<circle class="series{i}" cx="{x:.1f}" cy="{y}" r="4">{title}</circle>')
+    size = f'viewBox="0 0 400 {bottom + 18}"'
+    return f'<svg class="dots" role="img" {size}>{"".join(shapes)}</svg>'
+
+
 def on_page_markdown(markdown, page, config, files):
     """Write the tables of data, and links that leave the documentation as text with the file's
     name."""
     markdown = TABLE.sub(lambda match: "\n".join(tables(ROOT / "docs" / match[1])), markdown)
     drawn = {"flow": flow, "map": heat_maps}
+    markdown = DOTS.sub(lambda match: dots(match[1], match.string), markdown)
     markdown = PICTURE.sub(lambda match: drawn[match[1]](match[2]), markdown)
     folder = posixpath.dirname(page.file.src_uri)
 

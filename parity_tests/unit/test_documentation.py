@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import tomllib
 from pathlib import Path
 
@@ -40,6 +41,43 @@ def test_no_sentence_becomes_an_item_of_a_list(page: Path):
     for number in map(int, re.findall(r"^ *(\d+)\. ", text, re.MULTILINE)):
         assert number in (1, last + 1)
         last = number
+
+
+SITE = (runs.ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+TABS = dict(re.findall(r"^  - (\w+):\n((?:   .*\n)+)", SITE, re.MULTILINE))
+PAGES_OF = {tab: re.findall(r"[\w/-]+\.md", TABS[tab]) for tab in ("Guides", "Evidence")}
+
+
+def sentences(text: str) -> list[str]:
+    """List the sentences of the paragraphs and lists of a page."""
+    text = re.sub(
+        r"^ *```.*?^ *```$|<!--.*?-->|^[|#!][^\n]*", "", text, flags=re.DOTALL | re.MULTILINE
+    )
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
+    paragraphs = re.split(r"\n\s*\n|^\s*(?:-|\d+\.) ", text, flags=re.MULTILINE)
+    split = [re.split(r"(?<=[.!?])\W*\s+(?=\W*[A-Z0-9]|\W*code)", each) for each in paragraphs]
+    return [sentence for part in split for sentence in part if len(sentence.split()) > 1]
+
+
+@pytest.mark.parametrize("name", PAGES_OF["Guides"])
+def test_the_median_sentence_of_a_guide_is_short(name: str):
+    text = (runs.ROOT / "docs" / name).read_text(encoding="utf-8")
+    lengths = [len(sentence.split()) for sentence in sentences(text)]
+    assert lengths and statistics.median(lengths) <= 15
+
+
+def test_sentences_are_counted():
+    text = (
+        "# Title\n\nOne of `x. Y`. Two\n(of it).\n\n- Three is. *Four* is\n\n```\nA b. C d.\n```\n"
+    )
+    assert list(map(len, map(str.split, sentences(text)))) == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("name", PAGES_OF["Evidence"])
+def test_a_page_of_evidence_begins_with_its_claim_and_a_plot(name: str):
+    text = (runs.ROOT / "docs" / name).read_text(encoding="utf-8")
+    _, first, plot = text.split("\n\n")[:3]
+    assert len(sentences(first)) == 2 and plot.startswith(("<!-- dots\n", "![")), first
 
 
 def test_an_installation_by_name_is_detected():
