@@ -3,7 +3,8 @@
     python tools/notebooks.py --write     # writes the cells; outputs of unchanged cells stay
     jupyter nbconvert --to notebook --execute --inplace docs/notebooks/document_*.ipynb
 
-STEPS_LAYERS="2 1" in the environment makes a short run, as .ci/run does.
+STEPS_LAYERS="2 1" in the environment makes a short run, as .ci/run does. ``REPOSITORY`` is the only
+place for the address on GitHub: ``--write`` writes it into the other files that have it, too.
 """
 
 import argparse
@@ -12,8 +13,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs/notebooks"
 REPOSITORY = "OWNER/REPOSITORY"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FOLDER = DOCS / "notebooks"
+WITH_ADDRESS = [
+    FOLDER / "find_the_fault.ipynb",
+    DOCS / "parity.md",
+    DOCS / "parity-workflow.yml",
+]
+ADDRESS = re.compile(
+    r"(//github\.com/|google\.com/github/|uses: )[\w.-]+/[\w.-]+(?=/blob/main/docs/|\\\"|@COMMIT)"
+)
 DOCUMENTS = {
     "deep_dive": (
         "In `deep_dive` a position is a cosine, cut to an integer. So the first word has a position"
@@ -53,8 +63,8 @@ DOCUMENTS = {
 TEXT = """\
 # {preset}: faithful and repaired
 
-[Colab](https://colab.research.google.com/github/{repository}/blob/main/docs/notebooks/{name}) ·
-[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{repository}/blob/main/docs/notebooks/{name})
+[![Open in Colab](../assets/colab.svg)](https://colab.research.google.com/github/{address})
+[![Open in Kaggle](../assets/kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/{address})
 
 {fault}
 
@@ -146,6 +156,11 @@ fault](find_the_fault.ipynb).
 """
 
 
+def addressed(text: str) -> str:
+    """Return a file's text with the address of the repository as it is now."""
+    return ADDRESS.sub(lambda match: match[1] + REPOSITORY, text)
+
+
 def path(preset: str) -> Path:
     return FOLDER / f"document_{preset}.ipynb"
 
@@ -153,9 +168,9 @@ def path(preset: str) -> Path:
 def cells(preset: str) -> list[dict[str, Any]]:
     """Return the notebook's cells without outputs."""
     fault, look = DOCUMENTS[preset]
-    text = TEXT.format(
-        preset=preset, fault=fault, look=look, repository=REPOSITORY, name=path(preset).name
-    )
+    address = f"{REPOSITORY}/blob/main/docs/notebooks/{path(preset).name}"
+    named = {"repository": REPOSITORY, "address": address}
+    text = TEXT.format(preset=preset, fault=fault, look=look, **named)
     result: list[dict[str, Any]] = []
     for i, part in enumerate(re.split(r"^#%%", " md\n" + text, flags=re.M)):
         kind, source = part.split("\n", 1)
@@ -195,6 +210,8 @@ def main() -> None:
         if write_them:
             write(preset)
         print(path(preset))
+    for file in WITH_ADDRESS if write_them else ():
+        file.write_text(addressed(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

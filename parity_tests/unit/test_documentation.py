@@ -136,6 +136,20 @@ def test_the_documents_have_the_notebooks_of_one_source(preset: str):
     assert sources[0] == sources[1]
 
 
+def test_the_repository_has_one_address(monkeypatch):
+    """`tools/notebooks.py --write` writes it into all files that have it."""
+    old = notebooks.REPOSITORY
+    files = [page for page in (*PAGES, *NOTEBOOKS) if old in page.read_text(encoding="utf-8")]
+    documents = {notebooks.path(preset) for preset in notebooks.DOCUMENTS}
+    assert set(files) == documents | set(notebooks.WITH_ADDRESS)
+    monkeypatch.setattr(notebooks, "REPOSITORY", "someone/something")
+    for file in notebooks.WITH_ADDRESS:
+        text = file.read_text(encoding="utf-8")
+        assert notebooks.addressed(text) == text.replace(old, "someone/something")
+    for preset in notebooks.DOCUMENTS:
+        assert old not in str(notebooks.cells(preset))
+
+
 def test_the_page_on_the_core_has_the_lines_of_the_code():
     """`python tools/excerpts.py --write` was run."""
     text = excerpts.PAGE.read_text(encoding="utf-8")

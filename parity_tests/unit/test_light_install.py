@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools import notebooks
+
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (
     "scipy matplotlib orbax tensorstore grain tokenizers sacrebleu torch transformers".split()
@@ -68,4 +70,4 @@ def test_the_pages_use_the_action(path):
         text = text.partition("```yaml\n")[2].partition("```")[0]
     data = yaml.safe_load(text)
     steps = data["jobs"]["goldens"]["steps"] if isinstance(data, dict) else data
-    assert [step["uses"].partition("@")[0] for step in steps][-1] == "OWNER/REPOSITORY"
+    assert [step["uses"].partition("@")[0] for step in steps][-1] == notebooks.REPOSITORY
