@@ -29,7 +29,10 @@ def test_a_page_has_every_part_with_code_and_numbers(path: Path):
     for part in parts[:8]:
         kinds = [match[1] for match in side_by_side.BLOCK.finditer(part)]
         assert kinds[:2] == ["flow", "code"] and "numbers" in kinds, part[:40]
-    assert "fault" in path.read_text() and parts[8].count("<!-- cost -->") == 1
+    blocks = side_by_side.BLOCK.finditer(path.read_text(encoding="utf-8"))
+    faults = [match[3] for match in blocks if match[1] == "fault"]
+    assert faults and all("```map\nfaithful | repaired\n" in fault for fault in faults)
+    assert parts[8].count("<!-- cost -->") == 1
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)

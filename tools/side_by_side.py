@@ -181,6 +181,11 @@ def added(both: Any, *names: str) -> np.ndarray:
     return (both.flax[name] - both.flax[f"{name}<"])[0]
 
 
+def changed(both: Any, before: str, after: str) -> np.ndarray:
+    """Return how far an array of the first row is from an earlier one."""
+    return (both.flax[after] - both.flax[before])[0]
+
+
 def attended(both: Any, name: str, row: str) -> np.ndarray:
     """Return the weights of a row's first head. The second row's source ends in padding."""
     return both.flax[f"{name}:weights"][int(row), 0]
@@ -230,7 +235,7 @@ def unused(both: Any) -> int:
 MEASURES: dict[str, tuple[str, Callable[..., Any]]] = {
     "padded": ("two more tokens of source padding move the logits by", padded),
     "unused": ("weights that nothing reads", unused),
-    **{f.__name__: ("", f) for f in (added, attended, influence, merged)},
+    **{f.__name__: ("", f) for f in (added, attended, changed, influence, merged)},
 }
 """Functions by name; those with a text return a number, the others a matrix."""
 
