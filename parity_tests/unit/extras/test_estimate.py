@@ -15,13 +15,14 @@ import pytest
 from flax import nnx
 from jax.experimental import topologies as compilers
 
+import jax_transformer as jt
 from jax_transformer import cli, transformer
 from jax_transformer.config import Remat, enums
 from jax_transformer.data import prepared
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.encoding import EncodedPairs, SpecialIds
 from jax_transformer.errors import ConfigError
-from jax_transformer.extras.estimate import command, estimate, hlo, topologies
+from jax_transformer.extras.estimate import command, estimate, hlo, text, topologies
 from jax_transformer.extras.estimate.text import Text
 from jax_transformer.extras.estimate.topologies import GIB, Topology
 from jax_transformer.nn.embeddings import Frozen
@@ -650,9 +651,10 @@ def test_every_figure_is_printed_and_in_the_json():
     assert result == expected | dict(memory_bytes={name: n * GIB for name, n in parts.items()})
 
 
-def test_the_figures_of_a_corpus_are_sums_done_by_hand():
+def test_the_figures_of_a_corpus_are_sums_done_by_hand(monkeypatch):
     """An update has 3 batches of 6 rows of 40 tokens on either side, and takes 12 to 24 ms."""
-    corpus = Text(10**9, 50.0, on_four_devices())
+    four = on_four_devices()
+    corpus = Text(10**9, 50.0, four)
     assert list(corpus.lines()) == [
         "1,000,000,000 pairs of 50 tokens: 165.0 GB prepared, in 27.8 hours of a core",
         "an epoch: 34,722,223 updates if rows are full, 116 to 231 hours; read by 1 host at up "
@@ -672,6 +674,12 @@ def test_the_figures_of_a_corpus_are_sums_done_by_hand():
     hosts = {"v5e": (4, 8), "v5p": (4, 4, 16), "h100": (24,), "h200": (3,), "cpu": (9,)}
     numbers = [Topology(*each).hosts for each in hosts.items()]
     assert numbers == [8, 64, 3, 1, 1]
+    eight = dataclasses.replace(four, topology=Topology("v5e", (4, 8)))
+    assert [*Text(10**9, 50.0, eight).lines()][1].endswith("read by 8 hosts at up to 0.049 MB/s")
+    for side in ("source", "target"):
+        config = jt.preset("lesson10", **{f"{side}_vocab_size": 2**16})
+        monkeypatch.setattr(text, "config_of", lambda options, config=config: config)
+        assert Text(10, 5.0, four).bytes == 10 * (8 * 4 + 55 + 4)
 
 
 def test_the_bytes_of_a_corpus_are_those_of_its_folder(tmp_path):
