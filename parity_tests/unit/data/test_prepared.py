@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import batches
+from jax_transformer.data import batches, prepared
 from jax_transformer.data.options import OF_TRAINING, DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
 from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
@@ -252,6 +252,8 @@ def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text
         long = ModelOptions(max_length=most)
         chosen = dataclasses.replace(options(**text, vocab_size=300), model=long)
         assert preparation.prepare(chosen, tmp_path / str(most), 1).wide == wide
+    sizes = [prepared._record_dtype(count).itemsize for count in (1, 2**32, 2**32 + 1)]
+    assert sizes == [4, 4, 8]
 
 
 def test_two_files_of_lines_are_read_together(tmp_path, text):

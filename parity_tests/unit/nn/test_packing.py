@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jax_transformer as jt
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batches, encoding, packing
+from jax_transformer.data import batches, encoding, packing, shuffle
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import step
 from parity_tests.marks import quick_if
@@ -163,6 +163,15 @@ def test_rows_are_full_and_depend_on_seed_and_epoch():
     )
     assert np.array_equal(first, again)
     assert all(np.mean(first == other) < 0.5 for other in others)
+
+
+def test_the_pairs_of_a_row_have_keys_of_their_own(monkeypatch):
+    """The order of an epoch's batches has those of the epoch's number."""
+    rows, _ = packed_rows(np.full((9, 2), 3), 6)
+    keys, epochs = shuffle.keys, []
+    monkeypatch.setattr(shuffle, "keys", lambda *each: epochs.append(each[1]) or keys(*each))
+    rows.pairs(np.arange(2), 0, 5)
+    assert len(epochs) == 1 and epochs[0] >= 2**62
 
 
 @pytest.mark.parametrize("longest, width, least", [(60, 64, 0.95), (250, 256, 0.94)])
