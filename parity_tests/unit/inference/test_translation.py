@@ -107,6 +107,12 @@ def test_a_full_window_leaves_incomplete_batches_to_the_next(echo, tokens, size,
     assert [line.number for batch in batches for line in batch] == list(range(7))
 
 
+def test_a_window_that_is_not_full_is_translated_at_once(echo):
+    translator = Translator(transformer.abstract(SPEAKER), TOKENIZER, widths=(4,))
+    batches = translator.stream([["a"], ["b", "c"]], 3)
+    assert [[line.source for line in batch] for batch in batches if batch] == [["a"], ["b", "c"]]
+
+
 def test_a_few_lines_have_few_rows(echo):
     """The rows that are left over repeat the lines: a loop lasts until all have ended."""
     translator = Translator(transformer.abstract(SPEAKER), TOKENIZER, widths=(4,))
@@ -127,7 +133,7 @@ def test_the_length_of_translations_can_be_set(echo):
 def test_long_translations_have_few_rows(echo):
     """The cache has room for the longest output: at most eight times 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
-    for beams, tokens, rows in ((1, 8, 4), (2, 8, 2), (2, 2, 1)):
+    for beams, tokens, rows in ((1, 8, 4), (2, 8, 2), (2, 2, 1), (3, 2, 1)):
         config = GenerationConfig(num_beams=beams, max_new_tokens=16)
         translator = Translator(model, TOKENIZER, config, widths=(2,), tokens_per_batch=tokens)
         assert translator(lines) == lines
@@ -178,6 +184,17 @@ def test_a_line_that_is_too_long_is_named_by_its_number(echo):
     message = r"^line 3 is 17 tokens long, over the model's max_length=16$"
     with pytest.raises(InputError, match=message):
         Translator(model, TOKENIZER)(["", "one", longest + "P"])
+    with pytest.raises(InputError, match=message):
+        list(Translator(model, TOKENIZER).stream([["", "one"], [longest + "P"]], 2))
+
+
+def test_a_length_that_the_model_does_not_have_is_refused_before_weights_are_read():
+    opened = mock.Mock(registry.Pretrained, config=SPEAKER)
+    opened.tokenizer.return_value = TOKENIZER
+    opened.generation_config.return_value = GenerationConfig()
+    with pytest.raises(ConfigError, match="max_length=17 must be between 1 and the model's 16"):
+        Translator.from_opened(opened, max_length=17)
+    opened.model.assert_not_called()
 
 
 def test_a_translation_is_the_decoded_tokens_of_its_line():
