@@ -99,6 +99,13 @@ def test_equal_sizes_are_distinguished():
     assert inferred_sizes("lesson10", {"num_heads": 4}, shapes).config == config
 
 
+def test_a_tensor_that_is_missing_from_the_last_layer_is_no_layer_less(config):
+    shapes = dict(registry.model_weights(config).shapes["torch"])
+    for name in [name for name in shapes if name.startswith("decoder.layers.1.norm1.")]:
+        del shapes[name]
+    assert inferred_sizes("lesson10", {"num_heads": 3}, shapes).config == config
+
+
 def test_a_size_is_the_one_that_most_tensors_have(config):
     """Also if the first or the last has another width."""
     shapes = registry.model_weights(config).shapes["torch"]
@@ -194,6 +201,29 @@ def test_the_check_detects_a_wrong_table(config):
         conversion.check(config, model.table, wrong, tensors.in_memory(flax))
 
 
+def test_the_check_detects_copies_of_a_tied_tensor_that_differ():
+    model = registry.model_weights(config_of("small"))
+    flax = helpers.random_arrays(config_of("small"))
+    state = rules.to_torch(model.table, flax)
+    apart = {name: array.copy() for name, array in state.items()}
+    sides = tensors.in_memory(apart), tensors.in_memory(flax)
+    assert conversion.check(config_of("small"), model.table, *sides).errors
+    apart["src_emb.weight"][0, 0] += 1
+    with pytest.raises(DifferentError, match=r"self-check: src_emb\.weight do not come back"):
+        conversion.check(config_of("small"), model.table, *sides)
+
+
+def test_weights_that_do_not_fit_or_are_not_finite_are_not_run(monkeypatch):
+    state = tensors.in_memory({"a": np.zeros(10, np.float32)})
+    needed = 10 * conversion._BYTES_A_NUMBER
+    for free, runs_next_to_the_twin in ((None, True), (needed, True), (needed - 1, False)):
+        monkeypatch.setattr(conversion, "_available_memory", lambda free=free: free)
+        assert (conversion._cannot_run(state) is None) == runs_next_to_the_twin
+    for value in (np.nan, np.inf, -np.inf):
+        reason = conversion._cannot_run(tensors.in_memory({"a": np.array([0, value])}))
+        assert reason is not None and "finite" in reason
+
+
 def test_blocks_of_two_digits_are_their_own():
     layers = {"encoder": 12, "decoder": 11}
     config = config_of("lesson10", encoder_layers=12, decoder_layers=11)
@@ -227,6 +257,8 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
             jt.convert.load(*arguments, **sizes)
     with pytest.raises(InputError, match="missing"):
         jt.convert.plan(weights, tmp_path / "other", preset="deep_dive", num_heads=3)
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/run has its own config\.json"):
+        jt.convert.plan(weights, tmp_path / "run/checkpoints/1", preset="lesson10", num_heads=3)
     for language in ("source_lang", "target_lang"):
         with pytest.raises(InputError, match="tokenizer"):
             jt.load(tmp_path / "run", **{language: "de"})
