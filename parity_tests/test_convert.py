@@ -22,6 +22,7 @@ from jax_transformer.storage import checkpoint, pt, run_folder, tensors
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import read_options
 from jax_transformer.weights import rules, torch_bridge
+from parity_tests import huggingface as huggingface_models
 from parity_tests.cases import CASES, ODD, config_of
 from parity_tests.marks import quick_if
 from parity_tests.twins import as_torch, pair, random_twin
@@ -184,9 +185,27 @@ def test_the_check_detects_two_exchanged_weights():
     packed = [rule.torch.endswith("0.self_attn.in_proj_weight") for rule in model.table]
     rows = zip(model.table, packed, strict=True)
     first = r"^self-check: encoder\.blocks\.0 differs from the PyTorch twin's by "
+    first += r"[\d.]+, first in encoder\.blocks\.0\.self_attention; "
     with pytest.raises(DifferentError, match=first):
         check([exchanged(rule) if wrong else rule for rule, wrong in rows])
     assert max(check(model.table).errors.values()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("tensor", "module"),
+    [("self_attn.k_proj", "self_attention.key"), ("encoder_attn.out_proj", "cross_attention.out")],
+)
+def test_the_check_names_the_module_of_a_wrong_rule(tensor, module):
+    both = huggingface_models.pair("bart square")
+    model = registry.model_weights(both.config)
+    wrong = f"model.decoder.layers.1.{tensor}.weight"
+    table = [rules.Rule(wrong, rule.flax) if rule.torch == wrong else rule for rule in model.table]
+    state = jt.convert.to_torch(both.ours)
+    flax = rules.to_flax(table, state, model.shapes["flax"])
+    sides = tensors.in_memory(state), tensors.in_memory(flax)
+    first = rf"by [\d.e-]+, first in decoder\.blocks\.1\.{module};"
+    with pytest.raises(DifferentError, match=first):
+        conversion.check(both.config, table, *sides)
 
 
 def test_a_conversion_without_a_twin_reports_it(tmp_path):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 import transformers
 from flax import nnx
 
@@ -129,6 +130,17 @@ def test_an_attention_without_the_norm_is_no_pair_of_one_with_it(fault: str | No
     report = compare(ours, theirs, ids, gradients=False, **options)
     assert words in report.summary()
     assert "by itself" not in report.summary() and "by themselves" not in report.summary()
+
+
+def test_a_row_that_pytorch_does_not_train_is_explained():
+    theirs = randomized(torch.nn.Sequential(torch.nn.Embedding(5, D, padding_idx=2)))
+    ours = nnx.List([nnx.Embed(5, D, rngs=nnx.Rngs(0))])
+    ours[0].embedding[...] = theirs[0].weight.detach().numpy()
+    options = {"rules_or_pairs": {"0": "0"}, "call_flax": lambda model, ids: model[0](ids)}
+    compare(ours, theirs, np.array([[1, 3]]), **options).check()
+    report = compare(ours, theirs, np.array([[1, 2]]), **options)
+    assert report.notes == ("PyTorch does not train row 2, its padding_idx",)
+    assert report.notes[0] in report.summary()
 
 
 def called(name: str, figures: float, *sizes: int) -> Called:

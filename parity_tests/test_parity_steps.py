@@ -106,6 +106,16 @@ def test_a_right_port_trains_alike_and_everything_is_counted(theirs):
     assert 0 < report.steps[0].loss.error_ours < 1e-5
 
 
+def test_without_a_table_one_is_proposed(theirs):
+    report = trained(Ours(), theirs, IDS, None, steps=1)
+    report.check()
+    assert report.notes == ("the weight table is proposed",)
+    assert report.summary().endswith("; compared: the loss, 9 gradients and 9 parameters")
+    wrong = Ours()
+    wrong.norm.epsilon = 1e-3
+    assert not trained(wrong, theirs, IDS, None, steps=1).agrees
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -389,8 +399,9 @@ def test_models_that_fail_in_float64_are_compared_in_float32():
 
 def test_what_cannot_be_compared_is_refused():
     theirs, half = two(), {"call_torch": lambda module, x: module(x)[:2]}
+    other = {"call_torch": lambda module, x: module(x) + 1}
     for table, options, message in (
-        (None, {}, "no weight table: pass table="),
+        (None, other, "pass table=: the proposed one is not right: 0 of 4 rules"),
         (LAYERS, {"steps": 0}, "steps=0: must be at least 1"),
         (LAYERS, {"optimizer_flax": TX}, "pass both, or neither for AdamW"),
         (LAYERS, half, r"returns shape \(5, 4\) and the PyTorch model \(2, 4\)"),

@@ -242,9 +242,7 @@ def _run(
         unread["decoder"] = unread["logits"] = batch[1] == config.target_pad_id
     errors = {}
     for name, expected in theirs.items():
-        actual = ours[name]
-        if actual.shape != expected.shape:
-            actual = np.swapaxes(actual, 0, 1)  # some twins put the length first
+        actual = _batch_first(ours[name], expected)
         if actual.shape != expected.shape:
             raise DifferentError(
                 f"self-check: {name} is {expected.shape} in PyTorch and {actual.shape} here; "
@@ -254,12 +252,45 @@ def _run(
             mask = padding[..., None]
             actual, expected = (np.where(mask, 0, value) for value in (actual, expected))
         errors[name] = float(np.abs(expected - actual).max())
-        if not errors[name] <= _BOUND * max(1.0, float(np.abs(expected).max())):
+        if not _close(actual, expected):
+            parts = _parts(table, name)
+            inside = twins.outputs(config, torch_state, *batch, parts)
+            actual_inside = _outputs(config, flax_state, batch, list(parts))
+            known = [part for part in inside if part in parts and part in actual_inside]
+            both = [(part, _batch_first(actual_inside[part], inside[part])) for part in known]
+            both = [(part, x) for part, x in both if x.shape == inside[part].shape]
+            first = (f", first in {part}" for part, x in both if not _close(x, inside[part]))
             raise DifferentError(
-                f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}; "
-                "nothing was changed"
+                f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}"
+                f"{next(first, '')}; nothing was changed"
             )
     return errors
+
+
+def _batch_first(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return our array with the axes of the twin's: some twins put the length first."""
+    same = actual.shape == expected.shape or actual.ndim < 2
+    return actual if same else np.swapaxes(actual, 0, 1)
+
+
+def _close(actual: np.ndarray, expected: np.ndarray) -> bool:
+    off = np.abs(expected - actual).max()
+    return bool(off <= _BOUND * max(1.0, float(np.abs(expected).max())))
+
+
+def _parts(table: rules.Table, block: str) -> dict[str, str]:
+    """Map the modules in a block to the PyTorch modules that have the same weights."""
+    arrays = rules.without_aliases(table)
+    names = (name.split(".") for rule in arrays for name in rule.flax)
+    modules = dict.fromkeys(".".join(parts[:end]) for parts in names for end in range(len(parts)))
+    parts = {}
+    for module in (name for name in modules if name.startswith(f"{block}.")):
+        inside = [rule for rule in arrays if all(n.startswith(f"{module}.") for n in rule.flax)]
+        paths = [rule.torch.rpartition(".")[0].replace(".", "/") for rule in inside]
+        theirs = posixpath.commonpath(paths or [""]).replace("/", ".")
+        if inside and inside == [r for r in arrays if r.torch.startswith(f"{theirs}.")]:
+            parts[theirs] = module  # the innermost comes last
+    return {module: theirs for theirs, module in parts.items()}
 
 
 def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
@@ -320,7 +351,7 @@ def _outputs(
         for path, leaf in nnx.to_flat_state(captured):
             block, _, method = ".".join(map(str, path)).rpartition(".")
             if block in blocks and method == "__call__":
-                outputs[block] = leaf.get_value()[0].x
+                outputs[block] = jax.tree.leaves(leaf.get_value()[0])[0]
         return outputs
 
     with (

@@ -87,9 +87,12 @@ def compare(
     options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
     options |= {"positions": positions, "call": call_flax, "architecture": architecture}
     report = compare_recorded(flax_model, record, ordered, rules_or_pairs, **options)
-    if torch_module.training and not report.agrees:
-        report = dataclasses.replace(report, notes=(*report.notes, _TRAIN_MODE))
-    return report
+    notes = [_TRAIN_MODE] if torch_module.training and not report.agrees else []
+    if (fault := report.first_gradient_fault) is not None and fault.gradients is not None:
+        row = getattr(torch_module.get_submodule(fault.theirs), "padding_idx", None)
+        if fault.gradients.wide.where[:1] == (row,):
+            notes.append(f"PyTorch does not train row {row}, its padding_idx")
+    return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
 def compare_recorded(

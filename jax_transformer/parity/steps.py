@@ -13,7 +13,7 @@ from flax import linen, nnx
 
 from jax_transformer.architectures import twins
 from jax_transformer.errors import ConfigError, Refusal
-from jax_transformer.parity import comparison, difference, recording, structures
+from jax_transformer.parity import comparison, difference, recording, search, structures
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.recording import Program
 from jax_transformer.parity.steps_measured import ComparedSteps, Runs, Steps
@@ -48,8 +48,8 @@ def compare_training(
         flax_model: as for :func:`jax_transformer.parity.compare`.
         torch_module: as there; it must hold the weights that both begin with.
         batch: as there. Every step takes the same batch.
-        table: the weight table, such as :func:`jax_transformer.weights.propose` finds; None for
-            this project's models only.
+        table: the weight table; None for that of this project's models, and for others the one
+            that :func:`jax_transformer.weights.propose` returns.
         steps: number of updates.
         optimizer_flax: Optax's transformation; it gets the tree of parameters that the model's
             library has.
@@ -61,19 +61,26 @@ def compare_training(
         call_torch: as there.
 
     Raises:
-        ConfigError: there is no table, one optimizer is missing, or what the models return has
-            different shapes.
+        ConfigError: no table is found that converts, one optimizer is missing, or what the models
+            return has different shapes.
     """
     if steps < 1:
         raise ConfigError(f"steps={steps}: must be at least 1")
     if (optimizer_flax is None) != (optimizer_torch is None):
         raise ConfigError("optimizer_flax and optimizer_torch: pass both, or neither for AdamW")
     tx = optimizer_flax or optax.adamw(1e-3, weight_decay=1e-2)
-    table = table or comparison.weight_table(flax_model)
-    if table is None:
-        raise ConfigError("no weight table: pass table=, as jt.weights.propose(...).table")
     batch, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
     inputs, results = comparison.arguments(batch), structures.Results()
+    notes: dict[str, None] = {}
+    table = table or comparison.weight_table(flax_model)
+    if table is None:
+        calls = {"call_flax": call_flax, "call_torch": call_torch}
+        proposal = search.propose(torch_module, flax_model, inputs, **calls)
+        if not proposal.converts:
+            raise ConfigError(
+                f"pass table=, as the proposed one is not right: {proposal.summary()}"
+            )
+        table, notes["the weight table is proposed"] = proposal.table, None
     with jax.enable_x64(True):
         model = _with_weights(flax_model, torch_module.state_dict(), table)
         function = comparison.model_function(model, call_flax)
@@ -93,7 +100,6 @@ def compare_training(
         notes.update(dict.fromkeys(filter(None, (note, theirs.note))))
         return ours, theirs
 
-    notes: dict[str, None] = {}
     runs, failure = {}, None
     for dtype in ("float64", "float32"):
         try:
