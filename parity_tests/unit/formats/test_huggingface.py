@@ -14,12 +14,14 @@ import tokenizers
 
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.architectures.registry import model_weights, usual_length
+from jax_transformer.config import codec
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.formats import huggingface_folders, registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import huggingface_folder, pt, run_files, safetensors, tensors
+from jax_transformer.training.options import TrainOptions
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 from parity_tests.unit.conversions import convert, prepare
@@ -388,6 +390,30 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
     assert description["values"]["model_type"] == "t5"
     assert description["tensors"].keys() == weights().keys()
     assert set(description["sha256"]) == set(DOWNLOADED)
+
+
+def test_inspect_prints_the_values_of_a_configuration_that_it_has(theirs, tmp_path):
+    numbers = {name: value for name, value in T5.items() if name != "architectures"}
+    content = json.dumps(T5 | {"prefix": None, "task_specific_params": {"a": 1}, "languages": []})
+    folder = copied(theirs, tmp_path / "a", **{"config.json": content.encode()})
+    assert registry.inspect(folder).values == numbers
+
+
+def test_the_card_of_a_new_folder_counts_tied_weights_once(theirs, tmp_path):
+    with_card = copied(theirs, tmp_path / "a", **{"README.md": None})
+    convert(with_card, tmp_path / "b", to="hf")
+    count = sum(array.size for array in weights().values())
+    assert f"with {count:,} parameters" in (tmp_path / "b/README.md").read_text()
+
+
+def test_a_run_that_was_trained_records_the_dtype_of_its_weights(theirs, tmp_path):
+    """Training has made float32 of what the folder had in 16 bits."""
+    before = json.dumps(T5 | {"dtype": "float16"}).encode()
+    convert(copied(theirs, tmp_path / "a", **{"config.json": before}), tmp_path / "run")
+    for name, dtype in (("as it was", "float16"), ("trained", "float32")):
+        convert(tmp_path / "run", tmp_path / name, to="hf")
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == dtype
+        (tmp_path / "run/train_config.json").write_text(codec.to_json(TrainOptions(init="t5")))
 
 
 @pytest.mark.parametrize("other", ["source_pad_id", "eos_id"])
