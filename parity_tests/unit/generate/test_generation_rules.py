@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import generate
+from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import decoding, transformers_config
 from jax_transformer.generate.generation_config import (
@@ -94,8 +95,9 @@ def test_a_forbidden_end_finishes_nothing():
     """With fewer allowed tokens than continuations that are looked at."""
     others = tuple(token for token in range(1, 13) if token != CONFIG.eos_id)
     rules = Constraints(min_new_tokens=LENGTH, suppress_tokens=others)
-    tokens, _ = generate.beam(loud(CONFIG, 0), SOURCE, max_length=LENGTH, constraints=rules)
-    assert (np.asarray(tokens) == 0).all()
+    model, options = loud(CONFIG, 0), dict(max_length=LENGTH, constraints=rules)
+    tokens, scores = generate.n_best(model, SOURCE, 4, **options)
+    assert (np.asarray(tokens)[:, 0] == 0).all() and np.isfinite(scores).all()
 
 
 def test_older_names_of_options_mean_the_same():
@@ -153,6 +155,7 @@ def test_without_constraints_nothing_is_computed_for_them():
         ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside {}"),
         ({"early_stopping": EarlyStopping.FULL}, "=full needs beam_scorer=average, not gnmt"),
         (AVERAGE | {"length_penalty": float("inf")}, "length_penalty=inf must be finite"),
+        (AVERAGE | {"length_penalty": float("-inf")}, "length_penalty=-inf must be finite"),
     ],
 )
 def test_invalid_settings_are_refused(options, message):
@@ -284,6 +287,8 @@ def test_a_value_of_another_type_is_refused_by_its_key():
         ),
         ({"stop_strings": ["."], "guidance_scale": 2}, "out; guidance_scale=2 is not supported"),
         ({"do_sample": True, "typical_p": 0.5}, "typical_p=0.5 is not supported"),
+        ({"do_sample": True, "typical_p": 0}, "typical_p=0 is not supported"),
+        ({"length_penalty": 2**53}, "length_penalty=9007199254740992 is not a float"),
         ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams=2 is not supported"),
         ({"eos_token_id": [1, 2]}, "eos_token_id has 2 tokens; only one end token is supported"),
         ({"early_stopping": "always"}, "early_stopping='always' is not true, false"),
@@ -319,12 +324,28 @@ def test_a_generation_config_round_trips():
     usual = transformers_config.to_generation_config(GenerationConfig(), CONFIG)
     ids = {"decoder_start_token_id": CONFIG.bos_id, "eos_token_id": CONFIG.eos_id}
     assert usual == ids | {"pad_token_id": CONFIG.target_pad_id, "max_length": 20}
+    drawn = dataclasses.replace(drawn, beam_scorer=BeamScorer.GNMT, length_penalty=2.0)
+    written = transformers_config.to_generation_config(drawn, CONFIG)
+    assert written["top_p"] == 0.5 and "length_penalty" not in written
     for config, message in (
         (GenerationConfig(num_beams=2), "transformers has no beam_scorer=gnmt"),
         (GenerationConfig(do_sample=True, seed=3), "seed=3: a generation_config.json has no seed"),
     ):
         with pytest.raises(ConfigError, match=message):
             transformers_config.to_generation_config(config, CONFIG)
+
+
+@pytest.mark.parametrize(("of_language", "expected"), [(None, 4), (0, 0), (6, 6)])
+def test_a_target_language_without_a_token_leaves_the_forced_one(
+    of_language, expected, tmp_path, monkeypatch
+):
+    (tmp_path / "generation_config.json").write_text('{"forced_bos_token_id": 4}')
+    monkeypatch.setattr(HuggingFaceTokenizer, "target_lang", "de", raising=False)
+    monkeypatch.setattr(HuggingFaceTokenizer, "bos_id", 5)
+    monkeypatch.setattr(HuggingFaceTokenizer, "forced_bos_id", lambda _: of_language)
+    tokenizer = HuggingFaceTokenizer.__new__(HuggingFaceTokenizer)
+    read = transformers_config.of_folder(tmp_path, CONFIG, tokenizer)
+    assert (read.forced_bos_token_id, read.decoder_start_token_id) == (expected, 5)
 
 
 def test_scores_of_the_average_search_are_sums_over_the_length():

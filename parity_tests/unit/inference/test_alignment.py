@@ -173,6 +173,35 @@ def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
     assert helpers.furthest(sums, np.ones_like(sums)) < ROUNDED * len(cross["columns"])
 
 
+@pytest.mark.parametrize(("weight", "shown"), [(np.float32(1 / 255), True), (0.0039, False)])
+def test_padding_has_a_column_if_a_weight_rounds_to_a_level(weight, shown):
+    layer = jnp.asarray([[[[0.5, 0.5 - weight, weight]]]], jnp.float32)
+    columns = attention_page._map((layer,), ["a"], ["x", "y"])["columns"]
+    assert columns == ["x", "y", *["<pad>"] * shown]
+
+
+def test_a_source_that_is_cut_has_room_for_its_first_token(tokenizer, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "prefix", (5,))
+    translator = translation.Translator(model(), tokenizer)
+    maps = attention_page.maps(translator, "a small bird " * 9, translated(tokenizer))
+    assert len(maps["cross"]["columns"]) == translator.model.config.longest
+
+
+def test_a_short_source_may_have_the_longest_target(tokenizer):
+    translator = translation.Translator(model(), tokenizer, widths=(4,))
+    longest = translator.model.config.longest
+    hypothesis = translation.Hypothesis("", np.full(longest, 9), None)
+    assert len(attention_page.maps(translator, "a", hypothesis)["cross"]["rows"]) == longest
+
+
+def test_a_line_that_was_skipped_is_not_on_the_page(tmp_path, tokenizer):
+    path, skipped = tmp_path / "out.html", translation.Hypothesis("", np.zeros(0, np.int32), None)
+    translator = translation.Translator(model(), tokenizer)
+    several = [[skipped], [translated(tokenizer)]]
+    attention_page.write(path, translator, ["too long", LINE], several, title="")
+    assert [each["number"] for each in Page(path.read_text("utf-8")).sentences] == [2]
+
+
 def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(attention_page, "SENTENCES", 2)
     lines, hypotheses = [LINE, "", LINE, LINE], [[translated(tokenizer)]] * 4
