@@ -150,6 +150,9 @@ def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     assert [note.name for note in back.derived] == copies and back.dropped == ()
     convert(tmp_path / "new", tmp_path / "back.pt")
     assert pt.ties(tmp_path / "back.pt") == [("tgt_emb.weight", *copies)]
+    named = ModelDescription(None, "small", sizes)
+    convert(source, tmp_path / "straight.pt", description=named)
+    assert pt.ties(tmp_path / "straight.pt") == [("tgt_emb.weight", *copies)]
 
 
 def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):

@@ -12,13 +12,14 @@ import pytest
 from jax_transformer import generate
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import decoding, transformers_config
+from jax_transformer.generate import decoding, logits, transformers_config
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
     EarlyStopping,
     GenerationConfig,
 )
+from jax_transformer.generate.prepare import Inputs, StaticArgs
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
@@ -26,6 +27,7 @@ from parity_tests.unit.speakers import loud
 CONFIG = tiny("lesson10", num_layers=1)
 SOURCE = ragged(CONFIG.source_vocab_size, CONFIG.source_pad_id, 4, 7, 0)
 LENGTH = 8
+BOS, PAD = CONFIG.bos_id, CONFIG.target_pad_id
 RULES = Constraints(
     no_repeat_ngram_size=2,
     bad_words_ids=((5,), (7, 8)),
@@ -83,6 +85,43 @@ def test_a_processor_from_outside_decides_in_every_search(way):
     assert (tokens == np.array([4, 6] * (LENGTH // 2))).all()
     with pytest.raises(ConfigError, match="Only has 13, which is outside the vocabulary of 13"):
         WAYS[way](model, constraints=Constraints(processors=(Only((4, 13)),)))
+
+
+def test_every_processor_from_outside_is_applied():
+    rules = Constraints(processors=(Only((4, 4)), Only((6, 4))))
+    scores = jnp.zeros((1, 1, 13))
+    config = GenerationConfig(constraints=rules)
+    args = StaticArgs(config, LENGTH, CONFIG.bos_id, CONFIG.eos_id, CONFIG.target_pad_id)
+    inputs, tokens = Inputs(jnp.asarray(SOURCE[:1])), jnp.zeros((1, 1, LENGTH), jnp.int32)
+    for step, count in ((0, 0), (1, 1)):
+        after = logits.constrain(scores, tokens, jnp.asarray(step), inputs, args)
+        assert np.isfinite(after).sum() == count
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "forbidden"),
+    [
+        ([], (BOS, PAD, 7), False),  # tokens that are not there yet
+        ([5], (BOS, 5, 7), True),  # as many as there can be
+        ([5], (BOS, BOS, 5, 7), False),  # more
+    ],
+)
+def test_a_word_is_forbidden_where_all_but_its_last_token_are_generated(before, word, forbidden):
+    config = GenerationConfig(constraints=Constraints(bad_words_ids=(word,)))
+    args = StaticArgs(config, 2, BOS, CONFIG.eos_id, PAD)
+    tokens = jnp.asarray([[[*before, PAD, PAD][:2]]], jnp.int32)
+    step, inputs = jnp.asarray(len(before)), Inputs(jnp.asarray(SOURCE[:1]))
+    after = logits.constrain(jnp.zeros((1, 1, 13)), tokens, step, inputs, args)
+    assert np.isneginf(after).any() == forbidden and np.isneginf(after[0, 0, 7]) == forbidden
+
+
+def test_an_ngram_of_the_source_may_be_all_of_it():
+    config = GenerationConfig(constraints=Constraints(encoder_no_repeat_ngram_size=3))
+    args = StaticArgs(config, 4, BOS, CONFIG.eos_id, PAD)
+    inputs = Inputs(jnp.asarray([[5, 6, 7]], jnp.int32))
+    tokens = jnp.asarray([[[5, 6, PAD, PAD]]], jnp.int32)
+    after = logits.constrain(jnp.zeros((1, 1, 13)), tokens, jnp.asarray(2), inputs, args)
+    assert np.flatnonzero(np.isneginf(after)).tolist() == [7]
 
 
 def test_scores_are_normalised_after_processors_from_outside():

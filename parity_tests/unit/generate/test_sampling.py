@@ -9,6 +9,7 @@ import pytest
 
 from jax_transformer import generate, transformer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate import decoding
 from jax_transformer.generate import logits as next_token
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import ragged, random_arrays, random_model, tiny, unchecked
@@ -159,5 +160,15 @@ def test_arguments_that_mean_nothing_are_refused(options, words):
 
 
 def test_every_row_needs_an_index():
-    with unchecked(), pytest.raises(InputError, match=r"^source has 4 rows and rows 3 numbers$"):
-        drawn(random_model(CONFIG), source(0), rows=np.arange(3))
+    for count in (3, 5):
+        message = f"^source has 4 rows and rows {count} numbers$"
+        with unchecked(), pytest.raises(InputError, match=message):
+            drawn(random_model(CONFIG), source(0), rows=np.arange(count))
+
+
+def test_only_a_nucleus_of_everything_costs_no_sum():
+    model = generate.split(transformer.abstract(CONFIG))
+    for top_p in (1.0, 0.9999):
+        config = generate.GenerationConfig(do_sample=True, top_p=top_p)
+        draws = decoding._draws(model, config, jax.random.key(0), None, 4)
+        assert (draws.top_p is None) == (top_p == 1)
