@@ -101,7 +101,7 @@ def test_every_processor_from_outside_is_applied():
 @pytest.mark.parametrize(
     ("before", "word", "forbidden"),
     [
-        ([], (BOS, PAD, 7), False),  # tokens that are not there yet
+        ([], (PAD, PAD, 7), False),  # tokens that are not there yet
         ([5], (BOS, 5, 7), True),  # as many as there can be
         ([5], (BOS, BOS, 5, 7), False),  # more
     ],
