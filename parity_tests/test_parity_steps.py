@@ -401,7 +401,7 @@ def test_what_cannot_be_compared_is_refused():
     theirs, half = two(), {"call_torch": lambda module, x: module(x)[:2]}
     other = {"call_torch": lambda module, x: module(x) + 1}
     for table, options, message in (
-        (None, other, "pass table=: the proposed one is not right: 0 of 4 rules"),
+        (None, other, "pass table=, as the proposed one is not right: 0 of 4 rules"),
         (LAYERS, {"steps": 0}, "steps=0: must be at least 1"),
         (LAYERS, {"optimizer_flax": TX}, "pass both, or neither for AdamW"),
         (LAYERS, half, r"returns shape \(5, 4\) and the PyTorch model \(2, 4\)"),
