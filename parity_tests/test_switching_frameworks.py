@@ -345,6 +345,7 @@ def later(saved: Checkpoint) -> None:
     [
         (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
         (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
+        (lambda saved: saved.update(step=-1), InputError, ["step=-1"]),
         (group(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
         (group(weight_decay=0.3), ConfigError, ["weight_decay (0.3 there, 0.01 here)"]),
         (later, ConfigError, ["the learning rate after 5 updates"]),

@@ -562,7 +562,8 @@ def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):
     config["data"] = {"special_symbols": {"pad_id": "one"}}
     Path("joey/config.yaml").write_text(json.dumps(config))
     fairseq(Path("good"), FAIRSEQ_OPTIONS)
-    (Path("good") / "dict.de.txt").write_text("\n\na 3\nno count\n")
+    words = Path("good/dict.de.txt")
+    words.write_text("\n\na 3\nno count\n")
     for file, message in (
         (path, "enc/checkpoint_best.pt: encoder_layers='two'"),
         (joey_path, "joey/config.yaml: data.special_symbols.pad_id='one'"),
@@ -570,6 +571,7 @@ def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):
     ):
         assert cli.main(["convert", str(file), "run"]) == 3
         assert f"jax-transformer: {message}" in capsys.readouterr().err
+    words.write_text("a 3\n<s> 2\n")
     monkeypatch.chdir("good")
     assert cli.main(["convert", "checkpoint_best.pt", "run"]) == 3
-    assert "jax-transformer: dict.de.txt: line 4" in capsys.readouterr().err
+    assert "jax-transformer: dict.de.txt: has a token twice" in capsys.readouterr().err

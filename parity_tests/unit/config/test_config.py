@@ -124,6 +124,7 @@ def edited(path: str, value) -> str:
         ("d_model", "512", "d_model must be int, not '512'"),
         ("head_dim", "64", "head_dim must be int, not '64'"),
         ("dropout", "0.1", "dropout must be float, not '0.1'"),
+        ("dropout", 2**53, "dropout must be float, not 9007199254740992"),
         ("bias", 1, "bias must be bool, not 1"),
         ("compute_dtype", 16, "compute_dtype must be str, not 16"),
         ("encoder", [], "encoder must be an object, not list"),

@@ -1,5 +1,7 @@
 """Encoding of text: long pairs are dropped or cut and counted, and a huge line costs nothing."""
 
+import copy
+
 import hypothesis
 import numpy as np
 import pytest
@@ -122,6 +124,16 @@ def test_no_line_that_fits_is_refused(limits, limit_names):
         encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
 
 
+def test_the_room_of_a_side_is_what_its_own_special_tokens_leave():
+    two = copy.copy(TOKENIZER)
+    two._suffix = (2, 2)
+    for both in ((TOKENIZER, two), (two, TOKENIZER)):
+        source, target = ("x" * (4 - len(each.suffix)) for each in both)
+        pairs = [(source, target), (f"x{source}", target), (source, f"x{target}")]
+        encoded = encoding.encode_pairs(pairs, *both, 4)
+        assert encoded.indices.tolist() == [0] and encoded.lengths.tolist() == [[4, 4]]
+
+
 def test_sources_to_translate_come_back_as_ids():
     lines, both = ["one", "", "xxx"], tokenizer.TokenizerPair(TOKENIZER, OTHER)
     for each in (TOKENIZER, both):
@@ -132,20 +144,15 @@ def test_sources_to_translate_come_back_as_ids():
 def test_the_first_long_source_is_named_and_a_huge_one_is_not_encoded(longest):
     huge = "one two " * 1_250_000
     for lines, message in (
-        (["one", "xxxx", huge], "text: line 2 is 5 tokens long, over the model's max_length=4"),
+        (["one", "xxxx", huge], "text: line 12 is 5 tokens long, over the model's max_length=4"),
         (
             ["one", "xxx", huge, "xxxx"],
-            r"text: line 3 is at least \d{5,} tokens long, over the model's max_length=4",
+            r"text: line 13 is at least \d{5,} tokens long, over the model's max_length=4",
         ),
     ):
         with pytest.raises(errors.InputError, match=message):
-            encoding.encode_sources(lines, TOKENIZER, 4, where="text: ")
+            encoding.encode_sources(lines, TOKENIZER, 4, where="text: ", first_number=11)
     assert longest == [4]
-
-
-def test_a_long_source_is_named_by_its_number_among_all_lines():
-    with pytest.raises(errors.InputError, match=r"^line 12 is 5 tokens long"):
-        encoding.encode_sources(["one", "xxxx"], TOKENIZER, 4, first_number=11)
 
 
 def test_only_sources_over_the_maximum_are_cut():

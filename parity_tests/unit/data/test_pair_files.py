@@ -161,7 +161,7 @@ def test_only_some_rows_of_parquet_are_in_memory(tmp_path, pa, monkeypatch):
 
 
 def test_a_row_of_parquet_is_named_by_its_number_in_the_file(tmp_path, pa, monkeypatch):
-    monkeypatch.setattr(parallel_text, "_ROWS", 2)
+    monkeypatch.setattr(parallel_text, "_ROWS", 1)
     path = parquet_file(tmp_path / "a.parquet", SIDES | {"target": ["A", "B", None]})
     rows = parallel_text.read_rows(path, "source", "target")
     assert [next(rows), next(rows)] == [("a", "A"), ("", "B")]

@@ -178,7 +178,7 @@ def sentences(count: int, word: str, other: str) -> list[tuple[str, str]]:
 
 def test_swapped_sides_are_detected_by_their_words():
     train = sentences(100, "a", "b")
-    assert parallel_text.looks_swapped(train, sentences(50, "b", "a"))
+    assert parallel_text.looks_swapped(train, sentences(20, "b", "a"))
     capitals = [(s.upper(), t.title()) for s, t in sentences(50, "b", "a")]
     assert parallel_text.looks_swapped(train, capitals)
     names = [("Anna Bo Cem Dan Eva Finn Gil Hui Ida Jan",) * 2]
@@ -186,8 +186,10 @@ def test_swapped_sides_are_detected_by_their_words():
     assert not parallel_text.looks_swapped(train, sentences(50, "a", "b"))
     assert not parallel_text.looks_swapped(train, sentences(50, "c", "d"))
     # too few words to decide
-    assert not parallel_text.looks_swapped(train, sentences(15, "b", "a"))
-    assert not parallel_text.looks_swapped(train, sentences(50, "b", "a") + sentences(50, "a", "b"))
+    assert not parallel_text.looks_swapped(train, sentences(19, "b", "a"))
+    for straight, swapped in ((3, True), (4, False)):  # a tenth of the words may be straight
+        others = sentences(30, "b", "a") + sentences(straight, "a", "b")
+        assert parallel_text.looks_swapped(train, others) == swapped
     # one swapped side proves nothing
     assert not parallel_text.looks_swapped(train, sentences(50, "b", "c"))
     both = train + sentences(100, "b", "a")  # training text has both directions

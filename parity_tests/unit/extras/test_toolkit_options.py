@@ -48,7 +48,7 @@ fairseq | dropout=0.4 | dropout=0.4 embedding_dropout=0.4 attention_dropout=0.0
 fairseq | attention_dropout=0.4 | dropout=0.1 attention_dropout=0.4 activation_dropout=0.0
 fairseq | activation_dropout=0.4 | dropout=0.1 attention_dropout=0.0 activation_dropout=0.4
 fairseq | activation_fn=gelu | encoder.activation=gelu
-fairseq | activation_fn=gelu_accurate | decoder.activation=gelu_tanh
+fairseq | activation_fn=gelu_fast | decoder.activation=gelu_tanh
 fairseq | share_decoder_input_output_embed=true | tying=output
 fairseq | share_all_embeddings=true | tying=all
 opennmt | | d_ff=2048 num_heads=8 norm_epsilon=1e-06 dropout=0.3 attention_dropout=0.3 bias=true

@@ -203,10 +203,10 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
     source = np.full((1, 16), PAD)
     source[0, : len(ids) + 1] = [*ids, EOS]
     tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
-    hypotheses = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two"])
+    hypotheses = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two", " "])
     assert TOKENIZER.decode(tokens)
     assert [h.text for h in hypotheses[0]] == [TOKENIZER.decode(tokens)]
-    assert hypotheses[0][0].score is None
+    assert [each.score for (each,) in hypotheses] == [None, None]
     length = tokens.tolist().index(EOS) + 1 if EOS in tokens else len(tokens)
     assert hypotheses[0][0].ids.tolist() == tokens[:length].tolist()
     assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size

@@ -173,7 +173,9 @@ def test_a_request_is_put_off_while_processes_take_their_devices_together(monkey
     with refused, process.stop_requests() as stop, stop.at_once("nothing yet"):
         recipe._devices(TrainOptions(), stop)
         done.append("used")
-    assert done == ["devices", "taken"]
+    with stop.put_off():  # outside of at_once, a request ends nothing
+        done.append("later")
+    assert done == ["devices", "taken", "later"]
 
 
 def test_a_ctrl_c_that_jaxlib_turns_into_another_error_is_one_line(monkeypatch, capsys):

@@ -241,9 +241,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, write):
     write(path, "old")
     before = path.read_bytes()
 
-    monkeypatch.setattr(os, "fsync", helpers.failing(errno.ENOSPC))
-    with pytest.raises(OSError, match="No space"):
-        write(path, "new")
+    for full in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        monkeypatch.setattr(os, "fsync", helpers.failing(full))
+        with pytest.raises(OSError, match=rf"Errno {full}\].*/file'$"):
+            write(path, "new")
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
