@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import jax
@@ -15,7 +16,7 @@ import torch
 import jax_transformer as jt
 from jax_transformer import cli
 from jax_transformer.architectures import registry
-from jax_transformer.parity import Report, golden
+from jax_transformer.parity import Report, from_files, golden
 from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
 from parity_tests.cases import SQUARE, config_of
@@ -314,6 +315,22 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     assert "queries.pt, length 1: the models agree" in output.out
     assert f"queries.pt, length 7: {fault}" in output.out
     assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("agree", [(True, True), (True, False), (False, False)])
+def test_one_of_several_reports_is_shown_in_full(run, monkeypatch, capsys, agree):
+    """The first that differs, otherwise the last; each that differs is an annotation."""
+    reports = [(str(i), mock.Mock(agrees=each)) for i, each in enumerate(agree)]
+    for title, report in reports:
+        report.configure_mock(**{"lines.return_value": [f"all of {title}"]})
+        report.configure_mock(**{"summary.return_value": "s"})
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setattr(from_files, "compare_files", lambda *_, **__: reports)
+    assert parity(run, "twin") == (not all(agree))
+    full = agree.index(False) if False in agree else 1
+    lines = [f"all of {i}" if i == full else f"{i}: s" for i in range(2)]
+    lines += [f"::error title={i}::s" for i in range(2) if not agree[i]]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_the_command_compares_steps_from_the_weights_of_the_run(run, capsys, monkeypatch):

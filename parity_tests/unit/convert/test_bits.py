@@ -12,7 +12,7 @@ import safetensors.numpy
 from campaigns import round_trips
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.formats import registry
-from jax_transformer.storage import pt
+from jax_transformer.storage import pt, tensors
 from jax_transformer.storage.pt import writer
 from parity_tests.unit import runs
 from parity_tests.unit.conversions import convert, state_of, write
@@ -65,9 +65,10 @@ def test_other_dtypes_are_converted_if_the_file_format_has_them(console, tmp_pat
     assert before.keys() == after.keys() and not runs.differing(before, after)
 
 
-def test_a_cast_reports_its_losses(console, tmp_path):
+def test_a_cast_reports_its_losses(console, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "_PIECE", 8)  # the loss is measured in pieces
     state = {
-        "a": np.array([1 + 2**-12, 70000.0, np.inf, np.nan]),
+        "a": np.array([1 + 2**-12, 70000.0, np.inf, -80000.0, np.nan]),
         "b": np.array([3], np.int64),
         "c": np.array([0.5, -1e9]),
         "d": np.array([0.5], np.float16),
@@ -75,7 +76,7 @@ def test_a_cast_reports_its_losses(console, tmp_path):
     source = write(tmp_path / "a.safetensors", state)
     code, out, _ = console.say("convert", source, tmp_path / "b.pt", "--dtype", "float16")
     assert code == 0 and "cast 2 tensors to float16: largest error 0.000244 in a" in out
-    assert "warning: 2 numbers are too large for float16 and became infinite: a (1), c (1)" in out
+    assert "warning: 3 numbers are too large for float16 and became infinite: a (2), c (1)" in out
     assert pt.read(tmp_path / "b.pt")["b"].dtype == np.int64
     options = ["--dtype", "float16", "--dry-run", "--json"]
     plan = json.loads(console.say("convert", source, tmp_path / "c.pt", *options)[1])["plan"]

@@ -284,3 +284,14 @@ def test_without_pytorch_everything_but_the_twin_works(
         assert code == 0, err
         assert "there and back bit for bit (PyTorch is not installed" in out
     assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "option",
+    "config=c preset=small set=d_ff=3 dtype=float32 key=model strip-prefix=a ignore=a rename=a=b "
+    "no-check".split(),
+)
+def test_a_training_state_is_converted_without_options_of_weights(console, option):
+    words = [f"--{option.partition('=')[0]}", "not with --training"]
+    flag = f"--{option}".replace("=", " ", 1).split()
+    console.refused(2, words, "convert", "a.pt", "b", "--training", *flag)

@@ -88,10 +88,6 @@ def test_a_huge_line_is_dropped_without_being_encoded(longest):
     encoded = encoding.encode_pairs(pairs, TOKENIZER, OTHER, max_length=50)
     assert (encoded.indices.tolist(), encoded.dropped_long) == ([1], 2)
     assert longest == [4]
-
-
-def test_a_huge_line_is_cut_before_it_is_encoded(longest):
-    huge = "one two " * 1_250_000
     encoded = encoding.encode_pairs([(huge, "eins")], TOKENIZER, OTHER, max_length=50, cut=True)
     assert encoded.cut_long == 1
     assert longest[0] <= 50 * tokenizer.LONGEST_TOKEN

@@ -1,6 +1,7 @@
 """Checkpoints are written while training goes on, and hold the state of their step."""
 
 import errno
+import sys
 import threading
 import time
 from functools import partial
@@ -55,11 +56,13 @@ def test_steps_that_take_over_the_memory_do_not_change_the_checkpoint(tmp_path, 
 
 def test_saves_follow_one_another(tmp_path):
     order: list[int] = []
+    hooks = threading.excepthook, sys.unraisablehook
     with BackgroundSaver() as saver:
         for step in (1, 2, 3):
             after = partial(order.append, step)
             saver.save(tmp_path, step, {"a": jnp.ones(3)}, about={}, then=after)
     assert order == checkpoint.steps(tmp_path) == [1, 2, 3]
+    assert (threading.excepthook, sys.unraisablehook) == hooks
 
 
 @pytest.mark.parametrize("noticed", ["check", "wait", "save", "end"])
@@ -77,12 +80,18 @@ def test_a_failure_is_raised_by_the_next_call(tmp_path, full, noticed):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_error_waits_for_the_checkpoint(tmp_path, gate):
-    threading.Timer(0.2, gate.set).start()
-    with pytest.raises(ZeroDivisionError), BackgroundSaver() as saver:
+@pytest.mark.parametrize(("error", "steps"), [(ZeroDivisionError, [3]), (KeyboardInterrupt, [])])
+def test_another_error_waits_for_the_checkpoint_and_an_interrupt_does_not(
+    tmp_path, gate, error, steps
+):
+    if steps:
+        threading.Timer(0.2, gate.set).start()
+    with pytest.raises(error), BackgroundSaver() as saver:
         saver.save(tmp_path, 3, {"a": jnp.ones(3)}, about={}, then=lambda: None)
-        raise ZeroDivisionError
-    assert checkpoint.steps(tmp_path) == [3]
+        raise error
+    assert checkpoint.steps(tmp_path) == steps
+    gate.set()
+    saver.wait()
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
