@@ -270,6 +270,8 @@ def test_all_problems_are_one_error():
 @pytest.mark.parametrize("name", ["MarianModel", "TFMarianMTModel", "FlaxMarianMTModel"])
 def test_architectures_whose_weights_make_the_whole_model(name):
     assert from_config(OPUS | {"architectures": [name]}) == from_config(OPUS)
+    for family in families.families().values():
+        assert family.base_class in family.classes
 
 
 @pytest.mark.parametrize("data", [OPUS, FLAN], ids=["opus", "flan"])

@@ -1,5 +1,7 @@
 """Every preset at its documented size has its document's number of parameters."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.architectures import registry
+from jax_transformer.architectures import base, registry
+from jax_transformer.errors import ConfigError
 from jax_transformer.nn.embeddings import Frozen
 from parity_tests.marks import quick_if
 
@@ -130,3 +133,15 @@ def test_a_preset_names_its_source_in_one_line(name):
     assert name.endswith("_repaired") or ("Faithful:" in source) == (
         f"{name}_repaired" in jt.preset_names()
     )
+
+
+def test_a_twin_s_refusal_names_what_differs_from_the_nearer_preset():
+    presets = [registry.presets()[name] for name in ("deep_dive", "deep_dive_repaired")]
+    for preset in presets:
+        config = replace(preset.config, norm_epsilon=0.5)
+        with pytest.raises(ConfigError, match=r"^norm_epsilon=0.5: [^;]* has only 1e-0\d$"):
+            base.is_repaired(config, *presets, "embedding_dropout")
+    rates = ("dropout", "attention_dropout", "activation_dropout")
+    config = replace(config, **dict(zip(rates, (0.1, 0.1, 0.9), strict=True)))
+    with pytest.raises(ConfigError, match=r"^activation_dropout=0.9: .* has one rate, dropout=0.1"):
+        base.one_rate(config, *rates)

@@ -284,7 +284,10 @@ def test_missing_momentum_is_zero(dtype):
     """torch creates a buffer at the first gradient, with that value, as if it were zero before."""
     state = saved("sgd", dtype=dtype)
     state["state"][NAMES.index("up.bias")] = {"momentum_buffer": None}
+    for each in state["param_groups"]:
+        each["lr"] = 1  # no float
     moments = read(state)
+    assert moments.hyperparameters["lr"] == 1
     np.testing.assert_array_equal(moments.first["up.bias"], np.zeros(6))
     assert {array.dtype.name for array in moments.first.values()} == {dtype}
 

@@ -299,13 +299,16 @@ def test_shards_are_read_as_one_file(tmp_path):
     assert list(flax_msgpack.FORMAT.inspect(index).sha256) == [index.name, *shards]
 
 
-def test_shards_with_other_tensors_are_refused(tmp_path):
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (5, ""), (6, " and 1 more")])
+def test_shards_with_other_tensors_are_refused(tmp_path, count, more):
     index = sharded(tmp_path, tree())
     content = json.loads(index.read_text())
     del content["weight_map"]["scalar/scale"]
-    content["weight_map"]["more/scale"] = "flax_model-00001-of-00002.msgpack"
+    names = [f"more/{i}" for i in range(count)]
+    content["weight_map"] |= dict.fromkeys(names, "flax_model-00001-of-00002.msgpack")
     index.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="without 'more/scale', with unexpected 'scalar/scale'"):
+    message = f"without {', '.join(map(repr, names[:5]))}{more}, with unexpected 'scalar/scale'"
+    with pytest.raises(InputError, match=message):
         flax_msgpack.FORMAT.open(index)
 
 

@@ -46,6 +46,7 @@ def test_the_usual_layout_of_a_kind_is_first(kind, torch, flax, axes, sizes):
         ((6, 6), [(6, 2, 3)], "d (h e) -> d h e", {}),
         ((18, 6), [(6, 6)] * 3, "(h part e) i -> i (h e)", {"h": 2}),
         ((18, 6), [(6, 2, 3)] * 3, "(h part e) d -> d h e", {}),
+        ((192, 6), [(6, 64)] * 3, "(h part e) i -> i (h e)", {"h": 64}),
         ((3, 4, 6), [(6, 4)] * 3, "part o i -> i o", {}),
     ],
 )
