@@ -36,7 +36,8 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     command = ["convert", weights, tmp_path / "12", "--config", config_file, "--force"]
     console.refused(3, ["12", "not a checkpoint"], *command)
     os.symlink(folder, tmp_path / "link")
-    console.refused(3, ["link"], *to_folder[:2], tmp_path / "link", *to_folder[3:], "--force")
+    to_link = [*to_folder[:2], tmp_path / "link", *to_folder[3:], "--force"]
+    console.refused(3, ["is a link, which no folder replaces"], *to_link)
     os.symlink(file, tmp_path / "same.pt")
     for same in (file, tmp_path / "same.pt", tmp_path / "12/../file.pt"):
         console.refused(2, [f"{same}: is the source as well"], "convert", file, same, "--force")

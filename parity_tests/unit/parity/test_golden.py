@@ -57,6 +57,7 @@ def test_other_dtypes_seeds_and_batches_are_refused(path):
         (("bfloat16", 3, BATCH), "has float64 and float32, not bfloat16"),
         (("float64", 4, BATCH), "belong to seed 3, not 4"),
         (("float64", 3, [BATCH[0] + 1]), "was recorded on another batch"),
+        (("float64", 3, [*BATCH, BATCH[0]]), "was recorded on another batch"),
     ):
         with pytest.raises(ConfigError, match=message):
             loaded(*arguments)
