@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 
 @dataclass
@@ -132,11 +133,29 @@ class Wide(TorchDispatchMode):
             return torch.complex128 if value.is_complex else torch.float64
 
         named = {name: widened(value) for name, value in (kwargs or {}).items()}
-        result = function(*map(widened, args), **named)
+        try:
+            result = function(*map(widened, args), **named)
+        except RuntimeError as error:
+            result = self._narrow(function, args, kwargs or {}, error)
         if function is torch.ops.aten.lift_fresh.default and _is_narrow(result.dtype):
             self.report(result.dtype)  # torch.tensor(..., dtype=torch.float32)
             result = in_dtype(result, torch.float64)
         return result
+
+    def _narrow(self, function: Any, args: tuple, kwargs: dict, error: RuntimeError) -> Any:
+        """The result in float64 of an operation that has no kernel for it, such as grouped_mm."""
+
+        def cast(tensor: Any, source: torch.dtype, dtype: torch.dtype) -> Any:
+            floating = isinstance(tensor, torch.Tensor) and tensor.dtype == source
+            return tensor.to(dtype) if floating else tensor
+
+        inputs = tree_map(lambda x: cast(x, torch.float64, torch.float32), (args, kwargs))
+        try:
+            result = function(*inputs[0], **inputs[1])
+        except RuntimeError:
+            raise error from None
+        self.report(torch.float32)
+        return tree_map(lambda x: cast(x, torch.float32, torch.float64), result)
 
     def __enter__(self) -> Any:
         self.default = torch.get_default_dtype()

@@ -21,8 +21,8 @@ _SAME_WORDS = """
     cross encoderattn encdecattention crossattention crossattn xattn; q query; k key; v value;
     out o output; mlp ffn ff feedforward densereludense; up fc1 wi intermediate linear1 lin1 fc cfc;
     down fc2 linear2 lin2 wo; gate wi0; norm ln layernorm rms rmsnorm groupnorm normalization;
-    bn batchnorm; embed embedding embeddings emb embedder wte tokens token shared; inner input;
-    pos position positions positional wpe; encoder enc; decoder dec; head lmhead classifier logits
+    bn batchnorm; embed embedding embeddings emb embedder wte tokens token tok shared; inner input;
+    pos position positions positional wpe; encoder enc; decoder dec; head lmhead lm classifier logits
     unembed; final last f post; conv convolution conv2d; mean runningmean; var runningvar
 """
 _SYNONYMS = {
@@ -97,17 +97,18 @@ def matched(torch: Sequence[Part], flax: Sequence[Part]) -> list[Match]:
     table = _Likeness(torch, flax)
     sizes = {math.prod(part.shape) for part in flax}
     matches = table.packed([part for part in torch if math.prod(part.shape) not in sizes], flax)
-    matches += table.modules(*_without(matches, torch, flax))
-    theirs, ours = _without(matches, torch, flax)
+    matches += table.modules(*unmatched(matches, torch, flax))
+    theirs, ours = unmatched(matches, torch, flax)
     for size in {math.prod(part.shape) for part in theirs}:
         same = ([p for p in side if math.prod(p.shape) == size] for side in (theirs, ours))
         matches += table.parts(*same)
-    return matches + table.packed(*_without(matches, torch, flax))
+    return matches + table.packed(*unmatched(matches, torch, flax))
 
 
-def _without(
+def unmatched(
     matches: Sequence[Match], torch: Sequence[Part], flax: Sequence[Part]
 ) -> tuple[list[Part], list[Part]]:
+    """Return the tensors and the arrays that are in no match."""
     names = {match.torch for match in matches}, {n for match in matches for n in match.flax}
     return [p for p in torch if p.name not in names[0]], [p for p in flax if p.name not in names[1]]
 
@@ -162,7 +163,7 @@ class _Likeness:
                 likeness = self.of([p.name for p in one], [p.name for p in other])
                 place = abs(i - j * len(theirs) / len(ours))
                 roles = [{_role(part) for part in pair} - {""} for pair in pairs]
-                apart = any(len(each) > 1 for each in roles)
+                apart = any(len(each) > 1 for each in roles) or any(_unlike(*p) for p in pairs)
                 scores[i, j] = likeness + 1.5 / (1 + place) - 3 * apart
         matches = []
         for i, j in zip(*linear_sum_assignment(-scores), strict=True):
@@ -210,14 +211,15 @@ class _Likeness:
         self, free: Sequence[Part], owners: tuple[str, ...] | None
     ) -> Iterator[tuple[str, ...]]:
         """Return arrays of the same name in modules that are next to one another when they run, or
-        in these modules."""
+        in these modules; and arrays of one module and one shape, such as those of experts."""
         siblings: dict[Any, list[Part]] = defaultdict(list)
         for part in sorted(free, key=lambda part: part.rank):
             *around, _, leaf = ["", "", *part.name.split(".")]
-            for key in ((*around, leaf), (*around, leaf, part.shape)):
+            module = part.name.rpartition(".")[0]
+            for key in ((*around, leaf), (*around, leaf, part.shape), (module, part.shape)):
                 siblings[key].append(part)
         for group in siblings.values():
-            if owners is not None:
+            if owners is not None and len({*owners}) > 1:
                 inside = {part.name.rpartition(".")[0]: part.name for part in group}
                 if inside.keys() >= {*owners}:
                     yield tuple(inside[owner] for owner in owners)
@@ -236,6 +238,12 @@ class _Likeness:
 def _role(part: Part) -> str:
     """Return what a tensor is in its module, as far as its name says so."""
     return next(iter(sorted(_ROLES & words(part.name.rpartition(".")[2]))), "")
+
+
+def _unlike(tensor: Part, array: Part) -> bool:
+    """Return True if one of them is an embedding, and the other the matrix of a product."""
+    leaf, table = array.name.rpartition(".")[2], "Embedding" in tensor.kind
+    return (table and leaf == "kernel") or (tensor.kind == "Linear" and leaf == "embedding")
 
 
 def _is_bias(name: str) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -369,23 +370,22 @@ def axes(
     ours: np.ndarray, theirs: np.ndarray, usual: Mapping[int, tuple[int, ...]] | None = None
 ) -> tuple[int, ...] | None:
     """Return the order of our axes that is theirs: the same, the length before the batch, or the
-    channels after the batch; the same too if one side has axes of the other as one. None if their
-    shape is none of these.
+    channels after the batch. One side may have axes of the other as one, such as heads or the two
+    of an image. None if their shape is none of these.
 
     If several have their shape, only the numbers tell: another than the same must be much nearer.
     If these do not tell either, the order is the usual one of so many axes.
     """
     same = tuple(range(ours.ndim))
-    if ours.ndim != theirs.ndim:
-        return same if same_but_merged(ours.shape, theirs.shape) else None
     further = [(1, 0, *same[2:]), (0, same[-1], *same[1:-1])] if ours.ndim >= 2 else []
     orders = dict.fromkeys([same, *further])
-    fitting = [order for order in orders if ours.transpose(order).shape == theirs.shape]
+    fits = operator.eq if ours.ndim == theirs.ndim else same_but_merged
+    fitting = [order for order in orders if fits(ours.transpose(order).shape, theirs.shape)]
     if len(fitting) < 2:
         return fitting[0] if fitting else None
 
     def distance(order: tuple[int, ...]) -> float:
-        return difference.difference(ours.transpose(order), theirs).max_abs
+        return difference.difference(as_theirs(ours, order, theirs.shape), theirs).max_abs
 
     nearest, other = min(fitting, key=distance), (usual or {}).get(ours.ndim)
     if distance(nearest) < _NEARER * distance(fitting[0]):

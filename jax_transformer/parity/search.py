@@ -20,7 +20,7 @@ from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.matching import Match, Part, template
 from jax_transformer.parity.proposal import SAME, Entry, Line, Proposal
 from jax_transformer.parity.recording import Program, Recording
-from jax_transformer.weights import any_model, arrays
+from jax_transformer.weights import any_model, arrays, layouts
 from jax_transformer.weights.any_model import Stacked, Unused
 from jax_transformer.weights.rules import Alias, Rule
 
@@ -104,11 +104,18 @@ class _Search:
                 f" {theirs.result.shape}: pass call_flax= or call_torch= to make them equal"
             )
         self.tensors, self.ties = self._tensors(theirs), self._ties()
-        self.stacks = self._stacks()
-        self.parts = self._parts()
         self.usual: dict[int, tuple[int, ...]] = {}
         self.tried = 0
-        self.matches = matching.matched(self.tensors, self.parts)
+        self.stacks: list[Stacked] = []
+        modules = [key.rpartition("#")[0] for key in self.ours.order]
+        for _ in range(2):  # experts may be stacked in stacked layers
+            self._stack(self._parts(), modules, self.tensors)
+        self.matches = matching.matched(self.tensors, self._parts())
+        # An array that joins tensors may have the size of another tensor
+        tensors, free = matching.unmatched(self.matches, self.tensors, self._parts())
+        if self._stack(free, (), tensors):
+            self.matches = matching.matched(self.tensors, self._parts())
+        self.parts = self._parts()
         if not self.matches:
             raise ConfigError("no tensor of the PyTorch module has the size of an array")
 
@@ -136,16 +143,14 @@ class _Search:
             if x.dtype.kind == "f" or x.dtype.name == "bfloat16"
         ]
 
-    def _stacks(self) -> list[Stacked]:
-        modules = [key.rpartition("#")[0] for key in self.ours.order]
-        stacks: list[Stacked] = []
-        for _ in range(2):  # experts may be stacked in stacked layers
-            layers = any_model.layers_of(self.floating, stacks)
-            shapes = {name: layer.shape for name, (_, layer) in layers.items()}
-            axes = matching.stacks(shapes, modules, self.tensors)
-            new = {template(name).replace("{}", "{i}"): each for name, each in axes.items()}
-            stacks += [Stacked(name, *each) for name, each in new.items()]
-        return stacks
+    def _stack(
+        self, parts: Sequence[Part], modules: Sequence[str], tensors: Sequence[Part]
+    ) -> bool:
+        """Add those of these arrays that hold several layers or tensors; False if none does."""
+        axes = matching.stacks({part.name: part.shape for part in parts}, modules, tensors)
+        new = {template(name).replace("{}", "{i}"): each for name, each in axes.items()}
+        self.stacks += [Stacked(name, *each) for name, each in new.items()]
+        return bool(new)
 
     def _parts(self) -> list[Part]:
         layers = any_model.layers_of(self.floating, self.stacks)
@@ -268,22 +273,46 @@ class _Search:
             scopes |= dict.fromkeys(_around(name)[:2])
         for name in [*scopes, *itertools.chain.from_iterable(map(_around, wrong)), ""]:
             scopes.setdefault(name)
-        for scope in scopes:
-            for changed in self._changes(scope):
-                if self.tried >= _TRIES:
-                    return None
-                if sum(self.judged(changed).values()) > agreeing:
-                    return changed
+        wide = itertools.chain.from_iterable(map(self._changes, scopes))
+        for changed in itertools.chain(self._another_layout(verdicts), wide):
+            if self.tried >= _TRIES:
+                return None
+            if sum(self.judged(changed).values()) > agreeing:
+                return changed
         return None
 
-    def _changes(self, scope: str) -> Iterator[list[Match]]:
-        """Return other matches within modules of one name, the same in all of them."""
+    def _groups(self, scope: str = "") -> list[list[int]]:
+        """Return the matches within modules of one name, grouped by tensors of one name."""
         alike: dict[Any, list[int]] = defaultdict(list)
         for i, match in enumerate(self.matches):
             name = template(match.flax[0])
             if not scope or name.startswith(f"{scope}."):
                 alike[template(match.torch), len(match.layouts), match.kind].append(i)
-        groups = list(alike.values())
+        return list(alike.values())
+
+    def _another_layout(self, verdicts: Mapping[str, bool]) -> Iterator[list[Match]]:
+        """Return another layout of one group of tensors, for each; then those after a flattened
+        image, of kernels whose modules are wrong."""
+        for group in self._groups():
+            first = self.matches[group[0]]
+            for number in range(len(first.layouts)):
+                if number != first.choice:
+                    changed = list(self.matches)
+                    for i in group:
+                        changed[i] = replace(changed[i], choice=number)
+                    yield changed
+        shapes = {part.name: part.shape for part in self.parts}
+        for i, match in enumerate(self.matches):
+            name = match.flax[0]
+            if match.kind == "Linear" and not verdicts.get(f"{name.rpartition('.')[0]}#0", True):
+                for layout in layouts.flattened(self.state[match.torch].shape, shapes[name]):
+                    options = [*match.layouts, layout]
+                    other = replace(match, layouts=options, choice=len(options) - 1)
+                    yield [*self.matches[:i], other, *self.matches[i + 1 :]]
+
+    def _changes(self, scope: str) -> Iterator[list[Match]]:
+        """Return other matches within modules of one name, the same in all of them."""
+        groups = self._groups(scope)
         yield from self._other_layouts(groups)
         if any(len(self.matches[group[0]].flax) > 1 for group in groups):
             yield from self._other_parts(groups)
@@ -386,8 +415,8 @@ class _Search:
     def _line(self, match: Match, off: float, ours: Sequence[np.ndarray]) -> Line:
         """Return a match's entry, with what proves it: the result, and its arrays' gradient."""
         rule = match.rule
-        layouts = [layout.axes or "the same axes" for layout in match.layouts]
-        others = tuple(axes for i, axes in enumerate(layouts) if i != match.choice)[:4]
+        every = [layout.axes or "the same axes" for layout in match.layouts]
+        others = tuple(axes for i, axes in enumerate(every) if i != match.choice)[:4]
         acting = max(np.abs(array).max(initial=0) for array in ours) / self.largest
         first = self.ties.get(match.torch, match.torch)
         gradient = self.theirs.parameters.get(first)

@@ -45,6 +45,16 @@ def layouts(torch: Shape, flax: Sequence[Shape], kind: str = "") -> list[Layout]
     return [layout for i, layout in enumerate(written) if layout not in written[:i]]
 
 
+def flattened(torch: Shape, flax: Shape) -> list[Layout]:
+    """Return the layouts of a kernel behind a flattened image: PyTorch's features are channel by
+    channel, and Flax's pixel by pixel, or the other way round. The shapes tell no sizes."""
+    if len(torch) != 2 or tuple(flax) != tuple(torch[::-1]):
+        return []
+    inputs = torch[1]
+    counts = [n for n in range(2, inputs // 2 + 1) if inputs % n == 0]
+    return [Layout("o (h e) -> (e h) o", {"h": count}) for count in counts]
+
+
 def _single(torch: Shape, flax: Shape, kind: str) -> Iterator[_Layout]:
     if math.prod(torch) != math.prod(flax):
         return
