@@ -156,6 +156,119 @@ def test_an_array_that_joins_tensors_is_parts_of_itself():
     np.testing.assert_allclose(ours(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
 
 
+class TheirImage(torch.nn.Module):
+    """Patches by a convolution, and a classifier of all channels' pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.norm = torch.nn.Conv2d(3, 4, 2, stride=2), torch.nn.GroupNorm(2, 4)
+        self.fc = torch.nn.Linear(4 * 6, 5)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.norm(self.patch(x))).flatten(1))
+
+
+class OurImage(nnx.Module):
+    """Patches by a linear layer, and a classifier of all pixels' channels."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.embed, self.head = nnx.Linear(12, 4, rngs=rngs), nnx.Linear(24, 5, rngs=rngs)
+        self.norm = nnx.GroupNorm(4, num_groups=2, epsilon=1e-5, rngs=rngs)
+
+    def __call__(self, x, wrong=False):
+        x = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 2, 4, 3, 5, 1).reshape(2, 6, 12)
+        y = jnp.tanh(self.norm(self.embed(x))).reshape(2, -1)
+        return self.head(jnp.exp(y) if wrong else y)
+
+
+def test_patches_and_a_flattened_image_have_their_own_order():
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
+    proposal = propose(TheirImage(), OurImage(nnx.Rngs(0)), x)
+    assert proposal.proven and not proposal.first_difference, str(proposal)
+    axes = {line.entry.torch: line.entry.axes for line in proposal.entries}
+    assert axes["patch.weight"] == "d h e f -> (e f h) d"
+    assert axes["fc.weight"] == "o (h e) -> (e h) o"
+
+
+def test_where_outputs_differ_the_first_module_is_named_and_the_right_ones_are_said():
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
+    ours, call = OurImage(nnx.Rngs(0)), {"call_flax": lambda model, x: model(x, wrong=True)}
+    proposal = propose(TheirImage(), ours, x, **call)
+    assert proposal.first_difference == proposal.to_data()["first_difference"] == "head"
+    assert "of the largest, first that of head;" in proposal.summary()
+    reasons = {line.entry.torch: line.reason for line in proposal.entries}
+    assert reasons["patch.weight"].endswith("the outputs differ, but not that of embed")
+    assert reasons["fc.weight"].endswith("the outputs differ")
+
+
+class TheirExperts(torch.nn.Module):
+    """Two experts in one tensor of gates and values, before a product that has no float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up = torch.nn.Parameter(torch.randn(3, 8, 6))
+        self.q, self.k, self.v = (torch.nn.Linear(6, n, bias=False) for n in (6, 3, 3))
+
+    def forward(self, x):
+        gate, up = (x @ self.gate_up[1:].sum(0).T + x @ self.gate_up[0].T * 2).chunk(2, -1)
+        y = torch.cat([(torch.tanh(gate) * up), self.k(x) * self.v(x)], -1)
+        y = torch.nn.functional.pad(torch.cat([y, self.q(x)], -1), (0, 3))
+        return torch._grouped_mm(y.reshape(1, -1, 16), torch.eye(16)[None].to(y))
+
+
+class OurExperts(nnx.Module):
+    """The same in two arrays; keys and values are one kernel, of the size of another tensor."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.w_up, self.w_gate = (nnx.Param(jnp.zeros((3, 6, 4))) for _ in range(2))
+        self.q, self.kv = (nnx.Linear(6, 6, use_bias=False, rngs=rngs) for _ in range(2))
+
+    def __call__(self, x):
+        gate, up = (x @ w[1:].sum(0) + x @ w[0] * 2 for w in (self.w_gate[...], self.w_up[...]))
+        k, v = jnp.split(self.kv(x), 2, -1)
+        y = jnp.concatenate([jnp.tanh(gate) * up, k * v, self.q(x)], -1)
+        return jnp.pad(y, ((0, 0), (0, 0), (0, 3))).reshape(1, -1, 16)
+
+
+def test_arrays_of_one_module_joined_arrays_and_products_without_float64():
+    x = np.random.default_rng(0).standard_normal((2, 4, 6))
+    proposal = propose(TheirExperts(), OurExperts(nnx.Rngs(0)), x)
+    assert proposal.proven, str(proposal)
+    assert Stacked("kv.kernel", axis=1, parts=2) in proposal.table
+    (rule,) = (each for each in proposal.table[1:] if each.torch == "gate_up")
+    assert rule.flax == ("w_gate", "w_up") and rule.axes == "o (part i) x -> o x i"
+
+
+class Recurrent(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        def cell(inputs: int) -> nnx.RNN:
+            return nnx.RNN(nnx.LSTMCell(inputs, 4, rngs=rngs))
+
+        self.layers = nnx.List([nnx.Bidirectional(cell(n), cell(n)) for n in (3, 8)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_an_rnn_of_two_layers_and_directions_has_biases_without_an_array():
+    theirs = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    x = np.random.default_rng(0).standard_normal((2, 3, 3))
+    call = {"call_torch": lambda module, x: module(x)[0]}
+    proposal = propose(theirs, Recurrent(nnx.Rngs(0)), x, **call)
+    lines = {line.entry.torch: line for line in proposal.entries}
+    second = {name for name, line in lines.items() if not line.proven}
+    assert second == {name for name in lines if name.startswith("bias_ih")}, str(proposal)
+    assert proposal.off_by < 1e-5 and not proposal.converts and not proposal.missing
+    assert lines["bias_ih_l1"].reason == (
+        "no array for its shape (16,); the rest is compared with zeros in it"
+    )
+    assert lines["weight_hh_l1_reverse"].entry.flax == tuple(
+        f"layers.1.backward_rnn.cell.h{gate}.kernel" for gate in "ifgo"
+    )
+
+
 class TheirTies(torch.nn.Module):
     """One matrix under three names."""
 
@@ -401,7 +514,11 @@ def test_the_command_prints_the_table_as_code(tmp_path, capfd):
     assert main([*models, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["proven"] is True
     for arguments, code, text in (
-        ([f"{path}:theirs", f"{path}:other", "--batch", str(batch)], 1, "0 of 1 rule proven"),
+        (
+            [f"{path}:theirs", f"{path}:other", "--batch", str(batch)],
+            1,
+            ", 1 tensor without an array;",
+        ),
         ([f"{path}:theirs", f"{path}:ours"], 2, "no batch: define batch()"),
         ([f"{path}:theirs", f"{path}:our"], 2, "has no 'our' (did you mean 'ours'?)"),
         ([f"{path}:theirs", f"{path}:BATCH"], 2, "is a ndarray, not a function"),

@@ -4,7 +4,6 @@ modules run, and the numbers of layers. Nothing here is proven."""
 import difflib
 import itertools
 import math
-import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,10 @@ _SAME_WORDS = """
     out o output; mlp ffn ff feedforward densereludense; up fc1 wi intermediate linear1 lin1 fc cfc;
     down fc2 linear2 lin2 wo; gate wi0; norm ln layernorm rms rmsnorm groupnorm normalization;
     bn batchnorm; embed embedding embeddings emb embedder wte tokens token tok shared; inner input;
-    pos position positions positional wpe; encoder enc; decoder dec; head lmhead lm classifier logits
-    unembed; final last f post; conv convolution conv2d; mean runningmean; var runningvar
+    pos position positions positional wpe; encoder enc; decoder dec; final last f post;
+    head lmhead lm classifier logits unembed; conv convolution conv2d; mean runningmean;
+    var runningvar; forward fwd; backward reverse bwd; ih ii ig io ir iz densei;
+    hh hi hf hg ho hn hr hz denseh
 """
 _SYNONYMS = {
     word: group.split()[0] for group in _SAME_WORDS.split(";") for word in group.split()[1:]
@@ -187,24 +188,31 @@ class _Likeness:
         free = {part.name: part for part in ours}
         chosen: dict[str, tuple[str, ...]] = {}
         matches = []
-        for tensor in sorted(theirs, key=lambda part: -math.prod(part.shape)):
-            owner = tensor.name.rpartition(".")[0]
-            options: list[tuple[float, tuple[str, ...], list[Layout]]] = []
-            for names in self._groups(list(free.values()), chosen.get(owner)):
-                shapes = [free[name].shape for name in names]
-                if sum(map(math.prod, shapes)) != math.prod(tensor.shape):
-                    continue
-                if not (allowed := layouts(tensor.shape, shapes, tensor.kind)):
-                    continue
-                place = abs(_place(tensor, theirs) - _place(free[names[0]], ours))
-                options.append((self.of([tensor.name], names) - place, names, allowed))
-            if options:
-                _, names, allowed = max(options, key=operator.itemgetter(0))
-                chosen.setdefault(owner, tuple(name.rpartition(".")[0] for name in names))
-                reason = "the sum of the sizes"
-                matches.append(Match(tensor.name, names, allowed, tensor.kind, reason))
-                for name in names:
-                    del free[name]
+        by_size = itertools.groupby(sorted(theirs, key=lambda p: -_size(p)), key=_size)
+        for size, tensors in by_size:
+            options: list[tuple[float, Part, tuple[str, ...], list[Layout]]] = []
+            for tensor in tensors:
+                owners = chosen.get(tensor.name.rpartition(".")[0])
+                near = [*self._groups(list(free.values()), owners)] if owners else []
+                # A module may have several layers, as an RNN
+                for names in (*near, *self._groups(list(free.values()), None)):
+                    shapes = [free[name].shape for name in names]
+                    if sum(map(math.prod, shapes)) != size:
+                        continue
+                    if allowed := layouts(tensor.shape, shapes, tensor.kind):
+                        place = abs(_place(tensor, theirs) - _place(free[names[0]], ours))
+                        score = self.of([tensor.name], names) - place + 9 * (names in near)
+                        options.append((score, tensor, names, allowed))
+            ended = set()
+            for _, tensor, names, allowed in sorted(options, key=lambda each: -each[0]):
+                if tensor.name not in ended and free.keys() >= {*names}:
+                    ended.add(tensor.name)
+                    owner = tensor.name.rpartition(".")[0]
+                    chosen.setdefault(owner, tuple(name.rpartition(".")[0] for name in names))
+                    reason = "the sum of the sizes"
+                    matches.append(Match(tensor.name, names, allowed, tensor.kind, reason))
+                    for name in names:
+                        del free[name]
         return matches
 
     def _groups(
@@ -235,6 +243,10 @@ class _Likeness:
         return next((order.index(word) for word in order if word in self.words[name]), len(order))
 
 
+def _size(part: Part) -> int:
+    return math.prod(part.shape)
+
+
 def _role(part: Part) -> str:
     """Return what a tensor is in its module, as far as its name says so."""
     return next(iter(sorted(_ROLES & words(part.name.rpartition(".")[2]))), "")
@@ -246,7 +258,8 @@ def _unlike(tensor: Part, array: Part) -> bool:
     return (table and leaf == "kernel") or (tensor.kind == "Linear" and leaf == "embedding")
 
 
-def _is_bias(name: str) -> bool:
+def is_bias(name: str) -> bool:
+    """Return True if the last part of a name says bias."""
     return "bias" in words(name.rpartition(".")[2])
 
 
@@ -265,7 +278,7 @@ def stacks(
     size, but with enough of the size of its parts, holds these along its first axis, or one after
     the other along its last one.
     """
-    sizes = Counter((_is_bias(part.name), math.prod(part.shape)) for part in tensors)
+    sizes = Counter((is_bias(part.name), math.prod(part.shape)) for part in tensors)
     result: dict[str, tuple[int, int]] = {}
     counts: dict[str, int] = {}
     for module in modules:
@@ -283,7 +296,7 @@ def stacks(
         if axes:
             result[root] = axes[0], 0
     for name, shape in arrays.items():
-        bias, size = _is_bias(name), math.prod(shape)
+        bias, size = is_bias(name), math.prod(shape)
         if any(name.startswith(f"{root}.") for root in result) or (bias, size) in sizes:
             continue
         packed = any((bias, size * n) in sizes for n in (2, 3, 4))  # a part of a tensor itself

@@ -41,6 +41,9 @@ class Proposal:
     """True if the tensors come back bit for bit."""
     tried: int
     """Number of tables that were compared."""
+    first_difference: str = ""
+    """The first module whose output differs although those before it are right; empty if none is
+    known, or the models' outputs agree."""
 
     @property
     def table(self) -> list[Entry]:
@@ -56,7 +59,8 @@ class Proposal:
     def converts(self) -> bool:
         """True if the table converts every weight and the models' outputs agree, whether or not
         each rule acts on them."""
-        return self.round_trip and not self.missing and self.off_by < SAME
+        unused = any(isinstance(line.entry, Unused) and not line.proven for line in self.entries)
+        return self.round_trip and not (self.missing or unused) and self.off_by < SAME
 
     def code(self) -> str:
         """Return the table as a Python file. A rule that is not proven has a comment."""
@@ -85,11 +89,14 @@ class Proposal:
         """Return the result in a sentence."""
         rules = [line for line in self.entries if isinstance(line.entry, Rule)]
         proven = sum(line.proven for line in rules)
+        count = sum(isinstance(each.entry, Unused) and not each.proven for each in self.entries)
+        unused = f", {counted(count, 'tensor')} without an array" if count else ""
+        first = f", first that of {self.first_difference}" if self.first_difference else ""
         back = "come back bit for bit" if self.round_trip else "do not come back bit for bit"
         return (
             f"{proven} of {counted(len(rules), 'rule')} proven, "
-            f"{counted(len(self.missing), 'array')} without a tensor; outputs differ by"
-            f" {self.off_by:.1e} of the largest; the tensors {back}"
+            f"{counted(len(self.missing), 'array')} without a tensor{unused}; outputs differ by"
+            f" {self.off_by:.1e} of the largest{first}; the tensors {back}"
         )
 
     def __str__(self) -> str:
@@ -110,6 +117,7 @@ class Proposal:
         return {
             "proven": self.proven,
             "off_by": self.off_by,
+            "first_difference": self.first_difference,
             "round_trip": self.round_trip,
             "missing": list(self.missing),
             "entries": entries,

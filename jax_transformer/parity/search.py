@@ -29,7 +29,7 @@ SAME_GRADIENT = 3e-2
 than outputs."""
 NOTHING = 1e-10
 """Relative size below which a gradient is rounding: the array does not act on the result."""
-_INERT = "does not act on the result"
+_INERT, _DIFFER = "does not act on the result", "the outputs differ"
 _TRIES = 600
 """Tables that are tried at most."""
 _MOST_COMBINED = 256
@@ -250,7 +250,17 @@ class _Search:
                 spread, mean = float(wide.std()), float(np.abs(wide).mean())
                 scale = spread if spread > 1e-6 * mean else 0.1
                 state[name] = wide + 0.5 * scale * rng.uniform(-1, 1, wide.shape)
+            elif self._is_zeroed(name):
+                state[name] = np.zeros_like(x)
         return state
+
+    def _is_zeroed(self, tensor: str) -> bool:
+        """Return True for a bias without an array, such as the second one of PyTorch's RNNs."""
+        return (
+            matching.is_bias(tensor)
+            and tensor in dict(self.module.named_parameters())
+            and tensor not in {self.ties.get(match.torch, match.torch) for match in self.matches}
+        )
 
     def _ties(self) -> dict[str, str]:
         """Return the first tensor that has the same memory, by tensor."""
@@ -405,12 +415,15 @@ class _Search:
         for match in sorted(self.matches, key=lambda match: list(self.state).index(match.torch)):
             ours = [gradients[name][1] for name in match.flax]
             lines.append(self._line(match, off, ours))
-        lines = self._by_modules(lines)
+        right = self.judged(self.matches)
+        lines = self._by_modules(lines, right)
         lines += self._without_rule({match.torch for match in self.matches})
         covered = {name for match in self.matches for name in match.flax}
         missing = [part.name for part in self.parts if part.name not in covered] + self.others
         back = not missing and self._comes_back([line.entry for line in lines])
-        return Proposal(lines, missing, off, back, self.tried)
+        wrong = [call.rpartition("#")[0] for call, same in right.items() if call and not same]
+        first = wrong[0] if wrong and off >= SAME else ""
+        return Proposal(lines, missing, off, back, self.tried, first)
 
     def _line(self, match: Match, off: float, ours: Sequence[np.ndarray]) -> Line:
         """Return a match's entry, with what proves it: the result, and its arrays' gradient."""
@@ -422,7 +435,7 @@ class _Search:
         gradient = self.theirs.parameters.get(first)
         differs = gradient is not None and _off(self.joined[first], gradient) > SAME_GRADIENT
         if off >= SAME:
-            problem = "the outputs differ"
+            problem = _DIFFER
         elif acting < NOTHING or (differs and acting < off):
             problem = _INERT
         elif differs:
@@ -437,25 +450,33 @@ class _Search:
         parameters = dict(self.module.named_parameters())
         for name in [name for name in self.state if name not in ruled]:
             same = [n for n in self.state if n in ruled and groups[n] == groups[name]]
+            shape = self.state[name].shape
             if same:
                 yield Line(Alias(name, same[0]), "the same memory", True)
             elif name in parameters:
-                yield Line(Unused(name), f"no array for its shape {self.state[name].shape}", False)
+                zeros = "; the rest is compared with zeros in it" * self._is_zeroed(name)
+                yield Line(Unused(name), f"no array for its shape {shape}{zeros}", False)
             else:
                 yield Line(Unused(name), "no parameter", True)
 
-    def _by_modules(self, lines: Sequence[Line]) -> list[Line]:
+    def _by_modules(self, lines: Sequence[Line], right: Mapping[str, bool]) -> list[Line]:
         """Return the lines; a rule without a gradient is proven if its module's output is right,
-        and is not with other numbers, as for a bias of keys."""
+        and is not with other numbers, as for a bias of keys. Where the models' outputs differ, the
+        rules of the modules whose own output is right say so."""
         inert, spoilt = dict[str, Line](), list[str]()
-        for line in lines:
-            if isinstance(line.entry, Rule) and line.reason.endswith(_INERT):
-                inert[line.entry.flax[0].rpartition(".")[0]] = line
-                spoilt += line.entry.flax
-        if not inert:
-            return list(lines)
-        right, wrong = self.judged(self.matches), self.judged(self.matches, spoilt)
         result = list(lines)
+        for i, line in enumerate(lines):
+            if not isinstance(line.entry, Rule):
+                continue
+            owner = line.entry.flax[0].rpartition(".")[0]
+            if line.reason.endswith(_INERT):
+                inert[owner] = line
+                spoilt += line.entry.flax
+            elif line.reason.endswith(_DIFFER) and right.get(f"{owner}#0"):
+                result[i] = replace(line, reason=f"{line.reason}, but not that of {owner}")
+        if not inert:
+            return result
+        wrong = self.judged(self.matches, spoilt)
         for owner, line in inert.items():
             rules = [(each.entry, each.proven) for each in lines if isinstance(each.entry, Rule)]
             own = [proven for rule, proven in rules if rule.flax[0].rpartition(".")[0] == owner]

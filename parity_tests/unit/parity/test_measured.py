@@ -537,3 +537,32 @@ def test_every_argument_of_the_fixture_reaches_the_comparison(tmp_path, monkeypa
     for one in names:
         one._write(report())
     assert len({page.name for page in tmp_path.glob("*.html")}) == len(names) == 6
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "order"),
+    [
+        ((2, 6, 4), (2, 6, 4), (0, 1, 2)),
+        ((2, 6, 4), (2, 4, 6), (0, 2, 1)),
+        ((2, 6, 4), (6, 2, 4), (1, 0, 2)),
+        ((2, 6, 2, 3), (2, 6, 6), (0, 1, 2, 3)),
+        ((2, 6, 4), (2, 4, 2, 3), (0, 2, 1)),  # pixels, and an image with its channels first
+        ((2, 6, 4), (2, 3, 2, 4), (0, 1, 2)),
+        ((2, 6, 4), (2, 3, 8), None),
+        ((2, 6, 4), (2, 2, 4, 3), None),
+    ],
+)
+def test_axes_are_found_by_shape_also_where_one_side_has_two_as_one(ours, theirs, order):
+    array = np.random.default_rng(0).standard_normal(ours)
+    assert measuring.axes(array, np.zeros(theirs)) == order
+    if order is not None:
+        other = measuring.as_theirs(array, order, theirs)
+        assert other.shape == theirs and measuring.axes(array, other) == order
+        assert (measuring.as_ours(other, order, ours) == array).all()
+
+
+def test_numbers_tell_the_order_of_an_image_of_as_many_pixels_as_channels():
+    array = np.random.default_rng(0).standard_normal((2, 4, 4))
+    for order in ((0, 1, 2), (0, 2, 1)):
+        theirs = measuring.as_theirs(array, order, (2, 4, 2, 2))
+        assert measuring.axes(array, theirs) == order

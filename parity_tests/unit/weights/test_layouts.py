@@ -3,10 +3,11 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from jax_transformer.weights import Rule
-from jax_transformer.weights.layouts import layouts
+from jax_transformer.weights.layouts import flattened, layouts
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,19 @@ def test_the_usual_layout_of_a_kind_is_first(kind, torch, flax, axes, sizes):
 )
 def test_others_are_among_the_layouts(torch, flax, axes, sizes):
     assert (axes, sizes) in layouts(torch, flax, "Linear")
+
+
+def test_after_a_flattened_image_the_inputs_have_another_order():
+    """For every number of channels that may be; each is a rule between these shapes."""
+    options = flattened((5, 12), (12, 5))
+    assert [layout.sizes["h"] for layout in options] == [2, 3, 4, 6]
+    tensor = np.arange(60.0).reshape(5, 12)
+    for layout in options:
+        image = tensor.reshape(5, layout.sizes["h"], -1)
+        kernel = Rule("t", "k", *layout).part(0, tensor, [(12, 5)])
+        assert (kernel == image.transpose(2, 1, 0).reshape(12, 5)).all()
+    for torch, flax in (((5, 12), (5, 12)), ((5, 7), (7, 5)), ((4, 3, 5), (5, 3, 4))):
+        assert flattened(torch, flax) == []
 
 
 def test_every_layout_is_a_rule_between_these_shapes():
