@@ -141,7 +141,7 @@ class _Likeness:
         for side, parts in zip(sides, (theirs, ours), strict=True):
             owners: dict[str, list[Part]] = defaultdict(list)
             for part in parts:
-                owners[part.name.rpartition(".")[0]].append(part)
+                owners[owner(part.name)].append(part)
             for owned in owners.values():
                 owned.sort(key=_role)
                 side[tuple((_role(p), math.prod(p.shape)) for p in owned)].append(owned)
@@ -165,7 +165,10 @@ class _Likeness:
                 place = abs(i - j * len(theirs) / len(ours))
                 roles = [{_role(part) for part in pair} - {""} for pair in pairs]
                 apart = any(len(each) > 1 for each in roles) or any(_unlike(*p) for p in pairs)
-                scores[i, j] = likeness + 1.5 / (1 + place) - 3 * apart
+                # Parts of a joined array in the usual order have the highest sum of products
+                piece = re.search(r"\.(\d+)$", other[0].name)
+                usual = 0.05 * int(piece[1]) * self._usual(one[0].name) if piece else 0.0
+                scores[i, j] = likeness + usual + 1.5 / (1 + place) - 3 * apart
         matches = []
         for i, j in zip(*linear_sum_assignment(-scores), strict=True):
             alone = len(theirs) == 1 == len(ours)
@@ -207,8 +210,8 @@ class _Likeness:
             for _, tensor, names, allowed in sorted(options, key=lambda each: -each[0]):
                 if tensor.name not in ended and free.keys() >= {*names}:
                     ended.add(tensor.name)
-                    owner = tensor.name.rpartition(".")[0]
-                    chosen.setdefault(owner, tuple(name.rpartition(".")[0] for name in names))
+                    around = tuple(name.rpartition(".")[0] for name in names)
+                    chosen.setdefault(tensor.name.rpartition(".")[0], around)
                     reason = "the sum of the sizes"
                     matches.append(Match(tensor.name, names, allowed, tensor.kind, reason))
                     for name in names:
@@ -230,7 +233,7 @@ class _Likeness:
             if owners is not None and len({*owners}) > 1:
                 inside = {part.name.rpartition(".")[0]: part.name for part in group}
                 if inside.keys() >= {*owners}:
-                    yield tuple(inside[owner] for owner in owners)
+                    yield tuple(map(inside.__getitem__, owners))
                 continue
             for count in range(2, min(len(group), _MOST_PARTS) + 1):
                 for start in range(len(group) - count + 1):
@@ -249,7 +252,7 @@ def _size(part: Part) -> int:
 
 def _role(part: Part) -> str:
     """Return what a tensor is in its module, as far as its name says so."""
-    return next(iter(sorted(_ROLES & words(part.name.rpartition(".")[2]))), "")
+    return next(iter(sorted(_ROLES & words(_leaf(part.name)))), "")
 
 
 def _unlike(tensor: Part, array: Part) -> bool:
@@ -258,9 +261,22 @@ def _unlike(tensor: Part, array: Part) -> bool:
     return (table and leaf == "kernel") or (tensor.kind == "Linear" and leaf == "embedding")
 
 
+def owner(name: str) -> str:
+    """Return the module of an array: without the collection of Linen's statistics, and ``qkv.0`` of
+    ``qkv.kernel.0``, a part of a joined array."""
+    module, _, last = name.removeprefix("batch_stats.").rpartition(".")
+    return f"{module.rpartition('.')[0]}.{last}" if last.isdecimal() else module
+
+
+def _leaf(name: str) -> str:
+    """Return what an array is called in its module."""
+    module, _, last = name.rpartition(".")
+    return module.rpartition(".")[2] if last.isdecimal() else last
+
+
 def is_bias(name: str) -> bool:
     """Return True if the last part of a name says bias."""
-    return "bias" in words(name.rpartition(".")[2])
+    return "bias" in words(_leaf(name))
 
 
 def _place(part: Part, parts: Sequence[Part]) -> float:

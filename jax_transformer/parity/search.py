@@ -104,7 +104,8 @@ class _Search:
                 f" {theirs.result.shape}: pass call_flax= or call_torch= to make them equal"
             )
         self.tensors, self.ties = self._tensors(theirs), self._ties()
-        self.usual: dict[int, tuple[int, ...]] = {}
+        images = any("Conv2d" in type(part).__name__ for part in module.modules())
+        self.usual: dict[int, tuple[int, ...]] = {4: (0, 3, 1, 2)} if images else {}
         self.tried = 0
         self.stacks: list[Stacked] = []
         modules = [key.rpartition("#")[0] for key in self.ours.order]
@@ -240,7 +241,8 @@ class _Search:
         return self._distance(run.result, self.theirs.result) < SAME
 
     def _random(self) -> dict[str, np.ndarray]:
-        """Return the weights, each changed a little: zeros and ones would hide an exchange."""
+        """Return the weights, each changed: zeros and ones would hide an exchange, and matrices of
+        small numbers a wrong attention, whose weights are then all the same."""
         rng, state = np.random.default_rng(0), dict[str, np.ndarray]()
         known = {self.ties.get(match.torch, match.torch) for match in self.matches}
         for name, x in self.state.items():
@@ -249,6 +251,8 @@ class _Search:
                 wide = x.astype(np.float64)
                 spread, mean = float(wide.std()), float(np.abs(wide).mean())
                 scale = spread if spread > 1e-6 * mean else 0.1
+                if wide.ndim > 1 and wide.size:
+                    scale = max(scale, 2 * wide[0].size ** -0.5)
                 state[name] = wide + 0.5 * scale * rng.uniform(-1, 1, wide.shape)
             elif self._is_zeroed(name):
                 state[name] = np.zeros_like(x)
@@ -516,7 +520,7 @@ def _off(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def _ranks(order: Sequence[str], names: Iterable[str]) -> dict[str, int]:
     """Return the place of each name's module in the order of execution: that of the first call in
-    it; that of the name before if it has none."""
+    it, or in the one around a part; that of the name before if there is none."""
     first_calls: dict[str, int] = {}
     for i, key in enumerate(order):
         parts = key.rpartition("#")[0].split(".")
@@ -524,7 +528,8 @@ def _ranks(order: Sequence[str], names: Iterable[str]) -> dict[str, int]:
             first_calls.setdefault(".".join(parts[:end]), i)
     ranks, last = {}, 0
     for name in names:
-        last = first_calls.get(name.rpartition(".")[0], last)
+        module = matching.owner(name)
+        last = first_calls.get(module, first_calls.get(module.rpartition(".")[0], last))
         ranks[name] = last
     return ranks
 
