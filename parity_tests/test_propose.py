@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
+from flax import linen, nnx
 
 from jax_transformer import weights
 from jax_transformer.cli import main
@@ -141,8 +141,12 @@ class Joined(nnx.Module):
         return self.o(flax_attend(q, k, v))
 
 
-def test_an_array_that_joins_tensors_is_parts_of_itself():
+@pytest.mark.parametrize("size", [1.0, 0.01])
+def test_an_array_that_joins_tensors_is_parts_of_itself(size):
+    """Also with small weights, whose attention is the same whatever is a query."""
     theirs, x = Separate(), np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+    for parameter in theirs.parameters():
+        parameter.data *= size
     proposal = propose(theirs, Joined(nnx.Rngs(0)), x)
     key_bias = "k.bias"  # a bias of keys does not act on the result, and has no module of its own
     assert {line.entry.torch for line in proposal.entries[2:] if not line.proven} == {key_bias}
@@ -199,6 +203,37 @@ def test_where_outputs_differ_the_first_module_is_named_and_the_right_ones_are_s
     reasons = {line.entry.torch: line.reason for line in proposal.entries}
     assert reasons["patch.weight"].endswith("the outputs differ, but not that of embed")
     assert reasons["fc.weight"].endswith("the outputs differ")
+
+
+class TheirBlocks(torch.nn.Sequential):
+    def __init__(self):
+        def block() -> list[torch.nn.Module]:
+            norm = torch.nn.BatchNorm2d(4)
+            norm.running_mean.normal_()
+            return [torch.nn.Conv2d(4, 4, 3, padding=1, bias=False), norm, torch.nn.Tanh()]
+
+        super().__init__(*block(), *block())
+
+
+class OurBlocks(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = x.transpose(0, 2, 3, 1)
+        for _ in range(2):
+            x = linen.Conv(4, (3, 3), padding=1, use_bias=False)(x)
+            x = jnp.tanh(linen.BatchNorm(use_running_average=True, epsilon=1e-5)(x))
+        return x.transpose(0, 3, 1, 2)
+
+
+def test_linen_s_statistics_belong_to_their_norm():
+    x = np.random.default_rng(0).standard_normal((2, 4, 4, 4))
+    variables = OurBlocks().init(jax.random.key(0), x)
+    proposal = propose(TheirBlocks().eval(), (OurBlocks(), variables), x)
+    assert proposal.proven, str(proposal)
+    rules = [each for each in proposal.table if isinstance(each, Rule)]
+    names = {rule.torch: rule.flax for rule in rules}
+    assert names["1.weight"] == ("BatchNorm_0.scale",)
+    assert names["4.running_var"] == ("batch_stats.BatchNorm_1.var",)
 
 
 class TheirExperts(torch.nn.Module):

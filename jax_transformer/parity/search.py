@@ -104,8 +104,7 @@ class _Search:
                 f" {theirs.result.shape}: pass call_flax= or call_torch= to make them equal"
             )
         self.tensors, self.ties = self._tensors(theirs), self._ties()
-        images = any("Conv2d" in type(part).__name__ for part in module.modules())
-        self.usual: dict[int, tuple[int, ...]] = {4: (0, 3, 1, 2)} if images else {}
+        self.usual: dict[int, tuple[int, ...]] = {}
         self.tried = 0
         self.stacks: list[Stacked] = []
         modules = [key.rpartition("#")[0] for key in self.ours.order]
