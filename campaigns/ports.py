@@ -1,14 +1,15 @@
 """Tables proposed for strangers' ports, beside transformers' modules with random weights.
 
-``git clone https://github.com/jax-ml/bonsai``, then
-``python -m campaigns.ports bonsai [--only NAME ...] [--write docs/ports.md]``. Nothing of the
-ports is here: each is built at small sizes from the names of its own configuration. The exit code
-is 1 if a port gets no table that converts.
+``git clone https://github.com/jax-ml/bonsai``, likewise google/tunix and
+google-deepmind/recurrentgemma, then ``python -m campaigns.ports bonsai tunix recurrentgemma
+[--only NAME ...] [--write docs/ports.md]``. Nothing of the ports is here: each is built at small
+sizes from the names of its own configuration. The exit code is 1 if a port gets no table that
+converts.
 """
 
 import argparse
 import dataclasses
-import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -44,6 +45,15 @@ def port(kind: str) -> Callable:
 
 def bonsai(name: str) -> Any:
     return importlib.import_module(f"bonsai.models.{name}.modeling")
+
+
+def tunix(name: str) -> Any:
+    """A model's module, without the package's own, which asks for all that its trainers need."""
+    for package in ("tunix", f"tunix.models.{name}"):
+        if (spec := importlib.util.find_spec(package)) is None:
+            raise ModuleNotFoundError(package)
+        sys.modules.setdefault(package, importlib.util.module_from_spec(spec))
+    return importlib.import_module(f"tunix.models.{name}.model")
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -118,6 +128,43 @@ def qwen3() -> tuple:
     theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**small(2) | heads, **sizes))
     ours = bonsai("qwen3").Qwen3(config, rngs=nnx.Rngs(0))
     return theirs, ours, [ids(*IDS)], call, lambda module, x: module(x).logits
+
+
+@port("mixture of experts")
+def qwen3_moe() -> tuple:
+    names = dict(num_layers=2, embed_dim=WIDTH, hidden_dim=INNER, num_heads=4, num_kv_heads=2)
+    sizes = dict(vocab_size=50, head_dim=8, num_experts=3, num_experts_per_tok=2)
+    config = tunix("qwen3").ModelConfig(**names, **sizes, rope_theta=1_000_000, norm_eps=1e-6)
+    ours = tunix("qwen3").Qwen3(config, rngs=nnx.Rngs(0))
+
+    def call(model: Any, x: Any) -> Any:
+        positions = jnp.broadcast_to(jnp.arange(IDS[1]), IDS)
+        return model(x, positions, None, jnp.tril(jnp.ones((2, 7, 7), bool)))[0]
+
+    sizes |= small(2) | dict(num_attention_heads=4, num_key_value_heads=2, norm_topk_prob=True)
+    sizes |= dict(moe_intermediate_size=INNER, rope_theta=1_000_000)
+    theirs = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
+    theirs.set_experts_implementation("eager")  # the usual one has no float64
+    return theirs, ours, [ids(*IDS)], call, lambda module, x: module(x).logits
+
+
+@port("RNN")
+def recurrentgemma() -> tuple:
+    griffin = importlib.import_module("recurrentgemma.jax").Griffin
+    code = importlib.import_module("recurrentgemma.common")
+    kinds, fields = ("recurrent", "attention"), ("width", "mlp_expanded_width", "num_heads")
+    sizes = dict(vocab_size=50, logits_soft_cap=30.0, attention_window_size=8, lru_width=20)
+    blocks = tuple(code.TemporalBlockType[kind.upper()] for kind in kinds)
+    names = dict(zip(fields, (WIDTH, INNER, HEADS), strict=True))
+    names |= dict(block_types=blocks, embeddings_scale_by_sqrt_dim=True)
+    module = griffin(code.GriffinConfig(**sizes, **names), gradient_checkpointing=False)
+    positions = jnp.broadcast_to(jnp.arange(IDS[1]), IDS)
+    call = lambda model, x: model(x, positions, return_cache=False)[0]  # noqa: E731
+    variables = module.init(jax.random.key(0), jnp.asarray(ids(*IDS)), positions)
+    sizes |= small(2) | dict(intermediate_size=2 * INNER, block_types=kinds, head_dim=8)
+    theirs = transformers.RecurrentGemmaConfig(**sizes, num_key_value_heads=1, use_cache=False)
+    theirs = transformers.RecurrentGemmaForCausalLM(theirs)
+    return theirs, (module, variables), [ids(*IDS)], call, lambda model, x: model(x).logits
 
 
 @port("encoder-decoder")
@@ -199,7 +246,8 @@ def models(name: str) -> tuple:
     """Both models, a batch, and the calls of both."""
     torch.manual_seed(0)
     theirs, ours, *others = PORTS[name][1]()
-    ours.eval()
+    if isinstance(ours, nnx.Module):
+        ours.eval()
     return theirs.eval(), ours, *others
 
 
@@ -219,22 +267,26 @@ def row(name: str, proposal: Proposal, seconds: float) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bonsai", type=Path, help="checkout of jax-ml/bonsai")
+    parser.add_argument("checkouts", nargs="+", help="folders of the ports' repositories")
     parser.add_argument("--only", nargs="+", choices=list(PORTS))
     parser.add_argument("--faults", action="store_true", help="seed faults into the ports")
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--clean", action="store_true", help="count false alarms")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the ports' rows")
     options = parser.parse_args()
-    sys.path.append(str(options.bonsai))
+    sys.path += options.checkouts
     jax.config.update("jax_platforms", "cpu")
-    rows, failed, columns, command = [], [], COLUMNS, "bonsai --write"
-    if options.faults:
+    rows, failed, columns = [], [], COLUMNS
+    command = "bonsai tunix recurrentgemma --write"
+    if options.faults or options.clean:
         from campaigns import port_faults
 
         columns, command = port_faults.COLUMNS, "bonsai --faults --write"
+        if options.clean:
+            columns, command = port_faults.CLEAN_COLUMNS, "bonsai --clean --write"
         for name in options.only or port_faults.PORTS:
-            rows.append(port_faults.row(name))
+            rows.append((port_faults.clean_row if options.clean else port_faults.row)(name))
             print(*rows[-1], flush=True)
-    for name in () if options.faults else options.only or PORTS:
+    for name in () if options.faults or options.clean else options.only or PORTS:
         began = time.monotonic()
         proposal = proposed(*models(name))
         rows.append(row(name, proposal, time.monotonic() - began))
@@ -242,9 +294,7 @@ def main() -> int:
         marked = [line for line in proposal.lines() if line[0] in "?!"]
         print(f"{name}: {proposal.summary()}", *marked, " ".join(rows[-1]), sep="\n", flush=True)
     if options.write is not None:
-        lines = [columns, ["---"] * len(columns), *rows]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        pages.write(options.write, f"python -m campaigns.ports {command}", table)
+        pages.write_rows(options.write, f"python -m campaigns.ports {command}", columns, rows)
     return bool(failed)
 
 
