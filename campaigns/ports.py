@@ -144,7 +144,6 @@ def qwen3_moe() -> tuple:
     sizes |= small(2) | dict(num_attention_heads=4, num_key_value_heads=2, norm_topk_prob=True)
     sizes |= dict(moe_intermediate_size=INNER, rope_theta=1_000_000)
     theirs = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
-    theirs.set_experts_implementation("eager")  # the usual one has no float64
     return theirs, ours, [ids(*IDS)], call, lambda module, x: module(x).logits
 
 

@@ -29,7 +29,7 @@ SAME_GRADIENT = 3e-2
 than outputs."""
 NOTHING = 1e-10
 """Relative size below which a gradient is rounding: the array does not act on the result."""
-_INERT, _DIFFER = "does not act on the result", "the outputs differ"
+_INERT = "does not act on the result"
 _TRIES = 600
 """Tables that are tried at most."""
 _MOST_COMBINED = 256
@@ -415,10 +415,10 @@ class _Search:
             self.joined[first] = self.joined.get(first, 0) + total
         self.largest = max(np.abs(array).max(initial=0) for _, array in gradients.values())
         lines = [Line(stack, "its arrays hold several layers", True) for stack in self.stacks]
+        right = self.judged(self.matches)
         for match in sorted(self.matches, key=lambda match: list(self.state).index(match.torch)):
             ours = [gradients[name][1] for name in match.flax]
-            lines.append(self._line(match, off, ours))
-        right = self.judged(self.matches)
+            lines.append(self._line(match, off, ours, right))
         lines = self._by_modules(lines, right)
         lines += self._without_rule({match.torch for match in self.matches})
         covered = {name for match in self.matches for name in match.flax}
@@ -428,7 +428,9 @@ class _Search:
         first = wrong[0] if wrong and off >= SAME else ""
         return Proposal(lines, missing, off, back, self.tried, first)
 
-    def _line(self, match: Match, off: float, ours: Sequence[np.ndarray]) -> Line:
+    def _line(
+        self, match: Match, off: float, ours: Sequence[np.ndarray], right: Mapping[str, bool]
+    ) -> Line:
         """Return a match's entry, with what proves it: the result, and its arrays' gradient."""
         rule = match.rule
         every = [layout.axes or "the same axes" for layout in match.layouts]
@@ -438,7 +440,9 @@ class _Search:
         gradient = self.theirs.parameters.get(first)
         differs = gradient is not None and _off(self.joined[first], gradient) > SAME_GRADIENT
         if off >= SAME:
-            problem = _DIFFER
+            owner = match.flax[0].rpartition(".")[0]
+            but = f", but not that of {owner}" if right.get(f"{owner}#0") else ""
+            problem = f"the outputs differ{but}"
         elif acting < NOTHING or (differs and acting < off):
             problem = _INERT
         elif differs:
@@ -464,22 +468,15 @@ class _Search:
 
     def _by_modules(self, lines: Sequence[Line], right: Mapping[str, bool]) -> list[Line]:
         """Return the lines; a rule without a gradient is proven if its module's output is right,
-        and is not with other numbers, as for a bias of keys. Where the models' outputs differ, the
-        rules of the modules whose own output is right say so."""
+        and is not with other numbers, as for a bias of keys."""
         inert, spoilt = dict[str, Line](), list[str]()
-        result = list(lines)
-        for i, line in enumerate(lines):
-            if not isinstance(line.entry, Rule):
-                continue
-            owner = line.entry.flax[0].rpartition(".")[0]
-            if line.reason.endswith(_INERT):
-                inert[owner] = line
+        for line in lines:
+            if isinstance(line.entry, Rule) and line.reason.endswith(_INERT):
+                inert[line.entry.flax[0].rpartition(".")[0]] = line
                 spoilt += line.entry.flax
-            elif line.reason.endswith(_DIFFER) and right.get(f"{owner}#0"):
-                result[i] = replace(line, reason=f"{line.reason}, but not that of {owner}")
         if not inert:
-            return result
-        wrong = self.judged(self.matches, spoilt)
+            return list(lines)
+        wrong, result = self.judged(self.matches, spoilt), list(lines)
         for owner, line in inert.items():
             rules = [(each.entry, each.proven) for each in lines if isinstance(each.entry, Rule)]
             own = [proven for rule, proven in rules if rule.flax[0].rpartition(".")[0] == owner]
