@@ -1,5 +1,6 @@
 """README, the pages of docs/ and the workflows agree with the package."""
 
+import csv
 import json
 import re
 import statistics
@@ -195,3 +196,75 @@ def test_each_named_fault_is_in_the_campaign():
     listed = {mutant.name for mutant in faults.listed()}
     named = set(re.findall(r"fault “([^”]+)”", " ".join(TRAPS_PAGE.split())))
     assert len(named) >= 30 and named <= listed, named - listed
+
+
+def test_the_figure_of_a_trap_is_that_of_its_fault():
+    with open(runs.ROOT / "docs/data/mutants.tsv", encoding="utf-8", newline="") as file:
+        measured = {row["fault"]: row for row in csv.DictReader(file, dialect="excel-tab")}
+    shown = re.compile(r"Shows as: ([\d.e-]+) at (.+) in float64 \(fault “(.+)”\)")
+    matches = [match for trap in TRAPS if (match := shown.match(trap[1]))]
+    assert len(matches) >= 20
+    for number, module, fault in map(re.Match.groups, matches):
+        assert f"{float(number):.1e}" == measured[fault]["off by"], fault
+        assert module in (measured[fault]["named first"], "the logits"), fault
+
+
+# a figure in a sentence is computed from the table that the sentence summarises
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
+
+
+def tables(page: str) -> list[list[list[str]]]:
+    """Return the cells of each row of each table of a page, without the headings."""
+    text = (runs.ROOT / "docs" / page).read_text(encoding="utf-8").replace("*", "")
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    rows = [[line.split("|")[1:-1] for line in block.splitlines()[2:]] for block in blocks]
+    return [[[cell.strip() for cell in row] for row in table] for table in rows]
+
+
+def figures(page: str, number: int, row: str, columns: slice) -> list[float]:
+    """List the first number of each cell in rows of a page's n-th table."""
+    cells = [
+        x for each in tables(page)[number - 1] if each[0].startswith(row) for x in each[columns]
+    ]
+    return [float(match[0].replace(",", "")) for cell in cells if (match := NUMBER.search(cell))]
+
+
+def ends(row: str, *numbers: int, end: int | None = None) -> tuple[float, float]:
+    values = [x for n in numbers for x in figures("speed.md", n, row, slice(1, end))]
+    return min(values), max(values)
+
+
+def totals(page: str, table: int, *columns: int) -> list[float]:
+    return [sum(figures(page, table, "", slice(n, n + 1))) for n in columns]
+
+
+SUMMARIES = [
+    ("speed.md", "32 pairs runs at {:.2f} to {:.2f} times", ends("speed of medium, best", 2, 3)),
+    ("../README.md", "32 pairs has {:.2f} to {:.2f} times", ends("speed of highest, best", 2, 3)),
+    ("../README.md", "and {:.2f} to {:.2f} times with", ends("speed of medium, best", 2, 3)),
+    ("../README.md", "Decoding has {:.2f} to {:.1f} times", ends("speed of ours, tr", 8, 9)),
+    ("../README.md", "in batches {:.2f} to {:.2f} times", ends("speed of ours, CT", 8, 9, end=3)),
+    (
+        "ports.md",
+        "{:.0f} faults, {:.0f} named in float32, {:.0f} in bfloat16, and {:.0f} pairs",
+        totals("ports.md", 2, 1, 2, 3, 7),
+    ),
+    ("ports.md", "{:,.0f} runs, {:.0f} false alarms", totals("ports.md", 3, 1, 2)),
+]
+
+
+@pytest.mark.parametrize(("page", "sentence", "values"), SUMMARIES)
+def test_a_summary_follows_from_its_table(page: str, sentence: str, values):
+    text = " ".join((runs.ROOT / "docs" / page).read_text(encoding="utf-8").split())
+    assert sentence.format(*values) in text
+
+
+@pytest.mark.parametrize(("page", "count"), [("reliability.md", 6), ("untrusted-files.md", 1)])
+def test_a_row_of_totals_has_the_sums_of_the_rows_above(page: str, count: int):
+    summed = [table for table in tables(page) if table[-1][0] == "all"]
+    assert len(summed) == count
+    for table in summed:
+        for *above, total in [column for column in zip(*table, strict=True) if column[-1]][1:]:
+            numbers = [int(cell.replace(",", "").replace("–", "0")) for cell in above]
+            assert total == (f"{sum(numbers):,}" if any(numbers) else "–")
