@@ -576,3 +576,76 @@ def test_the_command_prints_the_table_as_code(tmp_path, capfd):
     function = "def batch():\n    return [np.eye(3, dtype=np.float32)]\n"
     other.write_text(f"{FILE}\n\n{function}", encoding="utf-8")
     assert main(["propose", f"{other}:theirs", f"{other}:ours"]) == 0
+
+
+def rotary_attention(q, k, v, paired, constant, einsum, softmax):
+    """Attention of (b, t, h, e), with positions that turn pairs of neighbouring features, or of
+    those that are half a head apart."""
+    size, length = q.shape[-1], q.shape[1]
+    a, b = np.arange(size).reshape(-1, 2).T if paired else np.arange(size).reshape(2, -1)
+    angles = np.outer(np.arange(length), 0.5 ** np.arange(size // 2))[:, None]
+    cos, sin, turn = np.zeros((length, 1, size)), np.zeros((length, 1, size)), np.eye(size) * 0
+    cos[..., a] = cos[..., b] = np.cos(angles)
+    sin[..., a] = sin[..., b] = np.sin(angles)
+    turn[b, a], turn[a, b] = -1, 1
+    cos, sin, turn = (constant(x, q) for x in (cos, sin, turn))
+    q, k = (x * cos + x @ turn * sin for x in (q, k))
+    q = q.reshape(*q.shape[:2], k.shape[2], -1, size)
+    attended = softmax(einsum("bqhge,bkhe->bhgqk", q, k))
+    return einsum("bhgqk,bkhe->bqhge", attended, v).reshape(*q.shape[:2], -1)
+
+
+class TheirRotary(torch.nn.Module):
+    """Four heads of queries for two of keys; the queries' and keys' heads may have a norm."""
+
+    def __init__(self, paired: bool, norms: bool):
+        super().__init__()
+        self.paired = paired
+        self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(24, n) for n in (24, 12, 12))
+        norm = functools.partial(torch.nn.RMSNorm, 6, eps=1e-6) if norms else torch.nn.Identity
+        self.q_norm, self.k_norm = norm(), norm()
+        self.o_proj = torch.nn.Linear(24, 5)
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (-1, 6)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        heads = self.q_norm(q), self.k_norm(k), v
+        own = {"constant": lambda c, x: torch.from_numpy(c).to(x), "einsum": torch.einsum}
+        own["softmax"] = lambda x: x.softmax(-1)
+        return self.o_proj(rotary_attention(*heads, self.paired, **own))
+
+
+class OurRotary(nnx.Module):
+    """The same with the other order of features."""
+
+    def __init__(self, rngs: nnx.Rngs, paired: bool, norms: bool, divided: bool):
+        self.paired = paired
+        linear = functools.partial(nnx.LinearGeneral if divided else nnx.Linear, 24, rngs=rngs)
+        outputs = [(n, 6) if divided else 6 * n for n in (4, 2, 2)]
+        self.query, self.key, self.value = map(linear, outputs)
+        norm = (
+            functools.partial(nnx.RMSNorm, 6, epsilon=1e-6, rngs=rngs) if norms else nnx.Sequential
+        )
+        self.q_norm, self.k_norm = norm(), norm()
+        self.out = nnx.Linear(24, 5, rngs=rngs)
+
+    def __call__(self, x):
+        projections = self.query, self.key, self.value
+        q, k, v = (p(x).reshape(*x.shape[:2], -1, 6) for p in projections)
+        heads = self.q_norm(q), self.k_norm(k), v
+        own = {"constant": lambda c, x: jnp.asarray(c, x.dtype), "einsum": jnp.einsum}
+        return self.out(rotary_attention(*heads, self.paired, softmax=jax.nn.softmax, **own))
+
+
+@pytest.mark.parametrize(
+    ("paired", "norms", "divided"), [(True, False, False), (False, True, True)]
+)
+def test_features_of_rotary_positions_may_have_another_order(paired, norms, divided):
+    theirs = TheirRotary(not paired, norms).eval()
+    ours = OurRotary(nnx.Rngs(0), paired, norms, divided)
+    batch = np.random.default_rng(0).normal(size=(2, 7, 24)).astype(np.float32)
+    proposal = propose(theirs, ours, batch)
+    assert proposal.proven, str(proposal)
+    assert str(proposal).count("features of rotary positions") == 4 + 2 * norms
+    ours = weights.from_torch(theirs.state_dict(), proposal.table, into=ours)
+    expected = theirs(torch.from_numpy(batch)).detach().numpy()
+    np.testing.assert_allclose(ours(jnp.asarray(batch)), expected, atol=2e-6)

@@ -55,10 +55,20 @@ class Match:
     kind: str
     reason: str
     choice: int = 0
+    features: Layout | None = None
+    """The order of the features that the tensor makes, if they are in our module's output another
+    one than in theirs."""
 
     @property
     def rule(self) -> Rule:
         return Rule(self.torch, self.flax, *self.layouts[self.choice])
+
+    def output(self, theirs: np.ndarray, count: int) -> np.ndarray:
+        """Return the output of their module, of so many features, with these in our order."""
+        if self.features is None or theirs.size % count:
+            return theirs
+        order = Rule("", "", *self.features).part(0, np.arange(count), [(count,)])
+        return theirs.reshape(-1, count)[:, order].reshape(theirs.shape)
 
 
 def numbers(name: str) -> tuple[int, ...]:

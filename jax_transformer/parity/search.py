@@ -180,6 +180,7 @@ class _Search:
         sides = self.ours.order, self.theirs.order
         names = [dict.fromkeys(key.rpartition("#")[0] for key in side) for side in sides]
         partners = {pair.ours: self._alike(pair.theirs) for pair in pairs.from_table(table, *names)}
+        owners = {match.flax[0].rpartition(".")[0]: match for match in matches if match.features}
         calls: dict[str, list[np.ndarray]] = {}
         for key in self.ours.order:
             name, _, number = key.rpartition("#")
@@ -187,6 +188,8 @@ class _Search:
                 ours, fitted = self.own[f"{key}/output"][1], []
                 for each in partners[name]:
                     theirs = self.theirs.get(f"{each}#{number}/output")
+                    if theirs is not None and (match := owners.get(name)) is not None:
+                        theirs = match.output(theirs, len(self.state[match.torch]))
                     order = None if theirs is None else measuring.axes(ours, theirs, self.usual)
                     if order is not None:
                         fitted.append(measuring.as_ours(theirs, order, ours.shape))
@@ -305,7 +308,7 @@ class _Search:
 
     def _another_layout(self, verdicts: Mapping[str, bool]) -> Iterator[list[Match]]:
         """Return another layout of one group of tensors, for each; then those after a flattened
-        image, of kernels whose modules are wrong."""
+        image, of kernels whose modules are wrong; then those of queries with keys."""
         for group in self._groups():
             first = self.matches[group[0]]
             for number in range(len(first.layouts)):
@@ -322,6 +325,36 @@ class _Search:
                     options = [*match.layouts, layout]
                     other = replace(match, layouts=options, choice=len(options) - 1)
                     yield [*self.matches[:i], other, *self.matches[i + 1 :]]
+        yield from self._interleaved()
+
+    def _interleaved(self) -> Iterator[list[Match]]:
+        """Return the layouts of the queries and keys of a module, with their biases and norms, if
+        only one side rotates neighbouring features; for each size of a head."""
+        shapes = {part.name: part.shape for part in self.parts}
+        around: dict[str, dict[int, set[str]]] = defaultdict(dict)
+        for i, match in enumerate(self.matches):
+            role = matching.words(match.torch.rpartition(".")[0]) & {"q", "k"}
+            if len(match.flax) == len(role) == 1 and self.state[match.torch].ndim in (1, 2):
+                module = template(match.flax[0].rpartition(".")[0])
+                around[module.rpartition(".")[0]][i] = role
+        for group in around.values():
+            lengths = [len(self.state[self.matches[i].torch]) for i in group]
+            even = [n for n in range(4, min(lengths) + 1, 2) if not any(x % n for x in lengths)]
+            both = set().union(*group.values()) == {"q", "k"}
+            for size, number in itertools.product(even if both else (), range(2)):
+                changed = list(self.matches)
+                for i, length in zip(group, lengths, strict=True):
+                    match, before = self.matches[i], self.matches[i].rule.axes
+                    sides = self.state[match.torch].shape, shapes[match.flax[0]]
+                    options = layouts.interleaved(*sides, size, same=not before)
+                    features = layouts.interleaved((length,), (length,), size, same=True)
+                    if options:
+                        reason = f"{match.reason}; features of rotary positions"
+                        layout, order = options[number], features[number]
+                        changed[i] = replace(
+                            match, layouts=[layout], choice=0, features=order, reason=reason
+                        )
+                yield changed
 
     def _changes(self, scope: str) -> Iterator[list[Match]]:
         """Return other matches within modules of one name, the same in all of them."""

@@ -55,6 +55,29 @@ def flattened(torch: Shape, flax: Shape) -> list[Layout]:
     return [Layout("o (h e) -> (e h) o", {"h": count}) for count in counts]
 
 
+def interleaved(torch: Shape, flax: Shape, size: int, *, same: bool) -> list[Layout]:
+    """Return the two layouts of queries or keys whose heads are of this size, if one side rotates
+    neighbouring features, and the other those that are half a head apart.
+
+    ``same`` says that the axes of a matrix are in the same order.
+    """
+    if len(torch) > 2 or size % 2 or torch[0] % size:
+        return []
+    heads, inputs, rest = torch[0] // size, " i" * (len(torch) - 1), torch[1:]
+    flat, divided = (torch[0],), (heads, size)
+    for features, written in ((flat, "(h {})"), (divided, "h ({})")):
+        if (*features, *rest) == tuple(flax) and (same or not rest):
+            form = written + inputs
+        elif (*rest, *features) == tuple(flax) and not same:
+            form = f"{inputs[1:]} {written}"
+        else:
+            continue
+        both = (("g e", "e g"), ("e g", "g e"))
+        axes = [f"(h {left}){inputs} -> {form.format(right)}" for left, right in both]
+        return [Layout(each, {"h": heads, "g": 2}) for each in axes]
+    return []
+
+
 def _single(torch: Shape, flax: Shape, kind: str) -> Iterator[_Layout]:
     if math.prod(torch) != math.prod(flax):
         return

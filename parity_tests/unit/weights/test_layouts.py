@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.weights import Rule
-from jax_transformer.weights.layouts import flattened, layouts
+from jax_transformer.weights.layouts import flattened, interleaved, layouts
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,31 @@ def test_after_a_flattened_image_the_inputs_have_another_order():
         assert (kernel == image.transpose(2, 1, 0).reshape(12, 5)).all()
     for torch, flax in (((5, 12), (5, 12)), ((5, 7), (7, 5)), ((4, 3, 5), (5, 3, 4))):
         assert flattened(torch, flax) == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "flax", "same"),
+    [((12, 5), (5, 12), False), ((12, 5), (12, 5), True), ((12, 5), (5, 2, 6), False),
+     ((12, 12), (12, 12), False), ((12, 12), (12, 12), True), ((12,), (12,), True),
+     ((12,), (2, 6), False), ((6,), (6,), True)],
+)  # fmt: skip
+def test_halves_of_heads_become_pairs_of_features_and_back(torch, flax, same):
+    tensor = np.random.default_rng(0).normal(size=torch)
+    apart, paired = interleaved(torch, flax, 6, same=same)
+    heads = tensor.reshape(-1, 6, *torch[1:])
+    for layout, order in ((apart, [0, 3, 1, 4, 2, 5]), (paired, [0, 2, 4, 1, 3, 5])):
+        array = Rule("t", "k", *layout).part(0, tensor, [flax])
+        expected = heads[:, order].reshape(torch)
+        assert (array == (expected if same else expected.T).reshape(flax)).all()
+        assert (Rule("t", "k", *layout).joined([array]) == tensor).all()
+
+
+@pytest.mark.parametrize(
+    ("torch", "flax", "size"),
+    [((12, 5), (5, 12), 5), ((12, 5), (5, 12), 8), ((12, 5), (5, 4, 3), 6), ((12, 5, 1), (1,), 6)],
+)
+def test_other_tensors_have_no_halves_of_heads(torch, flax, size):
+    assert interleaved(torch, flax, size, same=False) == []
 
 
 def test_every_layout_is_a_rule_between_these_shapes():
