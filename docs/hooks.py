@@ -23,7 +23,7 @@ FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<!</span>)<code>[^<]+</code>")
 OPTION = re.compile(r"(?<=[\s>])--[\w.-]+")
 PREFORMATTED = re.compile(r"<pre.*?</pre>", re.DOTALL)
-LOST_ITEM = re.compile(r"\n[-*] ")
+LOST_BLOCK = re.compile(r"\n[-*] |\|---")
 ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(<code>)\.?")
 TABLE = re.compile(r"^\[[^\]]+\]\((data/[\w-]+\.tsv)\)$", re.MULTILINE)
 PICTURE = re.compile(r"^```(flow|map)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -196,8 +196,8 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_content(content, page, config, files):
     """Drop the roles of docstrings, whose names are shown as code; options break at no hyphen."""
     content = ROLE.sub(r"\1", content)
-    if page.file.src_uri.endswith(".md") and LOST_ITEM.search(PREFORMATTED.sub("", content)):
-        log.warning(f"{page.file.src_uri}: an item of a list needs an empty line before it")
+    if page.file.src_uri.endswith(".md") and LOST_BLOCK.search(PREFORMATTED.sub("", content)):
+        log.warning(f"{page.file.src_uri}: a list or a table needs an empty line before it")
     unbroken = r'<span class="option">\g<0></span>'
     return CODE.sub(lambda code: OPTION.sub(unbroken, code[0]), content)
 
