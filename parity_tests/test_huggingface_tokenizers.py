@@ -152,6 +152,9 @@ CASES = {
         models.marian, "Marian", added_tokens_decoder={"0": STRIPPED}
     ),
     "marian, tokens that begin alike": case(models.marian, "Marian", added_tokens_decoder=ALIKE),
+    "marian, a token that is not said to be special": case(
+        models.marian, "Marian", added_tokens_decoder={"550": PLAIN | {"content": "<new>"}}
+    ),
     "marian, ids after a gap": case(
         *(models.marian, "Marian"),
         added_tokens_decoder={"550": NEW},

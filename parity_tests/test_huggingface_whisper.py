@@ -512,7 +512,8 @@ def test_max_new_tokens_wins_over_max_length_and_neither_is_the_model_s(
 
 
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
-    for key, value in (("min_length", 0), ("logprob_threshold", None), ("language", None)):
+    off = [("min_length", 0), ("logprob_threshold", None), ("language", None)]
+    for key, value in (*off, ("condition_on_prev_tokens", False)):
         read_with(folder, tmp_path, "generation_config.json", **{key: value})
     ids = {"lang_to_id": {"<|de|>": 3}, "task_to_id": {"transcribe": 4}}
     for value, multilingual in (((), True), ((True,), True), ((False,), False), ((None,), False)):

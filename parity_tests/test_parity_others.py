@@ -375,6 +375,8 @@ def test_train_mode_is_named_if_the_models_differ_and_stays(sequential):
     assert list(report.lines())[-1].endswith(hint)
     report = compare(model, dropping.eval(), batch(), RULES, gradients=False)
     assert report.agrees and not dropping.training and "train mode" not in report.summary()
+    report = compare(model, nn.Sequential(*sequential).train(), batch(), RULES, gradients=False)
+    assert report.agrees and not report.notes
 
 
 def test_a_pytorch_module_without_a_floating_point_output_is_refused(sequential):

@@ -404,6 +404,7 @@ def test_what_cannot_be_compared_is_refused():
         (None, other, "pass table=, as the proposed one is not right: 0 of 4 rules"),
         (LAYERS, {"steps": 0}, "steps=0: must be at least 1"),
         (LAYERS, {"optimizer_flax": TX}, "pass both, or neither for AdamW"),
+        (LAYERS, {"optimizer_torch": torch.optim.SGD}, "pass both, or neither for AdamW"),
         (LAYERS, half, r"returns shape \(5, 4\) and the PyTorch model \(2, 4\)"),
         (LAYERS[:-1], {}, "arrays of the model without a rule: second.bias"),
     ):

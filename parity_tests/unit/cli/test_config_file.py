@@ -158,6 +158,8 @@ def test_yaml_text_stays_text(write, text):
         ("steps: true", "steps must be int, not True"),
         ("steps:", "steps must be int, not None"),
         ("tensorboard: 1", "tensorboard must be bool, not 1"),
+        ("run: .NaN", "run must be str, not nan"),
+        ("run: -.INF", "run must be str, not -inf"),
         (
             "wandb: off",
             "wandb must be str, not False; YAML reads yes, no, on and off so, "

@@ -98,7 +98,8 @@ def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_takes_the_same_field_names(name):
     sizes = {"decoder.attention_dropout": 0.25, "encoder.activation": "gelu_tanh"}
-    changed = jt.preset(name, num_layers=1, vocab_size=97, **sizes)
+    changed = jt.preset(name, num_layers=1, vocab_size=97, d_model=24, num_heads=3, **sizes)
+    assert changed.head_width == (24 if name.startswith("deep_dive") else 8)
     assert changed.encoder.layers == changed.decoder.layers == 1
     assert changed.source_vocab_size == changed.target_vocab_size == 97
     assert changed.decoder.attention_dropout == 0.25

@@ -72,7 +72,7 @@ def test_sizes_that_are_set_are_not_read_from_the_shapes(preset, settings, field
 def test_sizes_that_no_shape_shows_are_the_preset_s_and_are_named():
     config = jt.preset("small", vocab_size=13, d_model=16, d_ff=20)
     shapes = registry.model_weights(config).shapes["torch"]
-    for settings in ({}, {"num_heads": 2}, {"max_length": 9}):
+    for settings in ({}, {"num_heads": 2}, {"max_length": 9}, {"head_dim": 5}):
         inferred = inferred_sizes("small", settings, shapes)
         hidden = {name: getattr(config, name) for name in ("num_heads", "max_length")}
         assert inferred.from_preset == {k: v for k, v in hidden.items() if k not in settings}

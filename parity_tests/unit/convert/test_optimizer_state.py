@@ -262,6 +262,7 @@ def test_settings_of_the_options_are_torch_s(nesterov):
         ("adamw", "adamw", (0.1,), ""),
         ("adam", "adamw", (0.1,), "the optimizer (adam there, adamw here)"),
         ("adam", "adamw", (0.0,), ""),
+        ("adam", "adamw", (0.0, 0.1), "the optimizer (adam there, adamw here), weight_decay"),
         ("sgd", "adamw", (0.0,), "the optimizer (sgd there, adamw here)"),
         ("adamw", "adamw", (0.1, 0.2), "weight_decay ([0.1, 0.2] there, 0.1 here)"),
         ("adamw", "adamw", (0.1, 0.0), "weight_decay ([0.0, 0.1] there, 0.1 here)"),
@@ -277,6 +278,15 @@ def test_optimizers_are_compared_with_the_run_s_options(there, here, decays, wor
     refused = pytest.raises(ConfigError, match=re.escape(words)) if words else nullcontext()
     with refused:
         torch_checkpoint._check_options(moments, run, 3)
+
+
+def test_a_number_of_steps_is_whole_and_not_negative():
+    for value in (0, 3, 3.0, np.array(3)):
+        assert torch_checkpoint._step_count(value, "step") == value
+    for value in (-1, -1.0, 2.5, np.nan, np.inf, "3", None):
+        message = re.escape(f"step={value!r} of the training checkpoint is not a number of steps")
+        with pytest.raises(InputError, match=message):
+            torch_checkpoint._step_count(value, "step")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

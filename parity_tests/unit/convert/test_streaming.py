@@ -170,6 +170,18 @@ def test_few_bytes_wait_to_be_hashed(tmp_path, monkeypatch):
     assert counted.most == 3 and hashes.result() == dict.fromkeys(counted.state(), "True")
 
 
+def test_the_hash_of_a_folder_depends_on_each_name_dtype_shape_and_number(tmp_path):
+    zeros, hashes = np.zeros((2, 3), np.float32), set()
+    other = ({"b": zeros}, {"a": zeros.reshape(3, 2)}, {"a": zeros.view(np.int32)})
+    states = ({"a": zeros}, *other, {"a": zeros + 1}, {"a": zeros, "b": zeros})
+    for state in states:
+        with read_back.Hashes() as thread:
+            watched = thread.watched({name: LazyTensor.of(array) for name, array in state.items()})
+            assert all(tensor.read() is state[name] for name, tensor in watched.items())
+            hashes.add(read_back.NewFolder(tmp_path, tmp_path, watched, thread).sha256())
+    assert len(hashes) == len(states)
+
+
 @pytest.mark.parametrize("unsynced", [1, 50_000, 200_000])
 def test_an_error_of_the_disk_is_reported(unsynced, tmp_path, monkeypatch):
     """Also if it comes while the rest is written or at the end, and the last sync succeeds."""

@@ -708,10 +708,10 @@ def test_a_vocabulary_or_warm_up_that_is_not_reached_is_named(tmp_path, lines):
 
     short = OptimizerOptions(learning_rate=0.5, warmup_steps=19)
     size = corpus.prepare(options(**lines, vocab_size=100_000), RunFolder(tmp_path)).config
-    assert warnings(OptimizerOptions(), **lines, vocab_size=100_000) == [
+    assert warnings(OptimizerOptions(warmup_steps=20), **lines, vocab_size=100_000) == [
         "warning: data.vocab_size=100000 is not reached: the training text yields a vocabulary of "
         f"{size.source_vocab_size}",
-        "warning: the learning rate never reaches 0.003: optimizer.warmup_steps=200 are not fewer "
+        "warning: the learning rate never reaches 0.003: optimizer.warmup_steps=20 are not fewer "
         "than steps=20",
     ]
     assert warnings(short, **lines, vocab_size=size.source_vocab_size) == []

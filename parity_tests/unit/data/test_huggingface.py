@@ -16,7 +16,10 @@ from jax_transformer.architectures import m2m_100 as m2m_100_family
 from jax_transformer.architectures import mbart as mbart_family
 from jax_transformer.data import batches, encoding, huggingface_tokenizer, tokenizer, vocabulary
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
+from jax_transformer.formats import registry
+from jax_transformer.formats.runs import CheckpointWeights
 from jax_transformer.storage import huggingface_folder as folders
+from jax_transformer.storage.run_folder import RunFolder
 from parity_tests import tokenizer_models
 
 LINE, OTHER = "the quick dog", "le renard"
@@ -128,6 +131,10 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
         assert again.forced_bos_id() == loaded.forced_bos_id()
         if i == 0:
             assert again.hash == loaded.hash
+            opened = CheckpointWeights(registry.get("run"), run, "", {}, dict, run=RunFolder(run))
+            assert opened.tokenizer().hash == loaded.hash
+            for side in ("source_lang", "target_lang"):
+                assert getattr(opened.tokenizer(**{side: "es"}), side) == "es"
             assert around(again.source) == around(loaded.source)
             assert around(again.target) == around(loaded.target)
     (run / "languages.json").write_text('{"source": "de"}')

@@ -215,7 +215,9 @@ def test_the_command_quantizes_and_replaces(run, exported, tmp_path, capsys):
         for more in (["float16"], ["int8", "--force"]):
             assert runs.main(*arguments, *more) == 0
             content = (tmp_path / "ct2" / "model.bin").read_bytes()
-            assert f"sha256 {hashlib.sha256(content).hexdigest()}\n" in capsys.readouterr().out
+            out = capsys.readouterr().out
+            assert f"sha256 {hashlib.sha256(content).hexdigest()}\n" in out
+            assert f"\nchecked: ran CTranslate2 in {more[0]} next to the model in float32" in out
             sizes.append(len(content))
     assert sizes[0] > 1.8 * sizes[1] and sizes[1] > 1.2 * sizes[2]
 
@@ -347,9 +349,10 @@ def test_a_model_is_converted_once_for_each_quantization_and_weights(console, co
     assert "does not list model.bin" in err
     opened = registry.open(copy)
     other = dataclasses.replace(opened, config=opened.config.with_sizes(norm_epsilon=0.1))
+    more = dataclasses.replace(opened, files=(*opened.files, copy / "config.json"))
     with runs.as_a_user():
-        paths = [engine.converted(each, FLOAT32) for each in (opened, other)]
-    assert paths[0] == path != paths[1]
+        paths = [engine.converted(each, FLOAT32) for each in (opened, other, more)]
+    assert paths[0] == path and len({*paths}) == 3
     shutil.rmtree(path)
 
 

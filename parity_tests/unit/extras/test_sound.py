@@ -40,6 +40,10 @@ def test_samples_of_every_width_are_mixed_down(width: int, channels: int, tmp_pa
     read = sound.read(save(tmp_path / "a.wav", samples, width))
     np.testing.assert_allclose(read, (samples / full).mean(axis=1), rtol=0, atol=6e-8)
     assert read.dtype == np.float32 and read[0] == -1
+    content = bytearray((tmp_path / "a.wav").read_bytes())
+    content[34] -= 4  # of the bits of a sample: it has as many bytes
+    (tmp_path / "b.wav").write_bytes(content)
+    assert (sound.read(tmp_path / "b.wav") == read).all()
 
 
 PCM = bytes.fromhex("0100000000001000800000aa00389b71")

@@ -438,7 +438,7 @@ OTHER = {"driver": "file", "path": "target.encoder.encoder_norm.scale"}
 def test_false_descriptions_in_the_index_are_refused(change, code, message, tmp_path, capsys):
     index = written(tmp_path / "t5x") / "checkpoint"
     tree = serialization.msgpack_restore(index.read_bytes())
-    tree["optimizer"]["target"]["token_embedder"]["embedding"] |= change
+    tree["optimizer"]["target"]["decoder"]["decoder_norm"]["scale"] |= change
     index.write_bytes(serialization.msgpack_serialize(tree))
     assert cli.main(["inspect", str(index.parent)]) == code
     error = capsys.readouterr().err

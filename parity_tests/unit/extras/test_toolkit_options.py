@@ -133,6 +133,13 @@ def test_an_option_decides_its_field(case):
         assert {name: getattr(value, "value", value) for name, value in actual.items()} == values
 
 
+def test_special_tokens_of_joeynmt_come_before_its_languages():
+    symbols = {"lang_tags": ["<de>", "<en>"], "sep_token": "<sep>"}
+    words = joeynmt._vocabularies([["a"], ["b", "<de>"]], Options(symbols))
+    first = ("<unk>", "<pad>", "<s>", "</s>", "<sep>", "<de>", "<en>")
+    assert (words.source, words.target) == ((*first, "a"), (*first, "b"))
+
+
 @pytest.mark.parametrize("value", [[], {}, None, "x", -1, 0.5, 10**400, True, ["a"], float("nan")])
 def test_a_value_of_any_kind_is_read_or_refused_by_name(value):
     options = Options({"n": value}, "model")

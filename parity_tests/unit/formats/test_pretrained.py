@@ -3,15 +3,17 @@
 import functools
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from jax_transformer.architectures.registry import model_weights
 from jax_transformer.architectures.tensor_names import NameChanges
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import tensors
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.tensors import Note
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
@@ -66,6 +68,13 @@ def test_the_configuration_of_the_files_wins_and_a_dtype_is_that_of_every_array(
     assert model.config == config
     arrays = file.arrays(other, dtype="float16")
     assert {str(array.dtype) for array in arrays.values()} == {"float16"}
+    wide = state_of(config, "float64")
+    of_run = opened(wide, config=config, run=RunFolder(Path("run")))
+    with jax.enable_x64(False):
+        arrays = of_run.arrays(dtype="float32")
+        assert {str(array.dtype) for array in arrays.values()} == {"float32"}
+        with pytest.raises(CheckpointError, match="holds float64 and JAX is in 32-bit mode"):
+            of_run.arrays()
     source = file.scan()
     for name, array in file.state(names="torch").items():
         assert helpers.furthest(array, source[name].read()) == 0

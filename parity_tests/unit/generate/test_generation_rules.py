@@ -12,7 +12,7 @@ import pytest
 from jax_transformer import generate
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import decoding, logits, transformers_config
+from jax_transformer.generate import beam_search, decoding, logits, transformers_config
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
@@ -233,6 +233,15 @@ def test_flags_override_the_generation_config_of_a_folder():
     assert FOLDER.overridden({"penalty": BeamScorer.GNMT}).early_stopping is EarlyStopping.HEURISTIC
     with pytest.raises(ConfigError, match="exclude each other"):
         FOLDER.overridden({"beam": 2, "sample": True})
+
+
+@pytest.mark.parametrize("stopping", EarlyStopping)
+def test_a_search_may_get_better_until_its_end_with_never_and_a_penalty_above_0(stopping):
+    static_args = StaticArgs(dataclasses.replace(FOLDER, early_stopping=stopping), 9, 2, 3, 1)
+    for penalty in (-0.5, 0.0, 0.5):
+        options = jnp.asarray(penalty), static_args, False, np.dtype(np.float32)
+        length = beam_search.AverageScorer(*options).best_length(jnp.asarray(4))
+        assert length == (9 if stopping is EarlyStopping.NEVER and penalty > 0 else 4)
 
 
 def test_names_of_scorers_and_the_early_stopping_of_transformers_are_taken():

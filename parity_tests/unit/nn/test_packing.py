@@ -213,7 +213,7 @@ def test_a_model_that_cannot_be_packed_says_why(name, changes, reason):
 
 
 def test_a_row_wider_than_the_model_or_under_a_pair_is_refused():
-    config = replace(jt.preset("small"), max_length=63)
+    config = replace(jt.preset("small"), max_length=63, mask_fill=-1e4)
     with pytest.raises(ConfigError, match=r"data\.packing=64 is over the model's max_length=63"):
         packing.check(64, config)
     packing.check(63, config)

@@ -62,6 +62,11 @@ def test_a_mask_differs_whatever_its_form(theirs, text):
     assert differences.mask_difference([MASK], theirs) == text
 
 
+def test_a_mask_of_which_half_differs_is_not_inverted():
+    text = "its mask differs in 3 of 6 places, first at (0, 0): True here, False there"
+    assert differences.mask_difference([MASK[:2]], [np.array([[0, 1, 1], [1, 1, 0]], bool)]) == text
+
+
 def test_ids_differ_where_both_sides_have_one_array_of_them():
     ids, others = np.arange(6).reshape(2, 3), np.array([[[0, 1, 7], [3, 4, 5]]], np.int32)
     text = "its integers differ in 1 of 6 places, first at (0, 2): 2 here, 7 there"

@@ -72,6 +72,9 @@ def test_recheck_counts_exact_rounded_and_wrong_arrays(path):
     wrong = golden.recheck(loaded, FakeRecorder(1e-3))
     first = "float64 arrays/layer#0/output: differs by 0.001 at (0, "
     assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith(first)
+    many = golden.GoldenCheck(1, 2, ("differs",) * 21).lines()
+    counts = "1 arrays are the same bit for bit, 2 within rounding, 21 differ"
+    assert many == ["differs"] * 20 + [counts]
 
 
 def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):

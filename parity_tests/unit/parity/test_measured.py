@@ -134,6 +134,12 @@ def test_notes_are_told_whether_models_agree_or_not():
         assert sum(line.count("a note") for line in compared.lines()) == 1
 
 
+def test_models_that_agree_do_so_within_the_largest_difference_of_a_result():
+    results = {"a": GOOD, "b": dataclasses.replace(GOOD, times=FAULT / 2), "c": GOOD}
+    summary = dataclasses.replace(report(result=GOOD), results=results).summary()
+    assert f" {FAULT / 2:.1f}× rounding" in summary
+
+
 @pytest.mark.parametrize("length", range(25, 50))
 def test_a_row_has_its_columns_at_any_length_of_the_name(length):
     (row,) = list(report(entry("a" * (length - 5), GOOD, BAD), result=GOOD).lines())[2:-2]

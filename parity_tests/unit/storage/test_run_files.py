@@ -97,7 +97,7 @@ def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
     "line",
     [
         *("", "\n", "0" * 64, "\0" * 80, f"{'0' * 64}  ../x\n", f"{'0' * 64}  /etc/hostname\n"),
-        f"{'A' * 64}  config.json\n",
+        *(f"{'A' * 64}  config.json\n", f"{'0' * 64}  a/../../x\n"),
     ],
 )
 def test_a_damaged_line_of_the_sums_is_named(run, line):

@@ -98,8 +98,8 @@ def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted
     pytest.importorskip("tensorboardX")
     lines = [train(50), train(100), valid(100), train(150), train(200), valid(200)]
     lines.append(valid(200, weights="averaged"))
-    # killed, killed again, stopped, resumed from before, ended
-    sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:]]
+    # killed, killed again, stopped, resumed from before, killed before a validation, ended
+    sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:5], lines[5:]]
     for session in sessions:
         (board,) = metrics_logger.trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
         for line in session:
