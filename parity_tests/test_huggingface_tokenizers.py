@@ -152,9 +152,6 @@ CASES = {
         models.marian, "Marian", added_tokens_decoder={"0": STRIPPED}
     ),
     "marian, tokens that begin alike": case(models.marian, "Marian", added_tokens_decoder=ALIKE),
-    "marian, a token that is not said to be special": case(
-        models.marian, "Marian", added_tokens_decoder={"550": PLAIN | {"content": "<new>"}}
-    ),
     "marian, ids after a gap": case(
         *(models.marian, "Marian"),
         added_tokens_decoder={"550": NEW},
@@ -193,6 +190,13 @@ CASES = {
     "umt5, as published": case(models.t5, "T5", extra_ids=300),
     "longt5, by its model's type": case(models.t5_of, "T5", model_type="longt5"),
     "t5, a token more": case(models.t5, "T5", added_tokens_decoder={"233": NEW}),
+    "t5, tokens not said to be special": case(
+        *(models.t5, "T5"),
+        added_tokens_decoder={
+            "1": PLAIN | {"content": "</s>"},
+            "233": PLAIN | {"content": "<new>"},
+        },
+    ),
     "pegasus": case(models.pegasus, "Pegasus"),
     "bart": case(models.bart, "Bart"),
     "bart, a space before": case(_published_bart, "Bart"),

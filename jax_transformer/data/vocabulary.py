@@ -100,7 +100,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
     named, added = values, {}
     if "added_tokens_decoder" in values:
         decoder = _mapping(folder, values["added_tokens_decoder"])
-        added = {_id(folder, key): _token(folder, value) for key, value in decoder.items()}
+        added = {
+            _id(folder, key): _token(folder, value, special=False) for key, value in decoder.items()
+        }
     else:
         named = values | _object(folder, "special_tokens_map.json")
         if listed := _object(folder, "added_tokens.json"):
@@ -174,15 +176,17 @@ def _id(folder: Path, value: Any) -> int:
     raise InputError(f"{folder}: the id of an added token is {shown(value)}")
 
 
-def _token(folder: Path, value: Any) -> AddedToken:
-    """Return a token that is text, or an object that says how it is matched in text."""
+def _token(folder: Path, value: Any, *, special: bool = True) -> AddedToken:
+    """Return a token that is text, or an object that says how it is matched in text; ``special`` if
+    that does not say so.
+    """
     match value:
         case str() if _is_text(value):
             return AddedToken(value, special=True, normalized=False)
         case {"content": str() as content, **options} if _is_text(content):
             flags = {name: options.get(name, False) for name in ("lstrip", "rstrip", "single_word")}
-            special = options.get("special", True)
-            flags |= {"special": special, "normalized": options.get("normalized", not special)}
+            flags["special"] = is_special = options.get("special", special)
+            flags["normalized"] = options.get("normalized", not is_special)
             if all(isinstance(flag, bool) for flag in flags.values()):
                 return AddedToken(content, **flags)
     raise InputError(f"{folder}: a special token is {shown(value)}, not text")
