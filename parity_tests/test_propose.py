@@ -13,6 +13,7 @@ from flax import linen, nnx
 from jax_transformer import weights
 from jax_transformer.cli import main
 from jax_transformer.errors import ConfigError
+from jax_transformer.parity import compare
 from jax_transformer.parity.proposal import Proposal
 from jax_transformer.parity.search import propose
 from jax_transformer.storage import safetensors
@@ -649,3 +650,13 @@ def test_features_of_rotary_positions_may_have_another_order(paired, norms, divi
     ours = weights.from_torch(theirs.state_dict(), proposal.table, into=ours)
     expected = theirs(torch.from_numpy(batch)).detach().numpy()
     np.testing.assert_allclose(ours(jnp.asarray(batch)), expected, atol=2e-6)
+    report = compare(ours, theirs, batch)
+    assert report.agrees, report.summary()
+    assert f"gradients of {8 + 2 * norms} of {8 + 2 * norms} parameters" in report.summary()
+    named = {entry.ours for entry in report.entries if "rotary features" in entry.layout}
+    assert named == {"query", "key", "q_norm", "k_norm"}
+    assert all(entry.input is not None for entry in report.entries)
+    ours.query.bias[...] += 1e-3
+    wrong = compare(ours, theirs, batch)
+    assert wrong.first_fault.ours == "query", wrong.summary()
+    assert not any(entry.layout.endswith("rotary features") for entry in wrong.entries)

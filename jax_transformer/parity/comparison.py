@@ -17,7 +17,7 @@ from jax_transformer.parity import coverage, difference, functions, pairs, recor
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
-from jax_transformer.parity.measuring import PairedRuns
+from jax_transformer.parity.measuring import PairedRuns, shows
 from jax_transformer.parity.pairs import Called, Pair, Patterns
 from jax_transformer.parity.recording import Recording, Replacements
 from jax_transformer.parity.report import Report
@@ -159,6 +159,8 @@ def compare_recorded(
     measured = compared.results()
     notes += [*([_GUESSED] if guessed else []), *results.note(measured)]
     report = Report(entries, measured, native_dtype, about, tuple(notes), coverage=covered)
+    if not (report.same_outputs or shows(report.result)) and compared.reorder(entries):
+        report = dataclasses.replace(report, entries=tuple(compared.entries(paired, getters)))
     if report.agrees:
         return report
     if report.entries and not report.same_outputs:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_transformer.weights.layouts import Layout, layouts
+from jax_transformer.weights.layouts import Layout, feature_order, layouts
 from jax_transformer.weights.rules import Rule, Shape
 
 _SAME_WORDS = """
@@ -67,7 +67,7 @@ class Match:
         """Return the output of their module, of so many features, with these in our order."""
         if self.features is None or theirs.size % count:
             return theirs
-        order = Rule("", "", *self.features).part(0, np.arange(count), [(count,)])
+        order = feature_order(self.features, count)
         return theirs.reshape(-1, count)[:, order].reshape(theirs.shape)
 
 

@@ -17,6 +17,7 @@ from jax_transformer.parity.difference import FAULT, Entry, Measurement
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.pairs import GradientGetters, Pair, same_but_merged
 from jax_transformer.parity.recording import Recording
+from jax_transformer.weights import layouts
 
 _ANOTHER_INPUT = "input of another kind: its output is not compared"
 _NEARER = 1e-3
@@ -47,6 +48,8 @@ class PairedRuns:
         """Those of them that have a constant rounded to that dtype."""
         self.in_16_bits: list[set[str]] = []
         """The modules that compute in 16 bits by themselves, in PyTorch and in Flax."""
+        self.reordered: set[str] = set()
+        """The calls of Flax modules to whose order the other model's features were brought."""
 
     def results(self) -> dict[str, Measurement]:
         """Return the measurements of the arrays that both models return, by PyTorch's names. Raises
@@ -106,6 +109,36 @@ class PairedRuns:
             gradients = self._parameters(getters.get(name, {})) if number == "0" else {}
             has_paired_parts = any(other.ours.startswith(f"{name}.") for other in pairs)
             yield self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
+
+    def reorder(self, entries: Iterable[Entry]) -> bool:
+        """Bring the features of queries and keys in the other model's recordings to our order where
+        only one model rotates neighbouring ones; False if there are none."""
+        sides = {
+            id(side): dataclasses.replace(
+                side, arrays=dict(side.arrays), parameters=dict(side.parameters)
+            )
+            for _, side in self.runs.values()
+        }
+        for entry in entries:
+            ours, orders = f"{entry.ours}#{entry.call}", dict[str, np.ndarray]()
+            theirs = self.calls[ours] if difference.differs(entry.output) else ""
+            for name in ("output", "input") if theirs else ():
+                a, b = self.ours.get(f"{ours}/{name}"), self.theirs.get(f"{theirs}/{name}")
+                if a is not None and b is not None and (order := _features(a, b)) is not None:
+                    orders[f"{theirs}/{name}"] = orders[f"{theirs}/{name} gradient"] = order
+            if (rows := orders.get(f"{theirs}/output")) is None:
+                continue
+            self.reordered.add(ours)
+            for side in sides.values():
+                for name in orders.keys() & side.arrays.keys():
+                    side.arrays[name] = side.arrays[name][..., orders[name]]
+                for name, gradient in side.parameters.items():
+                    own = name.rpartition(".")[0] == entry.theirs and entry.call == 0
+                    if own and gradient.shape[:1] == rows.shape:
+                        side.parameters[name] = gradient[rows]
+        self.runs = {dtype: (one, sides[id(other)]) for dtype, (one, other) in self.runs.items()}
+        self.theirs = self.runs["float64"][1]
+        return bool(self.reordered)
 
     def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
         """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
@@ -201,6 +234,8 @@ class PairedRuns:
                 layout = f"of shape {a.shape}, there {b.shape}"
             elif order != tuple(range(a.ndim)):
                 layout = f"with axes in the order {order} there"
+            if ours in self.reordered:
+                layout = f"{layout}{', ' * bool(layout)}in another order of rotary features"
         exact = [*map(_masks, sides, calls)]
         return Entry(
             *pair,
@@ -221,15 +256,15 @@ class PairedRuns:
     ) -> dict[str, Measurement]:
         """Return the measurement of each parameter, in the layout in which it is nearest."""
         measured = {}
-        for leaf, (layouts, theirs) in getters.items():
-            in_layouts = (
+        for leaf, (in_layouts, theirs) in getters.items():
+            arrays = (
                 {
-                    dtype: (layouts(ours)[i], of_torch.parameters.get(theirs))
+                    dtype: (in_layouts(ours)[i], of_torch.parameters.get(theirs))
                     for dtype, (ours, of_torch) in self.runs.items()
                 }
-                for i in range(len(layouts(self.ours)))
+                for i in range(len(in_layouts(self.ours)))
             )
-            each = [m for m in map(self._measure, in_layouts) if m is not None]
+            each = [m for m in map(self._measure, arrays) if m is not None]
             if each:
                 measured[leaf] = min(each, key=attrgetter("times"))
         return measured
@@ -392,6 +427,21 @@ def axes(
         return nearest
     undecided = other in fitting and distance(fitting[0]) >= _NEARER * distance(other)
     return other if undecided else fitting[0]
+
+
+def _features(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+    """Return where in their features each of ours is, if one side has pairs for halves of heads."""
+    order, count = axes(ours, theirs), theirs.shape[-1] if theirs.ndim else 0
+    if order is None:
+        return None
+    ours = as_theirs(ours, order, theirs.shape)
+    limit = _NEARER * difference.difference(ours, theirs).max_abs
+    for size in range(4, count + 1, 2):
+        for layout in layouts.interleaved((count,), (count,), size, same=True):
+            features = layouts.feature_order(layout, count)
+            if difference.difference(ours, theirs[..., features]).max_abs < limit:
+                return features
+    return None
 
 
 def _number(call: str) -> int:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import PART, Rule, Shape
 
@@ -76,6 +78,11 @@ def interleaved(torch: Shape, flax: Shape, size: int, *, same: bool) -> list[Lay
         axes = [f"(h {left}){inputs} -> {form.format(right)}" for left, right in both]
         return [Layout(each, {"h": heads, "g": 2}) for each in axes]
     return []
+
+
+def feature_order(layout: Layout, count: int) -> np.ndarray:
+    """Return where in a row of so many features of PyTorch's each feature of Flax's is."""
+    return Rule("", "", *layout).part(0, np.arange(count), [(count,)])
 
 
 def _single(torch: Shape, flax: Shape, kind: str) -> Iterator[_Layout]:
