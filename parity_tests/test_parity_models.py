@@ -535,10 +535,13 @@ class LinenBlock(linen.Module):
 
 
 class LinenStack(linen.Module):
+    axis: int
+
     @linen.compact
     def __call__(self, x):
         block = linen.remat(LinenBlock, prevent_cse=False)
-        scan = linen.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        axes = {"params": self.axis}
+        scan = linen.scan(block, variable_axes=axes, split_rngs={"params": True}, length=3)
         return scan(name="layers")(x, None)[0]
 
 
@@ -562,25 +565,26 @@ class TorchLinenBlock(nn.Module):
         return x + self.dense(self.norm(x))
 
 
-def test_layers_under_scan_and_remat_of_linen_have_numbers():
+@pytest.mark.parametrize("axis", [0, 1])
+def test_layers_under_scan_and_remat_of_linen_have_numbers(axis):
     theirs = randomized(TorchStack())
     state = arrays(theirs)
 
     def stacked(name: str) -> np.ndarray:
-        return np.stack([state[f"layers.{i}.{name}"] for i in range(3)])
+        return np.stack([state[f"layers.{i}.{name}"].T for i in range(3)], axis)
 
     norm = {"scale": stacked("norm.weight"), "bias": stacked("norm.bias")}
-    kernel = stacked("dense.weight").swapaxes(1, 2)
-    dense = {"kernel": kernel, "bias": stacked("dense.bias")}
+    dense = {"kernel": stacked("dense.weight"), "bias": stacked("dense.bias")}
     variables = {"layers": {"norm": norm, "dense": dense}}
     x = np.random.default_rng(0).standard_normal((2, 5, 4))
-    report = compare((LinenStack(), {"params": variables}), theirs, x)
+    report = compare((LinenStack(axis), {"params": variables}), theirs, x)
     report.check()
+    assert all(report.coverage.parameters.values()), str(report.coverage)
     entries = {entry.ours: entry for entry in report.entries}
     assert entries["layers.2.dense"].parameters.keys() == {"kernel", "bias"}
     assert entries["layers.2.dense"].theirs == "layers.2.dense"
-    variables["layers"]["dense"]["kernel"][1] *= -1
-    report = compare((LinenStack(), {"params": variables}), theirs, x, gradients=False)
+    variables["layers"]["dense"]["kernel"].swapaxes(0, axis)[1] *= -1
+    report = compare((LinenStack(axis), {"params": variables}), theirs, x, gradients=False)
     assert report.first_fault.ours == "layers.1.dense"
 
 

@@ -210,10 +210,10 @@ def gradient_getters(
     getters: GradientGetters = {}
     if table is None:
         for pair in pairs:
-            name, layer = _stored(function.parameters, pair.ours)
+            name, at = _stored(function.parameters, pair.ours)
             for leaf, torch_leaf in _LEAVES.items():
                 if f"{name}.{leaf}" in function.parameters:
-                    get = partial(_layouts_of_leaf, f"{name}.{leaf}", layer)
+                    get = partial(_layouts_of_leaf, f"{name}.{leaf}", at)
                     getters.setdefault(pair.ours, {})[leaf] = get, f"{pair.theirs}.{torch_leaf}"
         return getters
     for rule in rules.restrict(table, function.parameters):
@@ -226,21 +226,29 @@ def gradient_getters(
 
 def sizes(parameters: Mapping[str, Any], module: str) -> tuple[int, ...]:
     """Return the sizes of a module's parameters and those of its parts, in ascending order."""
-    name, layer = _stored(parameters, module)
-    arrays = [array for path, array in parameters.items() if path.startswith(f"{name}.")]
-    return tuple(sorted(np.size(array if layer is None else array[0]) for array in arrays))
+    name, at = _stored(parameters, module)
+    shapes = [np.shape(x) for path, x in parameters.items() if path.startswith(f"{name}.")]
+    layers = [1 if at is None else shape[at[0]] for shape in shapes]
+    return tuple(sorted(math.prod(s) // n for s, n in zip(shapes, layers, strict=True)))
 
 
-def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, int | None]:
-    """Return the path of a module's parameters, and its layer if they hold all layers of a scan."""
+def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, tuple[int, int] | None]:
+    """Return the path of a module's parameters; if they hold all layers of a scan, also the axis of
+    the layers, and the module's layer."""
     if any(path.startswith(f"{module}.") for path in parameters):
         return module, None
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
-            stacked = ".".join(parts[:i] + parts[i + 1 :])
+            root, stacked = (
+                "".join(f"{p}." for p in parts[:i]),
+                ".".join(parts[:i] + parts[i + 1 :]),
+            )
             if any(path.startswith(f"{stacked}.") for path in parameters):
-                return stacked, int(part)
+                inside = [np.shape(x) for p, x in parameters.items() if p.startswith(root)]
+                # The one that all arrays have; if it is several, layers are few
+                axes = [a for a in range(min(map(len, inside))) if len({s[a] for s in inside}) == 1]
+                return stacked, (min(axes, key=lambda a: inside[0][a], default=0), int(part))
     return module, None
 
 
@@ -249,11 +257,11 @@ def _layout_of_rule(rule: Rule, recording: Any) -> list[np.ndarray]:
     return [] if any(x is None for x in gradients) else [rule.joined(gradients, own=True)]
 
 
-def _layouts_of_leaf(name: str, layer: int | None, recording: Any) -> list[np.ndarray]:
+def _layouts_of_leaf(name: str, at: tuple[int, int] | None, recording: Any) -> list[np.ndarray]:
     array = recording.parameters.get(name)
     if array is None:
         return []
-    array = array if layer is None else array[layer]
+    array = array if at is None else array.take(at[1], at[0])
     return _kernel_layouts(array) if name.endswith(".kernel") else [array]
 
 
