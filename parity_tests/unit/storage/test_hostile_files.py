@@ -1,7 +1,9 @@
 """Malicious files: each is refused in one line, runs nothing, and takes little memory."""
 
 import contextlib
+import json
 import os
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -184,6 +186,21 @@ READERS = (safetensors.read, safetensors.describe, safetensors.scan, safetensors
 def test_false_headers_are_refused(path):
     assert check(hostile_containers.headers(), path, *READERS) > 60
     assert check(hostile_containers.contents(), path, safetensors.read) == 1
+    entry = hostile_containers._entry(shape=[1] * 63 + [4])  # NumPy's greatest number of axes
+    path.write_bytes(hostile_containers.safetensors({"a": entry}))
+    assert safetensors.read(path)["a"].ndim == 64
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " and 1 more")])
+def test_five_tensors_that_shards_lack_are_named_and_the_others_counted(path, count, more):
+    names = {f"a{i}": "one" for i in range(count)}
+    index = path.with_name("x.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": names}))
+    message = (
+        f"{index}: its files are without 'a0', 'a1', 'a2', 'a3', 'a4'{more}, with unexpected 'b'"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        untrusted.check_shards(index, {index.with_name("one"): ["b"]})
 
 
 def test_an_index_names_only_files_of_its_own_folder(path):
