@@ -17,7 +17,7 @@ from jax_transformer.architectures import huggingface, t5, twins
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
 from jax_transformer.convert import conversion
 from jax_transformer.errors import InputError
-from jax_transformer.nn.embeddings import RelativeBias
+from jax_transformer.nn.embeddings import RelativeBias, relative_buckets
 from jax_transformer.weights import torch_bridge
 from parity_tests.huggingface import (
     CASES,
@@ -168,10 +168,16 @@ def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: in
             expected = attention._relative_position_bucket(own, -distances)
         else:
             expected = attention._relative_position_bucket(-distances, **settings)
-        module: Any = types.SimpleNamespace(max_distance=longest, directions=directions, dtype=None)
-        module.embedding = jnp.arange(float(count))[:, None]  # so the bias is the bucket
-        actual = RelativeBias.of_distances(module, -jnp.asarray(distances)[None, None])
-        np.testing.assert_array_equal(actual.ravel(), expected.numpy())
+        known = relative_buckets(longest + 1, count // directions, longest)  # the model's table
+        actual = known[np.minimum(distances.numpy(), longest)]
+        np.testing.assert_array_equal(actual, expected.numpy())
+
+
+def test_the_last_bucket_begins_at_the_longest_distance():
+    module: Any = types.SimpleNamespace(max_distance=5, directions=1, dtype=None)
+    module.embedding = jnp.arange(8.0)[:, None]  # so the bias is the bucket
+    bias = RelativeBias.of_distances(module, -jnp.arange(8)[None, None])
+    assert bias.ravel().tolist() == [0, 1, 2, 3, 4, 7, 7, 7]
 
 
 def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
