@@ -301,8 +301,8 @@ def stacks(
     """Return the axis and the parts of :class:`.Stacked` for modules and arrays of several layers.
 
     The calls of ``modules`` are numbered where their arrays are not. An array with no tensor of its
-    size, but with enough of the size of its parts, holds these along its first axis, or one after
-    the other along its last one.
+    size, but with enough of the size of its parts, holds these along its first axis, an inner one,
+    or one after the other along its last one.
     """
     sizes = Counter((is_bias(part.name), math.prod(part.shape)) for part in tensors)
     result: dict[str, tuple[int, int]] = {}
@@ -326,8 +326,11 @@ def stacks(
         if any(name.startswith(f"{root}.") for root in result) or (bias, size) in sizes:
             continue
         packed = any((bias, size * n) in sizes for n in (2, 3, 4))  # a part of a tensor itself
-        joined = [(len(shape) - 1, n, n) for n in (2, 3, 4) if shape and not packed]
-        for axis, pieces, count in [(0, 0, shape[0]), *joined] if len(shape) > 2 else joined:
+        options = [(0, 0, shape[0])] if len(shape) > 2 - bias else []
+        if not packed:
+            options += [(a, 0, n) for a, n in enumerate(shape[1:-1], 1) if n in (2, 3, 4)]
+            options += [(len(shape) - 1, n, n) for n in (2, 3, 4) if shape]
+        for axis, pieces, count in options:
             fits = count > 1 and shape[axis] % count == 0
             if fits and sizes[bias, size // count] >= count:
                 result[name] = axis, pieces

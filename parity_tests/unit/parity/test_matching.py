@@ -94,6 +94,10 @@ def test_an_array_is_as_many_parts_as_there_are_tensors(count):
     assert stacks("a.bias", (4 * count,), "weight", (4,)) == {}
     assert stacks("a.w", (count, 3, 4), "weight", (3, 4)) == {"a.w": (0, 0)}
     assert stacks("a.w", (count, 3, 4), "weight", (3, 4), missing=1) == {}
+    assert stacks("a.bias", (count, 7), "bias", (7,)) == {"a.bias": (0, 0)}
+    inner = {"a.kernel": (1, 0)} if joined else {}
+    assert stacks("a.kernel", (7, count, 9), "weight", (7, 9)) == inner
+    assert stacks("a.kernel", (7, count, 9), "weight", (7, 9), missing=1) == {}
     modules = [f"layers.{i}" for i in range(count)]
     for axis, shape in enumerate([(count, 7, 9), (7, count, 9), (7, 9, count)]):
         assert matching.stacks({"layers.w": shape}, modules, []) == {"layers": (axis, 0)}
