@@ -73,12 +73,12 @@ class Match:
 
 def numbers(name: str) -> tuple[int, ...]:
     """Return the numbers at the ends of words: ``layers.3``, ``block_3``, ``conv1``."""
-    return tuple(map(int, re.findall(r"\d+(?=[._]|$)", name)))
+    return tuple(map(int, re.findall(r"\d+(?=[._/]|$)", name)))
 
 
 def template(name: str) -> str:
     """Return a name with ``{}`` for the numbers of layers."""
-    return re.sub(r"(^|[._])\d+(?=[._]|$)", r"\1{}", name)
+    return re.sub(r"(^|[._/])\d+(?=[._/]|$)", r"\1{}", name)
 
 
 def words(name: str) -> set[str]:

@@ -68,7 +68,7 @@ def interleaved(torch: Shape, flax: Shape, size: int, *, same: bool) -> list[Lay
     heads, inputs, rest = torch[0] // size, " i" * (len(torch) - 1), torch[1:]
     flat, divided = (torch[0],), (heads, size)
     for features, written in ((flat, "(h {})"), (divided, "h ({})")):
-        if (*features, *rest) == tuple(flax) and (same or not rest):
+        if (*features, *rest) == tuple(flax) and (same or not rest or features is divided):
             form = written + inputs
         elif (*rest, *features) == tuple(flax) and not same:
             form = f"{inputs[1:]} {written}"

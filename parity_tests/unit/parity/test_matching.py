@@ -21,6 +21,7 @@ from jax_transformer.weights import Rule
         ("fc2", "down", (2,), "fc2"),
         ("wi_0", "gate", (0,), "wi_{}"),
         ("wi_1", "up", (1,), "wi_{}"),
+        ("a/~/block_1/query.w", "a q weight", (1,), "a/~/block_{}/query.w"),
         ("layers.11.layers.2", "layers", (11, 2), "layers.{}.layers.{}"),
     ],
 )

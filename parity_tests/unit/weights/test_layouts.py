@@ -93,6 +93,10 @@ def test_other_tensors_have_no_halves_of_heads(torch, flax, size):
     assert interleaved(torch, flax, size, same=False) == []
 
 
+def test_halves_of_heads_that_come_first_are_seen_by_their_shape():
+    assert interleaved((12, 5), (2, 6, 5), 6, same=False)[0].axes == "(h g e) i -> h (e g) i"
+
+
 def test_every_layout_is_a_rule_between_these_shapes():
     """Also for lengths of 1, equal lengths, and several arrays; other sizes have none."""
     shapes = [s for n in (1, 2, 3) for s in itertools.product((1, 2, 4), repeat=n)]
