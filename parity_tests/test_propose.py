@@ -585,11 +585,11 @@ def rotary_attention(q, k, v, paired, constant, einsum, softmax):
     size, length = q.shape[-1], q.shape[1]
     a, b = np.arange(size).reshape(-1, 2).T if paired else np.arange(size).reshape(2, -1)
     angles = np.outer(np.arange(length), 0.5 ** np.arange(size // 2))[:, None]
-    cos, sin, turn = np.zeros((length, 1, size)), np.zeros((length, 1, size)), np.eye(size) * 0
+    cos, sin, turn = (np.zeros((n, 1, size)) for n in (length, length, size))
     cos[..., a] = cos[..., b] = np.cos(angles)
     sin[..., a] = sin[..., b] = np.sin(angles)
-    turn[b, a], turn[a, b] = -1, 1
-    cos, sin, turn = (constant(x, q) for x in (cos, sin, turn))
+    turn[b, 0, a], turn[a, 0, b] = -1, 1
+    cos, sin, turn = (constant(x, q) for x in (cos, sin, turn[:, 0]))
     q, k = (x * cos + x @ turn * sin for x in (q, k))
     q = q.reshape(*q.shape[:2], k.shape[2], -1, size)
     attended = softmax(einsum("bqhge,bkhe->bhgqk", q, k))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_transformer.weights.layouts import Layout, feature_order, layouts
+from jax_transformer.weights.layouts import Layout, layouts
 from jax_transformer.weights.rules import Rule, Shape
 
 _SAME_WORDS = """
@@ -55,20 +55,18 @@ class Match:
     kind: str
     reason: str
     choice: int = 0
-    features: Layout | None = None
-    """The order of the features that the tensor makes, if they are in our module's output another
-    one than in theirs."""
+    features: tuple[int, ...] = ()
+    """The index of each of our features in the output of their module; empty if in one order."""
 
     @property
     def rule(self) -> Rule:
         return Rule(self.torch, self.flax, *self.layouts[self.choice])
 
-    def output(self, theirs: np.ndarray, count: int) -> np.ndarray:
-        """Return the output of their module, of so many features, with these in our order."""
-        if self.features is None or theirs.size % count:
+    def output(self, theirs: np.ndarray) -> np.ndarray:
+        """Return the output of their module with its features in our order."""
+        if not self.features or theirs.size % len(self.features):
             return theirs
-        order = feature_order(self.features, count)
-        return theirs.reshape(-1, count)[:, order].reshape(theirs.shape)
+        return theirs.reshape(-1, len(self.features))[:, self.features].reshape(theirs.shape)
 
 
 def numbers(name: str) -> tuple[int, ...]:

@@ -437,8 +437,7 @@ def _features(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
     ours = as_theirs(ours, order, theirs.shape)
     limit = _NEARER * difference.difference(ours, theirs).max_abs
     for size in range(4, count + 1, 2):
-        for layout in layouts.interleaved((count,), (count,), size, same=True):
-            features = layouts.feature_order(layout, count)
+        for features in layouts.feature_orders(count, size):
             if difference.difference(ours, theirs[..., features]).max_abs < limit:
                 return features
     return None

@@ -240,10 +240,8 @@ def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, tuple[int,
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
-            root, stacked = (
-                "".join(f"{p}." for p in parts[:i]),
-                ".".join(parts[:i] + parts[i + 1 :]),
-            )
+            root = "".join(f"{around}." for around in parts[:i])
+            stacked = ".".join(parts[:i] + parts[i + 1 :])
             if any(path.startswith(f"{stacked}.") for path in parameters):
                 inside = [np.shape(x) for p, x in parameters.items() if p.startswith(root)]
                 # The one that all arrays have; if it is several, layers are few

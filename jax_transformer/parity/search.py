@@ -115,7 +115,7 @@ class _Search:
         tensors, free = matching.unmatched(self.matches, self.tensors, self._parts())
         if self._stack(free, (), tensors):
             self.matches = matching.matched(self.tensors, self._parts())
-        self.parts = self._parts()
+        self.shapes = {part.name: part.shape for part in self._parts()}
         if not self.matches:
             raise ConfigError("no tensor of the PyTorch module has the size of an array")
 
@@ -189,7 +189,7 @@ class _Search:
                 for each in partners[name]:
                     theirs = self.theirs.get(f"{each}#{number}/output")
                     if theirs is not None and (match := owners.get(name)) is not None:
-                        theirs = match.output(theirs, len(self.state[match.torch]))
+                        theirs = match.output(theirs)
                     order = None if theirs is None else measuring.axes(ours, theirs, self.usual)
                     if order is not None:
                         fitted.append(measuring.as_ours(theirs, order, ours.shape))
@@ -317,11 +317,10 @@ class _Search:
                     for i in group:
                         changed[i] = replace(changed[i], choice=number)
                     yield changed
-        shapes = {part.name: part.shape for part in self.parts}
         for i, match in enumerate(self.matches):
             name = match.flax[0]
             if match.kind == "Linear" and not verdicts.get(f"{name.rpartition('.')[0]}#0", True):
-                for layout in layouts.flattened(self.state[match.torch].shape, shapes[name]):
+                for layout in layouts.flattened(self.state[match.torch].shape, self.shapes[name]):
                     options = [*match.layouts, layout]
                     other = replace(match, layouts=options, choice=len(options) - 1)
                     yield [*self.matches[:i], other, *self.matches[i + 1 :]]
@@ -330,7 +329,6 @@ class _Search:
     def _interleaved(self) -> Iterator[list[Match]]:
         """Return the layouts of the queries and keys of a module, with their biases and norms, if
         only one side rotates neighbouring features; for each size of a head."""
-        shapes = {part.name: part.shape for part in self.parts}
         around: dict[str, dict[int, set[str]]] = defaultdict(dict)
         for i, match in enumerate(self.matches):
             role = matching.words(match.torch.rpartition(".")[0]) & {"q", "k"}
@@ -345,14 +343,16 @@ class _Search:
                 changed = list(self.matches)
                 for i, length in zip(group, lengths, strict=True):
                     match, before = self.matches[i], self.matches[i].rule.axes
-                    sides = self.state[match.torch].shape, shapes[match.flax[0]]
+                    sides = self.state[match.torch].shape, self.shapes[match.flax[0]]
                     options = layouts.interleaved(*sides, size, same=not before)
-                    features = layouts.interleaved((length,), (length,), size, same=True)
                     if options:
-                        reason = f"{match.reason}; features of rotary positions"
-                        layout, order = options[number], features[number]
+                        order = [*layouts.feature_orders(length, size)][number]
                         changed[i] = replace(
-                            match, layouts=[layout], choice=0, features=order, reason=reason
+                            match,
+                            layouts=[options[number]],
+                            choice=0,
+                            features=tuple(order),
+                            reason=f"{match.reason}; features of rotary positions",
                         )
                 yield changed
 
@@ -407,7 +407,6 @@ class _Search:
 
     def _exchanges(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
         """Return exchanges of the arrays of modules with arrays of the same shapes."""
-        shapes = {part.name: part.shape for part in self.parts}
         owned: dict[str, list[int]] = defaultdict(list)
         for i in itertools.chain.from_iterable(groups):
             if len(self.matches[i].flax) == 1:
@@ -417,7 +416,7 @@ class _Search:
             layers[template(owner)].append(row)
         alike: dict[Any, list[list[list[int]]]] = defaultdict(list)
         for rows in layers.values():
-            keys = [tuple(shapes[self.matches[i].flax[0]] for i in row) for row in rows]
+            keys = [tuple(self.shapes[self.matches[i].flax[0]] for i in row) for row in rows]
             alike[tuple(keys)].append(rows)
             for key, row in zip(keys, rows, strict=True) if len(rows) > 1 else ():
                 alike["alone", key].append([row])  # numbers that count no layers of one kind
@@ -455,7 +454,7 @@ class _Search:
         lines = self._by_modules(lines, right)
         lines += self._without_rule({match.torch for match in self.matches})
         covered = {name for match in self.matches for name in match.flax}
-        missing = [part.name for part in self.parts if part.name not in covered] + self.others
+        missing = [name for name in self.shapes if name not in covered] + self.others
         back = not missing and self._comes_back([line.entry for line in lines])
         wrong = [call.rpartition("#")[0] for call, same in right.items() if call and not same]
         first = wrong[0] if wrong and off >= SAME else ""

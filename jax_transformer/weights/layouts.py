@@ -80,9 +80,11 @@ def interleaved(torch: Shape, flax: Shape, size: int, *, same: bool) -> list[Lay
     return []
 
 
-def feature_order(layout: Layout, count: int) -> np.ndarray:
-    """Return where in a row of so many features of PyTorch's each feature of Flax's is."""
-    return Rule("", "", *layout).part(0, np.arange(count), [(count,)])
+def feature_orders(count: int, size: int) -> Iterator[np.ndarray]:
+    """Return where in a row of PyTorch's features each of Flax's is, by these two layouts."""
+    if size % 2 == count % size == 0:
+        for halves in ((2, size // 2), (size // 2, 2)):
+            yield np.arange(count).reshape(-1, *halves).swapaxes(1, 2).ravel()
 
 
 def _single(torch: Shape, flax: Shape, kind: str) -> Iterator[_Layout]:
