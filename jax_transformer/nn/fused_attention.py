@@ -1,9 +1,13 @@
 """Attention by ``jax.nn.dot_product_attention``, for calls that need no weights."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_transformer.config import TransformerConfig, enums
 from jax_transformer.errors import ConfigError
 
 
@@ -75,9 +79,24 @@ def check_cudnn(dtype: jnp.dtype | str | None) -> None:
         )
     if (platform := jax.default_backend()) != "gpu":
         needs = f"needs an NVIDIA GPU, and JAX computes on {platform}"
-        raise ConfigError(
-            f"attention_backend='cudnn' {needs}: use attention_backend='sdpa' or 'xla'"
-        )
+        raise ConfigError(f"attention_backend='cudnn' {needs}; 'sdpa' and 'xla' do not")
+
+
+def with_cudnn(config: TransformerConfig, *, packed: bool = False) -> TransformerConfig:
+    """Return the configuration with cuDNN's attention.
+
+    Raises ConfigError with the reason if cuDNN does not compute this model, rows that are
+    ``packed``, or anything on the present devices.
+    """
+    config = dataclasses.replace(config, attention_backend=enums.AttentionBackend.CUDNN)
+    if packed and config.unpackable:
+        raise ConfigError(config.unpackable)
+    dtype = config.compute_dtype or jnp.float32
+    attention = partial(cudnn_attend, mask=None, scale=1.0, causal=False)
+    for stack in (config.encoder, config.decoder):
+        heads = jax.ShapeDtypeStruct((1, 2, 1, config.head_width_of(stack)), dtype)
+        jax.eval_shape(attention, heads, heads, heads)  # raises without cuDNN and on old GPUs
+    return config
 
 
 def _key_lengths(mask: Bool[Array, "#b 1 #q k"] | None, rows: int, keys: int) -> Int[Array, " b"]:

@@ -26,6 +26,7 @@ from jax_transformer.config import AttentionBackend, StackConfig, TransformerCon
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import fused_attention, sharding
 from jax_transformer.nn.sharding import FSDP, TENSOR
+from jax_transformer.runtime import distributed
 from jax_transformer.training.options import MeshOptions
 from jax_transformer.weights.arrays import LORA_A, LORA_B
 
@@ -103,6 +104,16 @@ def check(config: TransformerConfig, options: MeshOptions) -> None:
             raise ConfigError(f"mesh.{axis}={parts} does not divide {name}={size}")
     if config.attention_backend is AttentionBackend.CUDNN:
         fused_attention.check_cudnn(config.compute_dtype)
+
+
+def automatic_attention(config: TransformerConfig, *, packed: bool) -> TransformerConfig:
+    """Return the configuration with the attention backend that ``auto`` is here, and print it."""
+    try:
+        config = fused_attention.with_cudnn(config, packed=packed)
+        distributed.say("model.attention_backend=auto is cudnn")
+    except ConfigError as error:
+        distributed.say(f"model.attention_backend=auto is xla: {error}")
+    return config
 
 
 @dataclass(frozen=True)

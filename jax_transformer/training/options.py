@@ -23,6 +23,15 @@ class Precision(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Attention(enum.StrEnum):
+    """An attention backend, or the choice of one."""
+
+    AUTO = "auto"  # cudnn if it computes this model on these devices, otherwise xla
+    XLA = "xla"
+    SDPA = "sdpa"
+    CUDNN = "cudnn"
+
+
 class Criterion(enum.StrEnum):
     """The validation figure that decides which checkpoint is best."""
 
@@ -94,10 +103,10 @@ class ModelOptions:
     """Products of float32 matrices: exact (highest), or of factors rounded to bfloat16 (medium),
     which processors with such instructions compute faster; others take longer."""
     attention_backend: Annotated[
-        option.Rare[enums.AttentionBackend],
+        option.Rare[Attention],
         Option(group=MEMORY, synonyms="attn_implementation attn_backend attention flash_attention"),
-    ] = enums.AttentionBackend.XLA
-    """Implementation of attention."""
+    ] = Attention.XLA
+    """Implementation of attention; auto is cudnn on GPUs, where it computes the model."""
     remat: Annotated[
         option.Rare[enums.Remat],
         Option(
@@ -111,18 +120,21 @@ class ModelOptions:
     """Compile one block a stack: less time, the same weights."""
 
     @property
-    def _narrow(self) -> dict[str, Any]:
-        """The fields of a model that computes in bfloat16; its products are summed in float32."""
-        if self.precision is Precision.FLOAT32:
-            return {}
-        medium = enums.MatmulPrecision.MEDIUM
-        return {"compute_dtype": self.precision.value, "matmul_precision": medium}
+    def _execution(self) -> dict[str, Any]:
+        """The fields that say how a model is computed; sums of bfloat16 products are float32."""
+        fields = {name: getattr(self, name) for name in EXECUTION}
+        automatic = self.attention_backend is Attention.AUTO  # chosen when devices are known
+        name = Attention.XLA if automatic else self.attention_backend
+        fields["attention_backend"] = enums.AttentionBackend(name)
+        if self.precision is Precision.BFLOAT16:
+            fields["compute_dtype"] = self.precision.value
+            fields["matmul_precision"] = enums.MatmulPrecision.MEDIUM
+        return fields
 
     def executed(self, config: TransformerConfig) -> TransformerConfig:
         """Return the configuration of weights that exist, computed as these options say."""
         config.check_text("training")
-        execution = {name: getattr(self, name) for name in EXECUTION}
-        return dataclasses.replace(config, **execution | self._narrow)
+        return dataclasses.replace(config, **self._execution)
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
@@ -131,7 +143,7 @@ class ModelOptions:
         sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
         fields = {name: value for name, value in vars(self).items() if value is not None}
         preset, _ = fields.pop("preset"), fields.pop("precision")
-        config = registry.preset(preset, **sizes, **ids, **fields | self._narrow)
+        config = registry.preset(preset, **sizes, **ids, **fields | self._execution)
         config.check_text("training")
         return config
 

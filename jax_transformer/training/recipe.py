@@ -17,7 +17,7 @@ from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, metrics_logger, resume
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import Attention, TrainOptions
 
 if TYPE_CHECKING:
     from jax_transformer.architectures.base import Architecture
@@ -56,11 +56,14 @@ def train(
             corpus.check(data, folder)
             devices = _devices(options, stop)
             from jax_transformer.training import run, trainable
-            from jax_transformer.training.devices import check
+            from jax_transformer.training.devices import automatic_attention, check
 
             if options.freeze or options.lora.rank:
                 trainable.check(options, data.config)
             check(data.config, options.mesh)
+            if options.model.attention_backend is Attention.AUTO:
+                config = automatic_attention(data.config, packed=options.data.packing is not None)
+                data = dataclasses.replace(data, config=config)
             devices.check_memory(run.abstract_state(options, data.config, devices))
             saved = resume.newest_intact(folder)
             if saved is not None:

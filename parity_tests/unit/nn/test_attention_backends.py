@@ -1,6 +1,8 @@
 """The attention backends are held to the one that is written out, in float32 and bfloat16."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,12 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import MaskFill, Mixing
+from jax_transformer.config import MaskFill, Mixing, TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import attend
-from jax_transformer.nn.fused_attention import check_cudnn, cudnn_attend, fused_attend
-from jax_transformer.training import step
+from jax_transformer.nn.fused_attention import check_cudnn, cudnn_attend, fused_attend, with_cudnn
+from jax_transformer.training import devices, step
 from parity_tests import preset_names
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
@@ -219,7 +221,7 @@ def test_a_step_s_program_has_cudnn_s_attention(on_a_gpu, monkeypatch, preset):
 def test_cudnn_is_refused_without_a_gpu_and_in_32_bits(monkeypatch):
     config = tiny("vaswani2017_base", num_layers=1, d_model=16, num_heads=2, attention_dropout=0.0)
     ids = batch(config)
-    reason = r"needs an NVIDIA GPU, and JAX computes on cpu: use attention_backend='sdpa' or 'xla'"
+    reason = r"needs an NVIDIA GPU, and JAX computes on cpu; 'sdpa' and 'xla' do not"
     with pytest.raises(ConfigError, match=reason):
         jax.eval_shape(lambda: random_model(config.with_sizes(**CUDNN), dtype="float32")(*ids))
     wide = config.with_sizes(attention_backend="cudnn", compute_dtype="float32")
@@ -237,6 +239,73 @@ def test_heads_that_cudnn_does_not_have_are_refused(width):
     tiny("vaswani2017_base", **sizes, **SDPA)
     with pytest.raises(ConfigError, match=rf"encoder: heads of width {width}, not a multiple of 8"):
         tiny("vaswani2017_base", **sizes, **CUDNN)
+
+
+PLAIN = dict(name="vaswani2017_base", d_model=16, num_heads=2, attention_dropout=0.0)
+ROWS = {
+    "the target's own attention, and attention to the source": {},
+    "relative positions, a bias with a gradient (T5)": dict(name="t5"),
+    "dropout of attention weights (`--model.attention-dropout`)": dict(attention_dropout=0.1),
+    "local attention (LongT5)": {"encoder.attention_span": "local"},
+    "summed weights (blog2023)": {"decoder.mixing": "summed"},
+    "a fill for queries without keys (Deep Dive)": dict(mask_fill="minus_1e20"),
+    "heads of any width, not only multiples of 8 up to 256": dict(d_model=24),
+    "float32": dict(compute_dtype="float32"),
+    "several pairs in a row (`--data.packing`)": dict(packed=True),
+}
+
+
+def refusal(config: TransformerConfig, backend: str, packed: bool) -> str:
+    try:
+        if backend == "cudnn":
+            with_cudnn(config, packed=packed)
+        elif packed and config.with_sizes(attention_backend=backend).unpackable:
+            return "packed"
+        else:
+            config.with_sizes(attention_backend=backend)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_the_page_lists_what_each_backend_computes(in_place_of_cudnn):
+    page = (Path(__file__).parents[3] / "docs/accelerators.md").read_text(encoding="utf-8")
+    table = page.partition("| | `xla` | `sdpa` | `cudnn` |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[1:]]
+    assert sorted(ROWS) == sorted(row[0] for row in rows)
+    for name, *cells in rows:
+        changes = PLAIN | dict(compute_dtype="bfloat16") | ROWS[name]
+        packed = changes.pop("packed", False)
+        config = tiny(**changes)
+        have = [refusal(config, backend, packed) for backend in ("xla", "sdpa", "cudnn")]
+        assert ["no" if reason else "yes" for reason in have] == cells, (name, have)
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen", "reason"),
+    [
+        ({}, "cudnn", ""),
+        (dict(packed=True), "xla", ": attention_backend='cudnn' is given lengths and no segments"),
+        (dict(compute_dtype=None), "xla", ": .* computes in bfloat16, and the model in float32"),
+        (dict(name="t5"), "xla", ": .*encoder.positions='relative' is a bias of the scores"),
+    ],
+)
+def test_auto_is_cudnn_if_that_computes_the_model(
+    in_place_of_cudnn, capsys, changes, chosen, reason
+):
+    changes = PLAIN | dict(compute_dtype="bfloat16") | changes
+    packed = changes.pop("packed", False)
+    config = tiny(**changes)
+    chosen_config = devices.automatic_attention(config, packed=packed)
+    assert chosen_config == config.with_sizes(attention_backend=chosen)
+    error = capsys.readouterr().err
+    assert re.search(f"^model.attention_backend=auto is {chosen}{reason}", error), error
+
+
+def test_auto_is_xla_without_cudnn(on_a_gpu, capsys):
+    config = tiny(**PLAIN, compute_dtype="bfloat16")
+    assert devices.automatic_attention(config, packed=False) == config
+    assert "is xla: attention_backend='cudnn': cuDNN is not detected" in capsys.readouterr().err
 
 
 def test_attention_weights_and_float64_are_refused():

@@ -93,6 +93,8 @@ def test_a_finished_run_is_not_changed(own):
     assert "nothing is left to do" in result.err and "continuing" not in result.err
     assert (snapshot(run), (run / "metrics.jsonl").read_bytes()) == (before, metrics)
     assert result.programs in ([], [0])
+    result = runs.train("--run", run, *own.arguments, "--model.attention-backend", "auto")
+    assert result.code == 0 and "model.attention_backend=auto is xla: attention_back" in result.err
 
 
 def test_other_options_are_refused_with_both_values(own):
