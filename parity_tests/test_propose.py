@@ -653,10 +653,87 @@ def test_features_of_rotary_positions_may_have_another_order(paired, norms, divi
     report = compare(ours, theirs, batch)
     assert report.agrees, report.summary()
     assert f"gradients of {8 + 2 * norms} of {8 + 2 * norms} parameters" in report.summary()
-    named = {entry.ours for entry in report.entries if "rotary features" in entry.layout}
+    named = {entry.ours for entry in report.entries if "order of features" in entry.layout}
     assert named == {"query", "key", "q_norm", "k_norm"}
     assert all(entry.input is not None for entry in report.entries)
     ours.query.bias[...] += 1e-3
     wrong = compare(ours, theirs, batch)
     assert wrong.first_fault.ours == "query", wrong.summary()
-    assert not any(entry.layout.endswith("rotary features") for entry in wrong.entries)
+    assert not any(entry.layout.endswith("order of features") for entry in wrong.entries)
+
+
+class TheirJoined(torch.nn.Module):
+    """Each of four heads has its query, key and value together, or those of all follow."""
+
+    def __init__(self, by_head: bool):
+        super().__init__()
+        self.by_head = by_head
+        self.query_key_value, self.dense = torch.nn.Linear(12, 36), torch.nn.Linear(12, 5)
+
+    def forward(self, x):
+        sizes, axis = ((4, 3, 3), 3) if self.by_head else ((3, 4, 3), 2)
+        q, k, v = self.query_key_value(x).unflatten(-1, sizes).unbind(axis)
+        scores = torch.einsum("bqhe,bkhe->bhqk", q, k).softmax(-1)
+        return self.dense(torch.einsum("bhqk,bkhe->bqhe", scores, v).flatten(2))
+
+
+class OurJoined(nnx.Module):
+    """The same in the other order."""
+
+    def __init__(self, rngs: nnx.Rngs, by_head: bool):
+        self.by_head = by_head
+        self.qkv, self.out = nnx.Linear(12, 36, rngs=rngs), nnx.Linear(12, 5, rngs=rngs)
+
+    def __call__(self, x):
+        sizes, axis = ((4, 3, 3), 3) if self.by_head else ((3, 4, 3), 2)
+        q, k, v = jnp.moveaxis(self.qkv(x).reshape(*x.shape[:2], *sizes), axis, 0)
+        scores = jax.nn.softmax(jnp.einsum("bqhe,bkhe->bhqk", q, k))
+        return self.out(jnp.einsum("bhqk,bkhe->bqhe", scores, v).reshape(x.shape))
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_joined_queries_keys_and_values_may_be_by_head_on_one_side(by_head):
+    theirs, ours = TheirJoined(not by_head).eval(), OurJoined(nnx.Rngs(0), by_head)
+    batch = np.random.default_rng(0).normal(size=(2, 7, 12)).astype(np.float32)
+    proposal = propose(theirs, ours, batch)
+    assert proposal.proven, str(proposal)
+    assert str(proposal).count("heads of joined tensors") == 2
+    ours = weights.from_torch(theirs.state_dict(), proposal.table, into=ours)
+    report = compare(ours, theirs, batch)
+    assert report.agrees, report.summary()
+    assert [e.ours for e in report.entries if "order of features" in e.layout] == ["qkv"]
+
+
+class TheirPooler(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pooler = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return hidden, self.pooler(hidden[:, 0]).tanh()
+
+
+class OurPooler(nnx.Module):
+    """Its second result is of a kernel that is not transposed."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.body = nnx.Linear(6, 6, rngs=rngs)
+        self.matrix = nnx.Param(jax.random.normal(rngs.params(), (6, 6)))
+        self.shift = nnx.Param(jnp.zeros(6))
+
+    def __call__(self, x):
+        hidden = self.body(x)
+        return hidden, jnp.tanh(hidden[:, 0] @ self.matrix[...].T + self.shift[...])
+
+
+def test_rules_of_a_second_result_are_searched_and_proven():
+    ours, batch = OurPooler(nnx.Rngs(0)), np.random.default_rng(0).normal(size=(2, 5, 6))
+    proposal = propose(TheirPooler().eval(), ours, batch.astype(np.float32))
+    assert proposal.proven, str(proposal)
+    assert str(proposal).count("by another result") == 2
+    assert Rule("pooler.weight", "matrix") in proposal.table
+    wrong = propose(
+        TheirPooler().eval(), ours, batch, call_flax=lambda model, x: (model(x)[0], 2 * model(x)[1])
+    )
+    assert not wrong.proven and wrong.off_by > 0.1

@@ -111,8 +111,8 @@ class PairedRuns:
             yield self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
 
     def reorder(self, entries: Iterable[Entry]) -> bool:
-        """Bring the features of queries and keys in the other model's recordings to our order where
-        only one model rotates neighbouring ones; False if there are none."""
+        """Bring features in the other model's recordings to our order where only one model rotates
+        neighbouring ones, or joins queries, keys and values by head; False if there are none."""
         sides = {
             id(side): dataclasses.replace(
                 side, arrays=dict(side.arrays), parameters=dict(side.parameters)
@@ -235,7 +235,7 @@ class PairedRuns:
             elif order != tuple(range(a.ndim)):
                 layout = f"with axes in the order {order} there"
             if ours in self.reordered:
-                layout = f"{layout}{', ' * bool(layout)}in another order of rotary features"
+                layout = f"{layout}{', ' * bool(layout)}in another order of features"
         exact = [*map(_masks, sides, calls)]
         return Entry(
             *pair,
@@ -430,17 +430,17 @@ def axes(
 
 
 def _features(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """Return where in their features each of ours is, if one side has pairs for halves of heads."""
+    """Return where in their features each of ours is, if one side has another order."""
     order, count = axes(ours, theirs), theirs.shape[-1] if theirs.ndim else 0
     if order is None:
         return None
     ours = as_theirs(ours, order, theirs.shape)
     limit = _NEARER * difference.difference(ours, theirs).max_abs
-    for size in range(4, count + 1, 2):
-        for features in layouts.feature_orders(count, size):
-            if difference.difference(ours, theirs[..., features]).max_abs < limit:
-                return features
-    return None
+    orders = [layouts.rotary(count, size) for size in range(4, count + 1, 2)]
+    every = itertools.chain(*orders, layouts.joined(count))
+    indices = (each.indices(count) for each in every)
+    each_off = ((difference.difference(ours, theirs[..., index]), index) for index in indices)
+    return next((index for off, index in each_off if off.max_abs < limit), None)
 
 
 def _number(call: str) -> int:

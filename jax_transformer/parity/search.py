@@ -22,6 +22,7 @@ from jax_transformer.parity.proposal import SAME, Entry, Line, Proposal
 from jax_transformer.parity.recording import Program, Recording
 from jax_transformer.weights import any_model, arrays, layouts
 from jax_transformer.weights.any_model import Stacked, Unused
+from jax_transformer.weights.layouts import FeatureOrder
 from jax_transformer.weights.rules import Alias, Rule
 
 SAME_GRADIENT = 3e-2
@@ -33,6 +34,7 @@ _INERT = "does not act on the result"
 _TRIES = 600
 """Tables that are tried at most."""
 _MOST_COMBINED = 256
+_ATTENTION = re.compile("attn|attention|qkv", re.IGNORECASE)
 _CUT = re.compile(r"\([^()]*\bpart\b[^()]*\)|\bpart\b")
 
 
@@ -159,14 +161,22 @@ class _Search:
 
     # The comparison of a table's result
 
-    def values(self, matches: Sequence[Match], state: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return the arrays that matches make of tensors, the others as they are."""
+    def values(
+        self,
+        matches: Sequence[Match],
+        state: Mapping[str, np.ndarray],
+        spoilt: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """Return the arrays that matches make of tensors, the others as they are; those of
+        ``spoilt`` with other numbers."""
         result = {name: np.array(x, np.float64) for name, x in self.floating.items()}
         layers = any_model.layers_of(result, self.stacks)
         for match in matches:
             shapes = [layers[name][1].shape for name in match.flax]
             for number, name in enumerate(match.flax):
                 layers[name][1][...] = match.rule.part(number, state[match.torch], shapes)
+        for name in spoilt:
+            layers[name][1][...] += np.random.default_rng(1).uniform(1, 2, layers[name][1].shape)
         return result
 
     def judged(self, matches: Sequence[Match], spoilt: Collection[str] = ()) -> dict[str, bool]:
@@ -196,16 +206,12 @@ class _Search:
                 if fitted:
                     calls[key] = fitted
         new = {f"{key}/output": (True, each[0]) for key, each in calls.items()}
-        values = self.values(matches, self.weights)
-        layers = any_model.layers_of(values, self.stacks)
-        for name in spoilt:
-            layers[name][1][...] += np.random.default_rng(1).uniform(1, 2, layers[name][1].shape)
-        run = self._flax(None, self.own | new, values)
+        run = self._flax(None, self.own | new, self.values(matches, self.weights, spoilt))
         verdicts = {
             key: any(_off(run.arrays[f"{key}/output"], x) < SAME for x in each)
             for key, each in calls.items()
         }
-        return verdicts | {"": self._distance(run.result, self.theirs.result) < SAME}
+        return verdicts | {"": max(self._distances(run)) < SAME}
 
     def _alike(self, module: str) -> list[str]:
         """Return a PyTorch module and those around it that have no weights of their own: one of
@@ -215,6 +221,16 @@ class _Search:
             return [tensor for tensor in self.state if tensor.startswith(f"{name}.")]
 
         return [each for each in _around(module)[:-1] if weights(each) == weights(module)]
+
+    def _distances(self, run: Recording) -> list[float]:
+        """Return the difference of each result that both models return."""
+        results = [(run.result, self.theirs.result)]
+        results += [
+            (array, self.theirs.arrays[name])
+            for name, array in run.arrays.items()
+            if name.startswith("#0/result ") and name in self.theirs.arrays
+        ]
+        return [self._distance(ours, theirs) for ours, theirs in results]
 
     def _distance(self, ours: Any, theirs: np.ndarray) -> float:
         """Return the difference of two outputs, divided by the largest number."""
@@ -231,16 +247,16 @@ class _Search:
     def run(self) -> Proposal:
         self.weights = self._random()
         self.theirs = self._torch(self.weights, 0)
-        while not self._equal() and self.tried < _TRIES:
+        while max(self._results()) >= SAME and self.tried < _TRIES:
             better = self._better(self.judged(self.matches))
             if better is None:
                 break
             self.matches = better
         return self._proposal()
 
-    def _equal(self) -> bool:
-        run = self._flax(None, self.own, self.values(self.matches, self.weights))
-        return self._distance(run.result, self.theirs.result) < SAME
+    def _results(self, spoilt: Collection[str] = ()) -> list[float]:
+        values = self.values(self.matches, self.weights, spoilt)
+        return self._distances(self._flax(None, self.own, values))
 
     def _random(self) -> dict[str, np.ndarray]:
         """Return the weights, each changed: zeros and ones would hide an exchange, and matrices of
@@ -308,7 +324,7 @@ class _Search:
 
     def _another_layout(self, verdicts: Mapping[str, bool]) -> Iterator[list[Match]]:
         """Return another layout of one group of tensors, for each; then those after a flattened
-        image, of kernels whose modules are wrong; then those of queries with keys."""
+        image, of kernels whose modules are wrong; then other orders of features."""
         for group in self._groups():
             first = self.matches[group[0]]
             for number in range(len(first.layouts)):
@@ -324,37 +340,52 @@ class _Search:
                     options = [*match.layouts, layout]
                     other = replace(match, layouts=options, choice=len(options) - 1)
                     yield [*self.matches[:i], other, *self.matches[i + 1 :]]
-        yield from self._interleaved()
+        yield from self._other_features()
 
-    def _interleaved(self) -> Iterator[list[Match]]:
-        """Return the layouts of the queries and keys of a module, with their biases and norms, if
-        only one side rotates neighbouring features; for each size of a head."""
+    def _other_features(self) -> Iterator[list[Match]]:
+        """Return other orders of features: of the queries and keys of a module, with their biases
+        and norms, and of a module in an attention that may join both; for each size of a head."""
         around: dict[str, dict[int, set[str]]] = defaultdict(dict)
+        alone: dict[str, list[int]] = defaultdict(list)
         for i, match in enumerate(self.matches):
-            role = matching.words(match.torch.rpartition(".")[0]) & {"q", "k"}
-            if len(match.flax) == len(role) == 1 and self.state[match.torch].ndim in (1, 2):
-                module = template(match.flax[0].rpartition(".")[0])
+            owner = match.torch.rpartition(".")[0]
+            role = matching.words(owner) & {"q", "k"}
+            module = template(match.flax[0].rpartition(".")[0])
+            if len(match.flax) != 1 or self.state[match.torch].ndim not in (1, 2):
+                continue
+            if len(role) == 1:
                 around[module.rpartition(".")[0]][i] = role
+            elif _ATTENTION.search(f"{owner} {module}"):
+                alone[module].append(i)
         for group in around.values():
-            lengths = [len(self.state[self.matches[i].torch]) for i in group]
-            even = [n for n in range(4, min(lengths) + 1, 2) if not any(x % n for x in lengths)]
+            counts = [len(self.state[self.matches[i].torch]) for i in group]
+            even = [n for n in range(4, min(counts) + 1, 2) if not any(x % n for x in counts)]
             both = set().union(*group.values()) == {"q", "k"}
             for size, number in itertools.product(even if both else (), range(2)):
-                changed = list(self.matches)
-                for i, length in zip(group, lengths, strict=True):
-                    match, before = self.matches[i], self.matches[i].rule.axes
-                    sides = self.state[match.torch].shape, self.shapes[match.flax[0]]
-                    options = layouts.interleaved(*sides, size, same=not before)
-                    if options:
-                        order = [*layouts.feature_orders(length, size)][number]
-                        changed[i] = replace(
-                            match,
-                            layouts=[options[number]],
-                            choice=0,
-                            features=tuple(order),
-                            reason=f"{match.reason}; features of rotary positions",
-                        )
-                yield changed
+                orders = [layouts.rotary(count, size)[number] for count in counts]
+                yield self._in_order([*group], orders, "features of rotary positions")
+        for same in alone.values():
+            for order in layouts.joined(len(self.state[self.matches[same[0]].torch])):
+                yield self._in_order(same, [order] * len(same), "heads of joined tensors")
+
+    def _in_order(
+        self, group: Sequence[int], orders: Sequence[FeatureOrder], reason: str
+    ) -> list[Match]:
+        """Return the matches with the features of some in another order, if their shapes fit."""
+        changed = list(self.matches)
+        for i, order in zip(group, orders, strict=True):
+            match = self.matches[i]
+            shape = self.state[match.torch].shape
+            layout = order.layout(shape, self.shapes[match.flax[0]], same=not match.rule.axes)
+            if layout is not None:
+                changed[i] = replace(
+                    match,
+                    layouts=[layout],
+                    choice=0,
+                    features=tuple(order.indices(shape[0])),
+                    reason=f"{match.reason}; {reason}",
+                )
+        return changed
 
     def _changes(self, scope: str) -> Iterator[list[Match]]:
         """Return other matches within modules of one name, the same in all of them."""
@@ -437,7 +468,7 @@ class _Search:
 
     def _proposal(self) -> Proposal:
         final = self._flax(0, {}, self.values(self.matches, self.weights))
-        off = self._distance(final.result, self.theirs.result)
+        off = max(self._distances(final))
         zeros = {name: np.zeros(x.shape) for name, x in self.floating.items()}
         gradients = any_model.layers_of(zeros | final.parameters, self.stacks)
         self.joined: dict[str, np.ndarray] = {}  # the gradient of a tensor is that of all its ties
@@ -499,23 +530,29 @@ class _Search:
                 yield Line(Unused(name), "no parameter", True)
 
     def _by_modules(self, lines: Sequence[Line], right: Mapping[str, bool]) -> list[Line]:
-        """Return the lines; a rule without a gradient is proven if its module's output is right,
-        and is not with other numbers, as for a bias of keys."""
-        inert, spoilt = dict[str, Line](), list[str]()
-        for line in lines:
-            if isinstance(line.entry, Rule) and line.reason.endswith(_INERT):
-                inert[line.entry.flax[0].rpartition(".")[0]] = line
+        """Return the lines; a rule without a gradient is proven if another result is wrong with
+        other numbers, or its module's output, as for a bias of keys."""
+        inert, spoilt, result = dict[str, int](), list[str](), list(lines)
+        for i, line in enumerate(lines):
+            if not isinstance(line.entry, Rule) or not line.reason.endswith(_INERT):
+                continue
+            if max(self._results(line.entry.flax)[1:], default=0.0) >= SAME:
+                reason = line.reason.replace(_INERT, "by another result")
+                result[i] = Line(line.entry, reason, True)
+            else:
+                inert[line.entry.flax[0].rpartition(".")[0]] = i
                 spoilt += line.entry.flax
         if not inert:
-            return list(lines)
-        wrong, result = self.judged(self.matches, spoilt), list(lines)
-        for owner, line in inert.items():
+            return result
+        wrong = self.judged(self.matches, spoilt)
+        for owner, i in inert.items():
+            line = lines[i]
             rules = [(each.entry, each.proven) for each in lines if isinstance(each.entry, Rule)]
             own = [proven for rule, proven in rules if rule.flax[0].rpartition(".")[0] == owner]
             beside = sum(own) == len(own) - 1 > 0
             if beside and right.get(f"{owner}#0") and not wrong[f"{owner}#0"]:
                 reason = line.reason.replace(_INERT, f"by the output of {owner}")
-                result[lines.index(line)] = Line(line.entry, reason, True)
+                result[i] = Line(line.entry, reason, True)
         return result
 
     def _comes_back(self, table: Sequence[Entry]) -> bool:

@@ -24,6 +24,56 @@ class Layout(NamedTuple):
     sizes: Mapping[str, int]
 
 
+class FeatureOrder(NamedTuple):
+    """The features of a row as axes, in PyTorch's order and in Flax's."""
+
+    torch: str
+    flax: str
+    sizes: Mapping[str, int]
+
+    def indices(self, count: int) -> np.ndarray:
+        """Return where in a row of PyTorch's features each of Flax's is."""
+        names = self.torch.split()
+        features = np.arange(count).reshape([self.sizes.get(name, -1) for name in names])
+        return features.transpose([names.index(name) for name in self.flax.split()]).ravel()
+
+    def layout(self, torch: Shape, flax: Shape, *, same: bool) -> Layout | None:
+        """Return the layout of a matrix or a vector with such rows; None if the shapes do not fit.
+
+        ``same`` says that the axes of a matrix are in the same order.
+        """
+        inputs, rest = " i" * (len(torch) - 1), torch[1:]
+        flat, divided = (torch[0],), (self.sizes["h"], torch[0] // self.sizes["h"])
+        heads = self.flax.partition("h ")[2]
+        for features, written in ((flat, f"({self.flax})"), (divided, f"h ({heads})")):
+            if features is divided and not self.flax.startswith("h"):
+                break
+            if (*features, *rest) == tuple(flax) and (same or not rest or features is divided):
+                return Layout(f"({self.torch}){inputs} -> {written}{inputs}", self.sizes)
+            if (*rest, *features) == tuple(flax) and not same:
+                return Layout(f"({self.torch}){inputs} -> {inputs[1:]} {written}", self.sizes)
+        return None
+
+
+def rotary(count: int, size: int) -> list[FeatureOrder]:
+    """Return the two orders of queries or keys whose heads are of this size, if one side rotates
+    neighbouring features, and the other those that are half a head apart."""
+    return _orders(count // size, 2, "h e g") if size % 2 == count % size == 0 else []
+
+
+def joined(count: int) -> Iterator[FeatureOrder]:
+    """Return the orders of joined queries, keys and values, if one side has those of each head
+    together, and the other those of all heads."""
+    for parts, heads in itertools.product((3, 2), range(2, min(count, _MOST_HEADS) + 1)):
+        if count % (heads * parts) == 0:
+            yield from _orders(heads, parts, "g h e")
+
+
+def _orders(heads: int, parts: int, other: str) -> list[FeatureOrder]:
+    sizes = {"h": heads, "g": parts}
+    return [FeatureOrder("h g e", other, sizes), FeatureOrder(other, "h g e", sizes)]
+
+
 class _Layout(NamedTuple):
     left: Groups
     right: Groups
@@ -55,36 +105,6 @@ def flattened(torch: Shape, flax: Shape) -> list[Layout]:
     inputs = torch[1]
     counts = [n for n in range(2, inputs // 2 + 1) if inputs % n == 0]
     return [Layout("o (h e) -> (e h) o", {"h": count}) for count in counts]
-
-
-def interleaved(torch: Shape, flax: Shape, size: int, *, same: bool) -> list[Layout]:
-    """Return the two layouts of queries or keys whose heads are of this size, if one side rotates
-    neighbouring features, and the other those that are half a head apart.
-
-    ``same`` says that the axes of a matrix are in the same order.
-    """
-    if len(torch) > 2 or size % 2 or torch[0] % size:
-        return []
-    heads, inputs, rest = torch[0] // size, " i" * (len(torch) - 1), torch[1:]
-    flat, divided = (torch[0],), (heads, size)
-    for features, written in ((flat, "(h {})"), (divided, "h ({})")):
-        if (*features, *rest) == tuple(flax) and (same or not rest or features is divided):
-            form = written + inputs
-        elif (*rest, *features) == tuple(flax) and not same:
-            form = f"{inputs[1:]} {written}"
-        else:
-            continue
-        both = (("g e", "e g"), ("e g", "g e"))
-        axes = [f"(h {left}){inputs} -> {form.format(right)}" for left, right in both]
-        return [Layout(each, {"h": heads, "g": 2}) for each in axes]
-    return []
-
-
-def feature_orders(count: int, size: int) -> Iterator[np.ndarray]:
-    """Return where in a row of PyTorch's features each of Flax's is, by these two layouts."""
-    if size % 2 == count % size == 0:
-        for halves in ((2, size // 2), (size // 2, 2)):
-            yield np.arange(count).reshape(-1, *halves).swapaxes(1, 2).ravel()
 
 
 def _single(torch: Shape, flax: Shape, kind: str) -> Iterator[_Layout]:

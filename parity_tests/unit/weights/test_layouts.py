@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.weights import Rule
-from jax_transformer.weights.layouts import flattened, interleaved, layouts
+from jax_transformer.weights.layouts import flattened, joined, layouts, rotary
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,33 @@ def test_after_a_flattened_image_the_inputs_have_another_order():
 )  # fmt: skip
 def test_halves_of_heads_become_pairs_of_features_and_back(torch, flax, same):
     tensor = np.random.default_rng(0).normal(size=torch)
-    apart, paired = interleaved(torch, flax, 6, same=same)
     heads = tensor.reshape(-1, 6, *torch[1:])
-    for layout, order in ((apart, [0, 3, 1, 4, 2, 5]), (paired, [0, 2, 4, 1, 3, 5])):
+    for each, order in zip(
+        rotary(torch[0], 6), ([0, 3, 1, 4, 2, 5], [0, 2, 4, 1, 3, 5]), strict=True
+    ):
+        layout = each.layout(torch, flax, same=same)
         array = Rule("t", "k", *layout).part(0, tensor, [flax])
         expected = heads[:, order].reshape(torch)
         assert (array == (expected if same else expected.T).reshape(flax)).all()
         assert (Rule("t", "k", *layout).joined([array]) == tensor).all()
+
+
+def test_heads_of_joined_tensors_come_apart_and_together():
+    tensor = np.random.default_rng(0).normal(size=(24, 5))
+    orders = [order for order in joined(24) if order.sizes == {"h": 4, "g": 3}]
+    heads = np.arange(24).reshape(4, 3, 2).swapaxes(0, 1).ravel()
+    for order, expected in zip(orders, (heads, heads.argsort()), strict=True):
+        layout = order.layout((24, 5), (5, 24), same=False)
+        assert (Rule("t", "k", *layout).part(0, tensor, [(5, 24)]) == tensor[expected].T).all()
+        assert (order.indices(24) == expected).all()
+        assert order.layout((24, 5), (5, 4, 6), same=False) is None or order.flax == "h g e"
+    assert {(o.sizes["h"], o.sizes["g"]) for o in joined(12)} == {
+        (2, 3),
+        (4, 3),
+        (2, 2),
+        (3, 2),
+        (6, 2),
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,11 +110,12 @@ def test_halves_of_heads_become_pairs_of_features_and_back(torch, flax, same):
     [((12, 5), (5, 12), 5), ((12, 5), (5, 12), 8), ((12, 5), (5, 4, 3), 6), ((12, 5, 1), (1,), 6)],
 )
 def test_other_tensors_have_no_halves_of_heads(torch, flax, size):
-    assert interleaved(torch, flax, size, same=False) == []
+    assert not any(each.layout(torch, flax, same=False) for each in rotary(torch[0], size))
 
 
 def test_halves_of_heads_that_come_first_are_seen_by_their_shape():
-    assert interleaved((12, 5), (2, 6, 5), 6, same=False)[0].axes == "(h g e) i -> h (e g) i"
+    layout = rotary(12, 6)[0].layout((12, 5), (2, 6, 5), same=False)
+    assert layout.axes == "(h g e) i -> h (e g) i"
 
 
 def test_every_layout_is_a_rule_between_these_shapes():
