@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +43,9 @@ from jax_transformer.shapes import (
 )
 
 Module = TypeVar("Module", bound=nnx.Module)
+_BLOCK = ".blocks.0."
+_MANY_LAYERS = 24
+"""Layers of both stacks: building more of them for their shapes takes most of a second."""
 
 
 class Attention(NamedTuple):
@@ -325,8 +330,24 @@ def shapes(
     of: type[nnx.Variable] = nnx.Variable,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array of one kind by its path in :func:`flatten`."""
+    layers = config.encoder.layers + config.decoder.layers
+    if kind is Transformer and layers > _MANY_LAYERS:
+        return _repeated(config, of)
     variables = _skeleton(config, kind)[1].items()
     return {name: tuple(leaf.shape) for name, (_, leaf) in variables if isinstance(leaf, of)}
+
+
+def _repeated(config: TransformerConfig, of: type[nnx.Variable]) -> dict[str, tuple[int, ...]]:
+    """Return :func:`shapes` of a model of one layer, repeated: the blocks of a stack are equal."""
+    one = {name: replace(getattr(config, name), layers=1) for name in ("encoder", "decoder")}
+    first = shapes(replace(config, **one), of=of)
+    result: dict[str, tuple[int, ...]] = {}
+    for (stack, block), group in groupby(first, lambda name: name.partition(_BLOCK)[:2]):
+        names = list(group)
+        for i in range(getattr(config, stack).layers if block else 1):
+            start = stack + block.replace("0", str(i))
+            result |= {start + name.partition(_BLOCK)[2]: first[name] for name in names}
+    return result
 
 
 def head_names(config: TransformerConfig) -> list[str]:

@@ -19,7 +19,7 @@ from jax_transformer.storage import atomic, checkpoint, run_files, run_folder, s
 from jax_transformer.storage import huggingface_folder as hf_folder
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.huggingface_folder import CONFIG, EXTRA_FILES, IN_RUN
-from jax_transformer.storage.read_back import NewFolder, new_folder
+from jax_transformer.storage.read_back import new_folder
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Note
 from jax_transformer.weights.arrays import ADAPTER, adapted_kernels, is_parameter, merge_adapters
@@ -125,7 +125,7 @@ class Run(Format):
     def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         with new_folder(to.path, state) as new:
             # A new run has no data.json, by which it would be known
-            _fill(new.path, 0, new, to, check, {"run": None})
+            hashes = _fill(new.path, 0, state, to, check, {"run": None})
             if to.config is not None:
                 atomic.write_text(new.path / CONFIG, to.config.to_json())
             if to.files:
@@ -133,7 +133,7 @@ class Run(Format):
                 hf_folder.write_files(new.path / inside, to.files)
                 new.compare_files(to.files, inside)
             run_files.record(new.path)
-            return Written(new.sha256())
+            return Written(new.sha256(hashes))
 
 
 class SingleCheckpoint(Format):
@@ -183,11 +183,11 @@ class SingleCheckpoint(Format):
             try:
                 atomic.remove(run)  # of a killed process that had the same number
                 step = int(to.path.name)
-                _fill(run, step, new, to, check, run_files.about_run(to.path))
+                hashes = _fill(run, step, state, to, check, run_files.about_run(to.path))
                 os.rename(run / "checkpoints" / str(step), new.path)
             finally:
                 atomic.remove(run)
-            return Written(new.sha256())
+            return Written(new.sha256(hashes))
 
 
 def _step(path: Path) -> tuple[Path, int]:
@@ -256,21 +256,24 @@ def _scan(
 
 
 def _fill(
-    run: Path, step: int, new: NewFolder, to: Destination, check: Check, about: dict[str, Any]
-) -> None:
-    """Write the checkpoint of a new run folder, read it back and compare."""
-
-    def named(arrays: LazyState) -> dict[str, LazyTensor]:
-        return {name.partition("/")[2]: tensor for name, tensor in arrays.items()}
-
+    run: Path,
+    step: int,
+    state: LazyState,
+    to: Destination,
+    check: Check,
+    about: dict[str, Any],
+) -> dict[str, str]:
+    """Write the checkpoint of a new run folder, and return the SHA-256 of its arrays."""
     groups: dict[str, dict[str, LazyTensor]] = {"params": {}, "frozen": {}}
-    for name, tensor in new.state.items():
+    for name, tensor in state.items():
         groups["frozen" if name in to.frozen else "params"][name] = tensor
     root = run / "checkpoints"
     root.mkdir(parents=True)
-    saving.write(root, step, groups, about=about, compare=lambda read: new.compare(named(read)))
+    hashes = saving.write(root, step, groups, about=about, target=to.path)
     # Its manifest has just been computed from the files
-    check(named(checkpoint.scan(checkpoint.open(root, step, verified=True), groups)))
+    arrays = checkpoint.scan(checkpoint.open(root, step, verified=True), groups)
+    check({name.partition("/")[2]: tensor for name, tensor in arrays.items()})
+    return hashes
 
 
 RUN = Run()

@@ -9,7 +9,6 @@ import shutil
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,14 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.errors import CheckpointError, Refusal
+from jax_transformer.errors import CheckpointError, InputError, Refusal
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checkpoint
+from jax_transformer.storage import atomic, checkpoint, tensors
+from jax_transformer.storage.stored_arrays import StoredArrays
 from jax_transformer.storage.tensors import LazyState, LazyTensor
 
 _WRITING = ".writing-"
-_BATCH = 64 << 20
-"""Bytes of arrays that are being written at once; a larger array is written alone."""
+_NODE = 16 << 10
+"""Bytes of a node of the database that names the arrays' parts."""
+_BATCH, _ALONE = 32 << 20, 1 << 20
+"""Bytes of arrays that are being written at once, and of an array that is written alone."""
 
 
 def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
@@ -203,12 +205,13 @@ def write(
     groups: Mapping[str, LazyState],
     *,
     about: dict[str, Any],
-    compare: Callable[[LazyState], None] = lambda _: None,
-) -> Path:
+    target: Path | None = None,
+) -> dict[str, str]:
     """Write ``folder/step`` as :func:`save` does, a few arrays by name of ``groups`` at a time.
     They are not compressed: zstd saves a tenth of such numbers, in three times the time.
 
-    ``compare`` gets the arrays as they are on the disk, by their path in the tree.
+    Returns the SHA-256 of each array by its name. Raises InputError, with the name ``target`` that
+    the checkpoint will get, if arrays read back different.
     """
     import tensorstore
     from orbax.checkpoint import v1 as ocp
@@ -224,56 +227,65 @@ def write(
         # Orbax describes the tree. It could write arrays in parts, too, but in a time that grows
         # with the square of their number; so they get their shapes and numbers here.
         ocp.save(temporary, tree)
+        described = checkpoint.open_arrays(temporary)
+        for entry in checkpoint.database(temporary):
+            atomic.remove(entry)
         targets = {}
         files = tensorstore.Context({"file_io_sync": False})  # the folder is synced at the end
-        for path, array in checkpoint.open_arrays(temporary).items():
+        for path, array in described.items():
             spec = array.spec().to_json()
-            del spec["transform"]
+            del spec["transform"], spec["kvstore"]["config"]["uuid"]
+            # Every write encodes its node anew, which had all arrays in it
+            spec["kvstore"]["config"]["max_decoded_node_bytes"] = _NODE
             group, _, name = path.partition("/")
             spec["metadata"]["shape"] = shape = list(groups[group][name].shape)
             for part in (spec["metadata"]["chunk_grid"], *spec["metadata"]["codecs"]):
                 part["configuration"]["chunk_shape"] = shape
-            targets[group, name] = tensorstore.open(
-                spec, create=True, delete_existing=True, context=files
-            )
-        opened = {names: target.result() for names, target in targets.items()}
-        waiting: deque[tuple[int, list[Any]]] = deque()
-        for batch in _batches(groups):
-            size = sum(tensor.nbytes for _, _, tensor in batch)
-            while waiting and sum(written for written, _ in waiting) + size > _BATCH:
-                for future in waiting.popleft()[1]:
+            targets[path] = tensorstore.open(spec, create=True, context=files)
+        opened = {path: target.result() for path, target in targets.items()}
+        with StoredArrays(temporary) as stored:
+            writing: list[Any] = []
+            written: dict[str, np.ndarray] = {}
+            for batch in _batches(groups):
+                stored.wait(sum(tensor.nbytes for tensor in batch.values()))
+                arrays = {path: tensors.contiguous(tensor.read()) for path, tensor in batch.items()}
+                for future in writing:
                     future.result()
-            futures = []
-            for group, name, tensor in batch:
-                numbers = np.asarray(tensor.read(), order="C")  # which nothing changes meanwhile
-                write = opened[group, name].write
-                futures.append(write(numbers, can_reference_source_data_indefinitely=True))
-                del numbers
-            waiting.append((size, futures))
-        for _, futures in waiting:
-            for future in futures:
+                stored.add(written)
+                written = arrays
+                writing = [
+                    opened[path].write(numbers, can_reference_source_data_indefinitely=True)
+                    for path, numbers in arrays.items()  # which nothing changes meanwhile
+                ]
+                del arrays
+            for future in writing:
                 future.result()
-        # The files are hashed and stored by the disk while they are read again
-        with ThreadPoolExecutor(2) as threads:
-            done = [
-                threads.submit(checkpoint.write_manifest, temporary, step, about),
-                threads.submit(atomic.sync_folder, temporary),
-            ]
-            compare(checkpoint.scan(checkpoint.unfinished(temporary, step), groups))
-        for each in done:
-            each.result()
-    return folder.resolve() / str(step)
+            stored.add(written)
+            stored.finish()
+        if stored.differing:
+            names = ", ".join(path.partition("/")[2] for path in sorted(stored.differing))
+            raise InputError(
+                f"{target or folder / str(step)}: {names} reads back different; nothing was changed"
+            )
+        checkpoint.write_manifest(temporary, step, about, stored.files)
+    return {path.partition("/")[2]: digest for path, digest in stored.sha256.items()}
 
 
-def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
-    """Yield arrays of half as many bytes as may be written at once: these are read meanwhile."""
-    batch: list[tuple[str, str, LazyTensor]] = []
-    size = 0
-    for group, arrays in groups.items():
-        for name, tensor in arrays.items():
-            if batch and size + tensor.nbytes > _BATCH // 2:
+def _batches(groups: Mapping[str, LazyState]) -> Iterator[dict[str, LazyTensor]]:
+    """Yield large arrays alone, and then the others in batches, by their paths in the tree."""
+    arrays = {
+        f"{group}/{name}": tensor
+        for group, state in groups.items()
+        for name, tensor in state.items()
+    }
+    batch: dict[str, LazyTensor] = {}
+    for path, tensor in arrays.items():
+        if tensor.nbytes >= _ALONE:
+            yield {path: tensor}
+    for path, tensor in arrays.items():
+        if tensor.nbytes < _ALONE:
+            if batch and sum(each.nbytes for each in (tensor, *batch.values())) > _BATCH:
                 yield batch
-                batch, size = [], 0
-            batch.append((group, name, tensor))
-            size += tensor.nbytes
+                batch = {}
+            batch[path] = tensor
     yield batch

@@ -201,6 +201,14 @@ def test_flatten_and_unflatten_are_inverse(model):
             transformer.unflatten(CONFIG, one)
 
 
+@pytest.mark.parametrize("name", ["deep_dive", "part2_encoder", "t5", "whisper_tiny"])
+def test_shapes_of_many_layers_are_those_of_the_model_in_its_order(name, monkeypatch):
+    config, kinds = tiny(name, encoder_layers=11, decoder_layers=3), (nnx.Variable, Frozen)
+    expected = [[*transformer.shapes(config, of=kind).items()] for kind in kinds]
+    monkeypatch.setattr(transformer, "_MANY_LAYERS", 13)
+    assert [[*transformer.shapes(config, of=kind).items()] for kind in kinds] == expected
+
+
 def test_abstract_shapes_equal_a_model_s_and_are_not_shared_between_callers():
     config = tiny("deep_dive", num_layers=1)
     real, first = jt.Transformer(config, rngs=nnx.Rngs(0)), transformer.abstract(config)

@@ -20,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, checkpoint, run_folder, saving, tensors
+from jax_transformer.storage import atomic, checkpoint, run_folder, saving, stored_arrays, tensors
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import helpers, runs
 
@@ -413,18 +413,21 @@ def test_groups_of_version_0_1_are_read_under_today_s_names(tmp_path):
     assert bits(opened.load(like(part), partial=True)) == bits(part)
 
 
-@pytest.mark.parametrize("most", [2, 3, 8, 9, 40])
-def test_a_batch_has_at_most_half_of_what_may_be_written_at_once(most, monkeypatch):
+@pytest.mark.parametrize("most", [3, 4, 8, 40])
+def test_large_arrays_are_written_alone_and_the_others_in_batches(most, monkeypatch):
     monkeypatch.setattr(saving, "_BATCH", most)
-    arrays = [np.zeros(n, np.int8) for n in (1, 1, 2, 1, 9, 3, 0, 4, 1)]
-    state = tensors.in_memory({str(i): array for i, array in enumerate(arrays)})
+    monkeypatch.setattr(saving, "_ALONE", 4)
+    state = tensors.in_memory({str(n): np.zeros(n, np.int8) for n in (1, 2, 9, 3, 0, 4)})
     batches = [*saving._batches({"params": state, "frozen": state})]
-    names = [(group, name) for batch in batches for group, name, _ in batch]
-    assert names == [(group, name) for group in ("params", "frozen") for name in state]
-    sizes = [sum(tensor.nbytes for *_, tensor in batch) for batch in batches]
-    for i, batch in enumerate(batches):
-        assert sizes[i] <= most // 2 or sum(t.nbytes > 0 for *_, t in batch) == 1
-        assert not i or sizes[i - 1] + batch[0][2].nbytes > most // 2
+    paths = [path for batch in batches for path in batch]
+    assert sorted(paths) == sorted(f"{group}/{n}" for group in ("params", "frozen") for n in state)
+    assert [[*batch] for batch in batches[:4]] == [
+        [f"{group}/{n}"] for group in ("params", "frozen") for n in (9, 4)
+    ]
+    sizes = [sum(tensor.nbytes for tensor in batch.values()) for batch in batches[4:]]
+    assert max(sizes) <= most
+    for size, batch in zip(sizes, batches[5:], strict=False):
+        assert size + next(iter(batch.values())).nbytes > most
 
 
 def test_a_damaged_checkpoint_is_named_with_the_one_tried_instead(tmp_path, capsys):
@@ -474,12 +477,17 @@ def test_an_error_of_the_last_write_is_reported(batch, tmp_path, monkeypatch):
     class Store:
         """A store whose writes of the number 2 fail late."""
 
-        def write(self, numbers: np.ndarray, **options: bool) -> SimpleNamespace:
-            return SimpleNamespace(result=failing if numbers[0] == 2 else lambda: None)
+        def __init__(self, real: tensorstore.TensorStore):
+            self.real = real
+
+        def write(self, numbers: np.ndarray, **options: bool) -> Any:
+            fails = numbers[0] == 2
+            return SimpleNamespace(result=failing) if fails else self.real.write(numbers)
 
     def opened(*spec: Any, **options: Any) -> Any:
-        ours = "delete_existing" in options
-        return SimpleNamespace(result=Store) if ours else real(*spec, **options)
+        store = real(*spec, **options)
+        ours = options.keys() == {"create", "context"}
+        return SimpleNamespace(result=lambda: Store(store.result())) if ours else store
 
     real = tensorstore.open
     monkeypatch.setattr(saving, "_BATCH", batch)
@@ -490,17 +498,56 @@ def test_an_error_of_the_last_write_is_reported(batch, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_difference_on_the_disk_leaves_no_checkpoint(tmp_path):
-    def refuse(stored: tensors.LazyState) -> None:
-        raise errors.InputError(f"{', '.join(stored)} reads back different")
+@pytest.mark.parametrize("at", [0, 12_000, 23_999])
+@pytest.mark.parametrize("changed", ["a", "b", "c", "bd"])
+@pytest.mark.parametrize("alone", [1, 20_000, 1 << 20])
+def test_a_bit_that_flips_on_the_disk_leaves_no_checkpoint(
+    alone, changed, at, tmp_path, monkeypatch
+):
+    """The array was written alone, or with others into one file."""
+    monkeypatch.setattr(saving, "_ALONE", alone)
+    monkeypatch.setattr(stored_arrays, "_PART", 10_000)
+    add = stored_arrays.StoredArrays.add
 
-    groups = {"params": tensors.in_memory({"a": np.ones(3)})}
-    with pytest.raises(errors.InputError, match="params/a reads back different"):
-        saving.write(tmp_path, 3, groups, about={}, compare=refuse)
+    def flipped(stored: Any, written: dict[str, np.ndarray]) -> None:
+        for name, array in written.items():
+            for file in (tmp_path / ".writing-3/state/d").iterdir():
+                content = file.read_bytes()
+                begin = content.find(array.tobytes())
+                if begin >= 0 and name[-1] in changed:
+                    with file.open("r+b") as opened:  # others may be reading it
+                        opened.seek(begin + at)
+                        opened.write(bytes([content[begin + at] ^ 16]))
+        add(stored, written)
+
+    monkeypatch.setattr(stored_arrays.StoredArrays, "add", flipped)
+    draw = np.random.default_rng(0)
+    groups = {"params": tensors.in_memory({name: draw.normal(size=3000) for name in "abcd"})}
+    names = ", ".join(changed)
+    with pytest.raises(errors.InputError, match=f"/7: {names} reads back different"):
+        saving.write(tmp_path, 3, groups, about={}, target=tmp_path / "7")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module, name", [(checkpoint, "sha256"), (atomic, "sync_folder")])
+@pytest.mark.parametrize("alone", [1, 1 << 20])
+def test_an_array_that_was_written_alone_is_hashed_once(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_ALONE", alone)
+    hashed, digest = [], hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, name: hashed.append(file.name) or digest(file, name)
+    )
+    arrays = {name: np.random.default_rng(0).normal(size=20_000) for name in "ab"}
+    about = saving.write(tmp_path, 3, {"params": tensors.in_memory(arrays)}, about={})
+    assert about == {name: hashlib.sha256(array).hexdigest() for name, array in arrays.items()}
+    large = [name for name in hashed if "/d/" in name and "3/" in name]
+    sizes = {file.name: file.stat().st_size for file in (tmp_path / "3/state/d").iterdir()}
+    assert (max(sizes[Path(name).name] for name in large) > 100_000) is (alone > 1)
+    assert checkpoint.problems(tmp_path, 3) == []
+
+
+@pytest.mark.parametrize(
+    "module, name", [(checkpoint, "sha256"), (atomic, "sync_folder"), (atomic, "sync")]
+)
 def test_an_error_of_hashing_or_of_the_disk_is_reported(module, name, tmp_path, monkeypatch):
     """Linux reports an error of the disk only once."""
     real = getattr(module, name)
@@ -511,6 +558,7 @@ def test_an_error_of_hashing_or_of_the_disk_is_reported(module, name, tmp_path, 
             raise error
         return real(path)
 
+    monkeypatch.setattr(stored_arrays, "_UNSYNCED", 1)
     monkeypatch.setattr(module, name, failing)
     groups = {"params": tensors.in_memory({"a": np.ones(3)})}
     with pytest.raises(errors.CheckpointError, match=r"could not be written .*Input/output error"):
@@ -518,10 +566,13 @@ def test_an_error_of_hashing_or_of_the_disk_is_reported(module, name, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("alone", [1, 40])
 @pytest.mark.parametrize("batch", [1, 40, 1 << 20])
-def test_arrays_that_are_written_one_by_one_are_orbax_s_own(batch, tmp_path, monkeypatch):
+def test_arrays_that_are_written_one_by_one_are_orbax_s_own(alone, batch, tmp_path, monkeypatch):
     """Every dtype and rank, in any number of parts: Orbax restores them, as JAX's arrays too."""
     monkeypatch.setattr(saving, "_BATCH", batch)
+    monkeypatch.setattr(saving, "_ALONE", alone)
+    monkeypatch.setattr(stored_arrays, "_PART", alone)
     draw = np.random.default_rng(0)
     shapes = {"scalar": (), "vector": (7,), "square.w": (4, 4), "wide.w": (1, 9), "cube": (2, 3, 5)}
     groups: dict[str, dict[str, np.ndarray]] = {"params": {}, "frozen": {}, "empty": {}}
@@ -532,20 +583,16 @@ def test_arrays_that_are_written_one_by_one_are_orbax_s_own(batch, tmp_path, mon
                 tensors.DTYPES[dtype]
             )
     lazy = {group: tensors.in_memory(arrays) for group, arrays in groups.items()}
-    read: dict[str, np.ndarray] = {}
-
-    def compare(stored: tensors.LazyState) -> None:
-        read.update({name: tensor.read() for name, tensor in stored.items()})
-
-    saving.write(tmp_path, 3, lazy, about={}, compare=compare)
+    hashes = saving.write(tmp_path, 3, lazy, about={})
     opened = checkpoint.open(tmp_path, 3)
-    assert read.keys() == opened.tensors.keys()
     arrays, restored = opened.arrays(), opened.load(groups)
     assert restored.keys() == groups.keys() and not restored["empty"]
     for group, expected in groups.items():
         assert restored[group].keys() == expected.keys()
         for name, array in expected.items():
             path = f"{group}/{name}"
-            for again in (read[path], arrays[path], np.asarray(restored[group][name])):
+            for again in (arrays[path], np.asarray(restored[group][name])):
                 assert tensors.same(again, array), name
+            assert hashes.pop(name) == hashlib.sha256(array.tobytes()).hexdigest()
+    assert not hashes
     assert checkpoint.problems(tmp_path, 3) == []

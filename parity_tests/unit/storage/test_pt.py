@@ -343,7 +343,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-OF_RUNS = set("atomic checkpoint run_folder saving".split())
+OF_RUNS = set("atomic checkpoint run_folder saving stored_arrays".split())
 """Files of storage/ that handle our own runs; all others read untrusted files."""
 
 
