@@ -737,3 +737,40 @@ def test_rules_of_a_second_result_are_searched_and_proven():
         TheirPooler().eval(), ours, batch, call_flax=lambda model, x: (model(x)[0], 2 * model(x)[1])
     )
     assert not wrong.proven and wrong.off_by > 0.1
+
+
+class TheirLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.norm = torch.nn.ModuleList(), torch.nn.LayerNorm(6)
+        for _ in range(2):
+            parts = {"norm": torch.nn.LayerNorm(6), "up": torch.nn.Linear(6, 8, bias=False)}
+            parts |= {"down": torch.nn.Linear(8, 6, bias=False)}
+            self.layers.append(torch.nn.ModuleDict(parts))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer["down"](layer["up"](layer["norm"](x)).relu())
+        return self.norm(x)
+
+
+def test_a_scan_over_plain_arrays_is_proven_by_the_result():
+    """No module is seen, so the first table must be nearly right."""
+
+    def norm(x, scale, shift):
+        x = x - x.mean(-1, keepdims=True)
+        return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * scale + shift
+
+    def run(arrays, x):
+        def layer(x, w):
+            return x + jax.nn.relu(norm(x, w["n1"], w["b1"]) @ w["w1"]) @ w["w2"], None
+
+        x, _ = jax.lax.scan(layer, x, arrays["layers"])
+        return norm(x, arrays["norm"], arrays["shift"])
+
+    shapes = {"norm": (6,), "shift": (6,)}
+    shapes |= {"layers": {"n1": (2, 6), "b1": (2, 6), "w1": (2, 6, 8), "w2": (2, 8, 6)}}
+    arrays = jax.tree.map(jnp.ones, shapes, is_leaf=lambda x: isinstance(x, tuple))
+    batch = np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32)
+    proposal = propose(TheirLayers().eval(), (run, arrays), batch)
+    assert proposal.proven, str(proposal)

@@ -17,7 +17,8 @@ from jax_transformer.weights.rules import Rule, Shape
 
 _SAME_WORDS = """
     weight kernel scale gamma w table; bias beta b offset; attn attention mha selfattn sa;
-    cross encoderattn encdecattention crossattention crossattn xattn; q query; k key; v value;
+    cross encoderattn encdecattention crossattention crossattn xattn; q query wq; k key wk;
+    v value wv;
     out o output; mlp ffn ff feedforward densereludense; up fc1 wi intermediate linear1 lin1 fc cfc;
     down fc2 linear2 lin2 wo; gate wi0; norm ln layernorm rms rmsnorm groupnorm normalization;
     bn batchnorm; embed embedding embeddings emb embedder wte tokens token tok shared; inner input;
@@ -70,8 +71,10 @@ class Match:
 
 
 def numbers(name: str) -> tuple[int, ...]:
-    """Return the numbers at the ends of words: ``layers.3``, ``block_3``, ``conv1``."""
-    return tuple(map(int, re.findall(r"\d+(?=[._/]|$)", name)))
+    """Return the numbers of layers: ``layers.3``; if there are none, those at the ends of words,
+    as ``block_3`` and ``conv1``."""
+    layers = re.findall(r"(?<![^._/])\d+(?=[._/]|$)", name)
+    return tuple(map(int, layers or re.findall(r"\d+(?=[._/]|$)", name)))
 
 
 def template(name: str) -> str:
@@ -152,7 +155,7 @@ class _Likeness:
                 owners[owner(part.name)].append(part)
             for owned in owners.values():
                 owned.sort(key=_role)
-                side[tuple((_role(p), math.prod(p.shape)) for p in owned)].append(owned)
+                side[tuple((_role(p), _is_vector(p), _size(p)) for p in owned)].append(owned)
         both = [(sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
         return [match for pair in both for match in self._assigned(*pair)]
 
@@ -161,7 +164,8 @@ class _Likeness:
         from scipy.optimize import linear_sum_assignment
 
         for side in (theirs, ours):
-            side.sort(key=lambda parts: parts[0].rank)
+            side.sort(key=lambda parts: (parts[0].rank, numbers(parts[0].name)[-1:]))
+        ordered = len({parts[0].rank for parts in ours}) > 1 or len(ours) == 1
         scores = np.full((len(theirs), len(ours)), -1e3)
         options: dict[tuple[int, int], list[list[Layout]]] = {}
         for (i, one), (j, other) in itertools.product(enumerate(theirs), enumerate(ours)):
@@ -170,13 +174,14 @@ class _Likeness:
             if all(allowed):
                 options[i, j] = allowed
                 likeness = self.of([p.name for p in one], [p.name for p in other])
-                place = abs(i - j * len(theirs) / len(ours))
+                near = (1.5 if ordered else 0.1) / (1 + abs(i - j * len(theirs) / len(ours)))
                 roles = [{_role(part) for part in pair} - {""} for pair in pairs]
                 apart = any(len(each) > 1 for each in roles) or any(_unlike(*p) for p in pairs)
                 # Parts of a joined array in the usual order have the highest sum of products
                 piece = re.search(r"\.(\d+)$", other[0].name)
                 usual = 0.05 * int(piece[1]) * self._usual(one[0].name) if piece else 0.0
-                scores[i, j] = likeness + usual + 1.5 / (1 + place) - 3 * apart
+                turned = any(a.kind == "Linear" and a.shape[::-1] == b.shape for a, b in pairs)
+                scores[i, j] = likeness + usual + near - 3 * apart + 0.5 * turned
         matches = []
         for i, j in zip(*linear_sum_assignment(-scores), strict=True):
             alone = len(theirs) == 1 == len(ours)
@@ -258,6 +263,11 @@ def _size(part: Part) -> int:
     return math.prod(part.shape)
 
 
+def _is_vector(part: Part) -> bool:
+    """Return True for a scale or an offset; a bias may have an axis of heads."""
+    return is_bias(part.name) or sum(length > 1 for length in part.shape) < 2
+
+
 def _role(part: Part) -> str:
     """Return what a tensor is in its module, as far as its name says so."""
     return next(iter(sorted(_ROLES & words(_leaf(part.name)))), "")
@@ -319,12 +329,16 @@ def stacks(
         ]
         if axes:
             result[root] = axes[0], 0
-    for name, shape in arrays.items():
+    near = set[tuple[str, Shape]]()
+    for name, shape in sorted(arrays.items(), key=lambda each: -len(each[1])):
         bias, size = is_bias(name), math.prod(shape)
         if any(name.startswith(f"{root}.") for root in result) or (bias, size) in sizes:
             continue
         packed = any((bias, size * n) in sizes for n in (2, 3, 4))  # a part of a tensor itself
-        options = [(0, 0, shape[0])] if len(shape) > 2 - bias else []
+        layers = name.rpartition(".")[0], shape[:1]
+        # Scales of layers look like a matrix, unless they are next to matrices of layers
+        stacked = len(shape) > 2 - bias or (len(shape) == 2 and layers in near)
+        options = [(0, 0, shape[0])] if stacked else []
         if not packed:
             options += [(a, 0, n) for a, n in enumerate(shape[1:-1], 1) if n in (2, 3, 4)]
             options += [(len(shape) - 1, n, n) for n in (2, 3, 4) if shape]
@@ -332,5 +346,7 @@ def stacks(
             fits = count > 1 and shape[axis] % count == 0
             if fits and sizes[bias, size // count] >= count:
                 result[name] = axis, pieces
+                if axis == pieces == 0:
+                    near.add(layers)
                 break
-    return result
+    return {name: result[name] for name in (*counts, *arrays) if name in result}

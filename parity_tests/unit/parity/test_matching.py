@@ -13,9 +13,9 @@ from jax_transformer.weights import Rule
 @pytest.mark.parametrize(
     ("name", "words", "numbers", "template"),
     [
-        ("encoder.layers_3.selfAttn.wq", "encoder attn wq", (3,), "encoder.layers_{}.selfAttn.wq"),
+        ("encoder.layers_3.selfAttn.wq", "encoder attn q", (3,), "encoder.layers_{}.selfAttn.wq"),
         ("h.0.c_fc.weight", "up weight", (0,), "h.{}.c_fc.weight"),
-        ("blocks.2.conv1.kernel", "weight conv 1", (2, 1), "blocks.{}.conv1.kernel"),
+        ("blocks.2.conv1.kernel", "weight conv 1", (2,), "blocks.{}.conv1.kernel"),
         ("linear1", "up", (1,), "linear1"),
         ("linear2.scale", "down weight", (2,), "linear2.scale"),
         ("fc2", "down", (2,), "fc2"),
@@ -103,6 +103,50 @@ def test_an_array_is_as_many_parts_as_there_are_tensors(count):
     for axis, shape in enumerate([(count, 7, 9), (7, count, 9), (7, 9, count)]):
         assert matching.stacks({"layers.w": shape}, modules, []) == {"layers": (axis, 0)}
     assert matching.stacks({"layers.w": (count + 1, 7, 9)}, modules, []) == {}
+
+
+def test_scales_of_layers_are_seen_next_to_their_matrices():
+    tensors = [Part(f"{i}.weight", (7, 9), i) for i in range(3)]
+    tensors += [Part(f"{i}.norm.weight", (9,), i) for i in range(3)]
+    arrays = {"layers.w": (3, 9, 7), "layers.scale": (3, 9), "layers.n": (2, 9)}
+    assert matching.stacks(arrays, [], tensors) == {"layers.w": (0, 0), "layers.scale": (0, 0)}
+    assert matching.stacks(arrays, [], tensors[:-1]) == {"layers.w": (0, 0)}
+    other = [*tensors, Part("table", (27,), 0)]
+    assert matching.stacks(arrays, [], other) == {"layers.w": (0, 0)}
+
+
+def test_a_table_is_matched_with_a_matrix_though_a_scale_has_its_size():
+    """T5 may have relative positions of 8 buckets and 4 heads, and norms of 32 features."""
+    tensors = [Part("bias.weight", (8, 4), 0, "Embedding"), Part("norm.weight", (32,), 1)]
+    parts = [Part("n.scale", (32,), 0), Part("rel.embedding", (8, 4), 1)]
+    matches = {match.torch: match.flax for match in matching.matched(tensors, parts)}
+    assert matches == {"bias.weight": ("rel.embedding",), "norm.weight": ("n.scale",)}
+
+
+def test_arrays_of_a_function_are_matched_by_layer_and_by_their_shapes():
+    """They have no modules, so nothing is known of the order in which they run."""
+    tensors, names = [], ("gate", "up", "down")
+    for layer in range(3):
+        shapes = [(5, 4), (5, 4), (4, 5)]
+        tensors += [
+            Part(f"layers.{layer}.mlp.{name}.weight", shape, len(tensors), "Linear")
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        tensors.append(Part(f"layers.{layer}.norm.weight", (6,), len(tensors)))
+    tensors.append(Part("norm.weight", (6,), 99))
+    parts = [Part(f"layers.n1.{i}", (6,), 0) for i in range(3)] + [Part("norm", (6,), 0)]
+    shapes = {"w1": (4, 5), "w2": (5, 4), "w3": (4, 5)}
+    parts += [Part(f"layers.{w}.{i}", shape, 0) for w, shape in shapes.items() for i in range(3)]
+    matches = {match.torch: match.flax[0] for match in matching.matched(tensors, parts)}
+    expected = {"norm.weight": "norm"}
+    for i in range(3):
+        expected |= {
+            f"layers.{i}.mlp.gate.weight": f"layers.w1.{i}",
+            f"layers.{i}.mlp.up.weight": f"layers.w3.{i}",
+            f"layers.{i}.mlp.down.weight": f"layers.w2.{i}",
+            f"layers.{i}.norm.weight": f"layers.n1.{i}",
+        }
+    assert matches == expected
 
 
 def test_modules_have_a_place_and_every_two_are_exchanged():
