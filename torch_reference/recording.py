@@ -19,7 +19,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,14 @@ def record(
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
         positions: R is 0 but where these booleans are True, on the first axes of the output.
     """
-    run = partial(_record, module, batch, names, dtype, seed, call, positions)
+
+    def run(*, wide: bool) -> Recording:
+        options = names, dtype, seed, call, positions
+        try:
+            return _record(_copy(module, dtype, shared=True), batch, *options, wide=wide)
+        except Exception:  # of an operation that changes a parameter or reads its memory, perhaps
+            return _record(_copy(module, dtype, shared=False), batch, *options, wide=wide)
+
     return in_float64(run) if dtype == "float64" else run(wide=False)
 
 
@@ -173,6 +179,59 @@ def _is_narrow(dtype: torch.dtype) -> bool:
     )
 
 
+class Cast(torch.Tensor):
+    """A tensor in another dtype that takes no memory: each operation casts it anew, and its views
+    are such tensors too. An operation that would change it raises TypeError."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    source: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, source: torch.Tensor, dtype: torch.dtype) -> "Cast":
+        options = {"strides": source.stride(), "storage_offset": source.storage_offset()}
+        options |= {"dtype": dtype, "device": source.device}
+        cast = torch.Tensor._make_wrapper_subclass(cls, source.shape, **options)
+        torch._C._set_throw_on_mutable_data_ptr(cast)
+        cast.source = source
+        return cast
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        first, named = args[0] if args else None, kwargs or {}
+        if function.is_view and isinstance(first, cls):
+            result = function(first.source, *args[1:], **named)
+            dtypes = {view.dtype for view in _tensors(result)}
+            if dtypes == {first.source.dtype}:  # not, for example, a view as complex numbers
+                return tree_map(lambda view: cls(view, first.dtype), result)
+        parameters = function._schema.arguments
+        values = dict(zip((each.name for each in parameters), args, strict=False)) | named
+        written = [values.get(each.name) for each in parameters if each.is_write]
+        if any(isinstance(tensor, cls) for tensor in _tensors(written)):
+            raise TypeError("a parameter is changed")
+
+        def cast(x: Any) -> Any:
+            return x.source.to(x.dtype) if isinstance(x, cls) else x
+
+        return function(*tree_map(cast, args), **tree_map(cast, named))
+
+
+def _copy(module: nn.Module, dtype: str, *, shared: bool) -> nn.Module:
+    """A copy in ``dtype`` without gradients; if ``shared``, its parameters take no memory."""
+    kind = getattr(torch, dtype)
+    casts: dict[int, Any] = {}
+    for parameter in module.parameters() if shared else ():
+        if type(parameter) is nn.Parameter and parameter.is_floating_point():
+            cast: Any = Cast(parameter.detach(), kind).requires_grad_(parameter.requires_grad)
+            cast._is_param = True
+            casts[id(parameter)] = cast
+    module = copy.deepcopy(module, casts)
+    module._apply(lambda tensor: in_dtype(tensor, kind))
+    module.zero_grad(set_to_none=True)
+    return module
+
+
 def _record(
     module: nn.Module,
     batch: Sequence[np.ndarray],
@@ -185,9 +244,6 @@ def _record(
     wide: bool,
 ) -> Recording:
     kind = getattr(torch, dtype)
-    module = copy.deepcopy(module)
-    module._apply(lambda tensor: in_dtype(tensor, kind))
-    module.zero_grad(set_to_none=True)
     recording = Recording(sizes={name: p.numel() for name, p in module.named_parameters()})
     narrow = dict.fromkeys(float32_buffers(module), torch.float32)
     recorded = {
@@ -246,11 +302,10 @@ def _record(
             if positions is not None and positions.shape == output.shape[: positions.ndim]:
                 weights[~positions] = 0
             (output * torch.from_numpy(weights).to(output.dtype)).sum().backward()
-            recording.parameters = {
-                name: as_array(p.grad)
-                for name, p in module.named_parameters()
-                if p.grad is not None
-            }
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    recording.parameters[name] = as_array(parameter.grad)
+                    parameter.grad = None
     names_of_dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in narrow.items()}
     recording.narrow = names_of_dtypes if wide else None
     recording.rounded = with_constants(module)
@@ -390,12 +445,12 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """A copy; 16-bit floats become float32, which holds them exactly: NumPy has no bfloat16."""
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     elif tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
-    return tensor.numpy().copy()
+    return tensor.numpy()
 
 
 def main(arguments: Sequence[str]) -> None:

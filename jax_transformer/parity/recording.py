@@ -5,6 +5,7 @@ in float64 in every place if float64 is asked for. ``torch_reference.recording``
 """
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,27 +194,31 @@ class Program:
         wide: bool = True,
         positions: np.ndarray | None = None,
     ):
-        def arrays(dtype: str) -> Any:
-            every = dict(function.parameters), dict(function.others), list(batch)
-            return jax.tree.map(partial(_cast, dtype=dtype), every)
+        every = dict(function.parameters), dict(function.others), list(batch)
+        self.cast = partial(jax.tree.map, partial(_cast, dtype=dtype))
 
         def call(parameters: Mapping[str, Any], others: Mapping[str, Any], inputs: Any) -> Any:
             return first_array(function.run({**parameters, **others}, inputs))
 
-        self.arrays, self.wide, self.positions = arrays(dtype), wide, positions
+        self.wide, self.positions = wide, positions
+        self.arrays = jax.tree.map(partial(_not_wider, dtype=dtype), every)
+        """Those that are narrower than ``dtype`` are cast where they are used."""
         constants = ((name, function.others[name]) for name in function.constants)
         self.tables = sorted({name.rpartition(".")[0] for name, x in constants if _rounded(x)})
         self.traced_in = traced_in
         # In 32-bit mode integers are as in the model's own runs
         with jax.enable_x64(traced_in is None and bool(jax.config.read("jax_enable_x64"))):
-            traced = arrays(traced_in) if traced_in else self.arrays
+            if traced_in:
+                traced = jax.tree.map(partial(_cast, dtype=traced_in), every)
+            else:
+                traced = jax.eval_shape(self.cast, self.arrays)
             self.jaxpr = jax.make_jaxpr(call)(*traced)
         self.arrays = jax.tree.map(
             lambda x, as_traced: x if is_inexact(x) else x.astype(as_traced.dtype),
             self.arrays,
             traced,
         )
-        self._compiled = jax.jit(self._run, static_argnums=0)
+        self._compiled = jax.jit(self._run, static_argnums=0, compiler_options=_options())
 
     def _run(
         self,
@@ -226,7 +231,7 @@ class Program:
         tables = dict.fromkeys(self.tables, "float32")
         self.traced = Recording(narrow=tables, rounded=[*tables])
         visitor = Visitor(self.traced, perturbations, replacements)
-        leaves = jax.tree.leaves((parameters, *rest))
+        leaves = jax.tree.leaves(self.cast((parameters, *rest)))
         (output,) = Evaluation(visitor, self.wide).run(self.jaxpr, leaves)
         if seed is None:
             return jnp.zeros((), output.dtype), (self.traced.arrays, output, self.traced.masks)
@@ -257,9 +262,12 @@ class Program:
             shapes = jax.eval_shape(run, parameters, rest, {}, {})[1][0]
             zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
             differentiate = jax.grad(run, argnums=(0, 2), has_aux=True)
-            gradients, (recorded, output, seen) = jax.jit(differentiate)(
-                parameters, rest, zeros, {}
-            )
+
+            @partial(jax.jit, compiler_options=_options())
+            def differentiated(parameters: Any, *others: Any) -> Any:
+                return differentiate(self.cast(parameters), *others)
+
+            gradients, (recorded, output, seen) = differentiated(parameters, rest, zeros, {})
         of_parameters, of_arrays = (
             {name: _to_numpy(array, gradient=True) for name, array in group.items()}
             for group in gradients
@@ -280,6 +288,18 @@ class Program:
         """Return the model's first result, as a function to differentiate; ``parameters`` and
         ``rest`` are shaped like ``arrays``."""
         return self._run(None, parameters, rest, {}, {})[1][1]
+
+
+@functools.cache
+def _options() -> dict[str, str]:
+    """Return options with which XLA casts a weight when it is used: by itself, its compiler for
+    CPUs casts all of them first. None if this release of it has no such option."""
+    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    try:
+        jax.jit(lambda: jnp.zeros(()), compiler_options=options)()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return options
 
 
 def first_array(output: Any) -> jax.Array:
@@ -369,6 +389,13 @@ def _rounded(value: Any) -> bool:
     return bool((wide.astype(np.float32) == wide).all() and (wide * 256 % 1).any())
 
 
+def _not_wider(value: Any, dtype: str) -> jax.Array:
+    """Return an array in a dtype, or as it is if that is narrower."""
+    array = jnp.asarray(value)
+    wide = jax.eval_shape(partial(_cast, dtype=dtype), array)
+    return array if array.dtype.itemsize < wide.dtype.itemsize else _cast(array, dtype)
+
+
 def _cast(value: Any, dtype: str) -> jax.Array:
     array = jnp.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -377,14 +404,14 @@ def _cast(value: Any, dtype: str) -> jax.Array:
 
 
 def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
-    """Return a copy. 16-bit floats become float32, which holds them exactly; complex numbers their
-    parts, and a complex gradient the parts' gradient, as in PyTorch (JAX's is its conjugate).
+    """Return a NumPy array. 16-bit floats become float32, which holds them exactly; complex numbers
+    their parts, and a complex gradient the parts' gradient, as in PyTorch (JAX's is its conjugate).
     """
-    copied = np.array(array)
-    if np.iscomplexobj(copied):
-        copied = np.conj(copied) if gradient else copied
-        return np.stack([copied.real, copied.imag], axis=-1)
-    return copied.astype(np.float32) if copied.dtype.itemsize == 2 else copied
+    array = np.asarray(array)
+    if np.iscomplexobj(array):
+        array = np.conj(array) if gradient else array
+        return np.stack([array.real, array.imag], axis=-1)
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
 # Arrays in nested containers: pytrees and dataclasses

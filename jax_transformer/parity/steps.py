@@ -175,7 +175,7 @@ def _trained(
     tx: optax.GradientTransformation, trees: _Trees, steps: int, epsilon: float, program: Program
 ) -> Runs:
     """Return the steps of a program that returns a loss."""
-    weights, *rest = program.arrays
+    weights, *rest = program.cast(program.arrays)
 
     @jax.jit
     def step(parameters: Any, state: Any, rest: Any) -> tuple[Any, Any, Any, Any]:
