@@ -37,7 +37,7 @@ _FORMER_MODULE = (".idle.", ".unused.")
 """A part of arrays' names in checkpoints of version 0.1, and its present name."""
 _READ = 32 << 20
 """Bytes of arrays that are read at once."""
-_ALONE = 4 << 20
+_ALONE = 512 << 10
 """Bytes of an array that is read without others."""
 _CHECKS = 16
 """Number of times that the files are looked at before the last part of the arrays is read."""
