@@ -7,6 +7,7 @@ An installed package adds a command by an entry point of the group ``jax_transfo
 whose value is a :class:`Command`; so do this package's own extras.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import jax_transformer
 from jax_transformer import errors
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if error.details and "--json" in arguments:
             print(json.dumps({"error": str(error), "problems": error.details}))
-        print(f"jax-transformer: {error}", file=sys.stderr)
+        _report(str(error))
         return error.exit_code
     except BrokenPipeError:  # the reader of our output has gone: write nothing more, even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -111,25 +112,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder without write permission
         if debug:
             raise
-        name = error.filename or "input or output"
-        print(f"jax-transformer: {name}: {error.strerror or error}", file=sys.stderr)
+        reason = error.strerror or error
+        name = error.filename or ("input or output" if _flush(sys.stdout) else "standard output")
+        _report(f"{name}: {reason}", f"{error.filename or 'standard error'}: {reason}")
         return errors.InputError.exit_code
     except (MemoryError, RuntimeError) as error:
         if debug or not errors.is_out_of_memory(error):
             raise
         reason = (str(error).splitlines() or ["no more can be taken"])[0]
-        print(
-            f"jax-transformer: out of memory ({reason[:300]}): smaller batches need less, and "
-            "docs/accelerators.md lists what else does",
-            file=sys.stderr,
+        _report(
+            f"out of memory ({reason[:300]}): smaller batches need less, and "
+            "docs/accelerators.md lists what else does"
         )
         return errors.ConfigError.exit_code
     except (KeyboardInterrupt, ValueError) as error:
         # jaxlib makes a ValueError of an exception that comes while it compares static arguments
         if isinstance(error, ValueError) and KeyboardInterrupt.__name__ not in str(error):
             raise
-        print("jax-transformer: stopped at once", file=sys.stderr)
+        _report("stopped at once")
         return 128 + signal.SIGINT
+
+
+def _report(error: str, on_stdout: str | None = None) -> None:
+    """Print an error on standard error, or on standard output if a full disk has the former."""
+    for stream, text in ((sys.stderr, error), (sys.stdout, on_stdout or error)):
+        with contextlib.suppress(OSError):
+            print(f"jax-transformer: {text}", file=stream, flush=True)
+            return
+
+
+def _flush(stream: TextIO) -> bool:
+    """Write what a stream holds back; False if it cannot be written."""
+    with contextlib.suppress(OSError):
+        stream.flush()
+        return True
+    return False
 
 
 def process(*before: str) -> NoReturn:
@@ -142,8 +159,8 @@ def process(*before: str) -> NoReturn:
     code = main([*before, *sys.argv[1:]])
     supervisor.end(code)
     if code:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush(sys.stdout)
+        _flush(sys.stderr)
         os._exit(code)
     gc.freeze()  # at its end Python would look for garbage in all modules, several times
     sys.exit(0)

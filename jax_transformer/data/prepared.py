@@ -17,6 +17,7 @@ of a kind and a part.
 import dataclasses
 import functools
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,9 @@ def write_shard(
             begin = end
         writer.close()
     except Exception as error:  # the library has no class of its own
+        full = next((n for n in atomic.FULL if os.strerror(n) in str(error)), None)
+        if full is not None:
+            raise OSError(full, os.strerror(full)) from error
         raise OSError(f"{path}: {error}") from error
     (counts,), (tokens,), (longest,) = table.counts, table.tokens, table.longest
     steps = np.flatnonzero(counts)

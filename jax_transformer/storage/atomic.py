@@ -29,6 +29,8 @@ from jax_transformer.errors import ConfigError, InputError
 STDOUT = "-"
 PARTIAL = ".partial"
 WINDOWS = os.name == "nt"
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+"""Errors of a full disk, or of a limit that stands for one."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -69,7 +71,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL:
             error.filename = error.filename or str(path)
         raise
 
@@ -117,7 +119,8 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
     stays after an error unless it is empty. If it cannot be written to, it ends where the last
     flush left it. Devices and the like are written to directly.
 
-    Raises ConfigError if the partial file exists: it may be hours of work.
+    Raises ConfigError if the partial file exists: it may be hours of work. One that is empty, and
+    that no process writes to, was left by a killed process and is used.
     """
     if is_stream(path):
         with _stream(path) as stream:
@@ -127,13 +130,13 @@ def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
         return
     path = Path(os.path.realpath(path))
     partial = path.with_name(path.name + PARTIAL)
-    try:
-        file = _Growing(partial.open("xb"), encoding="utf-8", newline="\n")
-    except FileExistsError:
+    binary = _new_or_empty(partial)
+    if binary is None:
         raise ConfigError(
             f"{partial} exists, with lines of a command that was interrupted: append the others to "
             "it and rename it, or remove it"
-        ) from None
+        )
+    file = _Growing(binary, encoding="utf-8", newline="\n")
     try:
         with naming(path), file:
             try:
@@ -234,6 +237,29 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _new_or_empty(path: Path) -> BinaryIO | None:
+    """Open a file that is new or empty, and locked while it is open; None if it is neither."""
+    is_new = not os.path.lexists(path)
+    try:
+        file = open(path, "xb" if is_new else "r+b")  # noqa: SIM115 (it is returned)
+    except (FileExistsError, FileNotFoundError):  # it came meanwhile; or it is a broken link
+        return None
+    if sys.platform == "win32":
+        usable = is_new
+    else:
+        import fcntl
+
+        usable = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # some file systems have no locks
+            usable = is_new and error.errno != errno.EWOULDBLOCK
+    if usable and not os.fstat(file.fileno()).st_size:
+        return file
+    file.close()
+    return None
 
 
 class _Growing(io.TextIOWrapper):

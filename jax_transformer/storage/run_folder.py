@@ -133,7 +133,7 @@ class RunFolder:
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with atomic.naming(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
 

@@ -38,6 +38,14 @@ def test_a_validation_logged_before_an_unsaved_step_is_not_logged_twice(
     assert all("weights" not in entry for entry in folder.validations().values())
 
 
+def test_a_full_disk_is_reported_with_the_name_of_metrics_jsonl(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as error:
+        folder.add_metrics(EARLIER)
+    assert error.value.filename == str(folder.metrics)
+
+
 def test_a_line_without_its_end_is_not_read(tmp_path):
     folder = RunFolder(tmp_path)
     folder.metrics.write_text(f"{json.dumps(EARLIER)}\n{json.dumps(LATER)}")

@@ -17,6 +17,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import jax
@@ -30,7 +31,7 @@ from jax_transformer.cli.help_text import is_rare, metavar
 from jax_transformer.config.option import Option
 from jax_transformer.runtime import distributed, process
 from jax_transformer.training import options
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 
 _FROZEN = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
 FLAGS, FLAGS_0_1 = (
@@ -292,6 +293,36 @@ LOADED = (
     "import sys; packages = {name.split('.')[0] for name in sys.modules}; "
     "print(sorted(packages & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
 )
+
+
+@pytest.mark.parametrize(
+    ("full", "command", "expected"),
+    [
+        ("1", "--version", (3, "", "jax-transformer: standard output: No space left on device\n")),
+        ("2", "--version", (0, f"jax-transformer {jax_transformer.__version__}\n", "")),
+        ("2", "none", (2, "jax-transformer: unknown command 'none'", "")),
+        ("1 2", "none", (2, "", "")),
+    ],
+)
+def test_a_standard_stream_on_a_full_disk_is_named_and_changes_no_other_exit_code(
+    full, command, expected
+):
+    """The error goes to the stream that can be written, if a log has filled the disk."""
+    redirected = " ".join(f"{number}>/dev/full" for number in full.split())
+    shell = ["sh", "-c", f'"$0" -m jax_transformer {command} {redirected}', sys.executable]
+    done = subprocess.run(shell, env=runs.environment(), capture_output=True, text=True, timeout=60)
+    _, out, err = expected
+    assert (done.returncode, done.stdout[: len(out)], done.stderr[: len(err)]) == expected
+    assert bool(done.stdout) is bool(out) and bool(done.stderr) is bool(err)
+
+
+def test_progress_on_a_full_disk_ends_a_command_with_its_message(monkeypatch, capsys):
+    full = SimpleNamespace(**dict.fromkeys(("write", "flush"), helpers.failing(errno.ENOSPC)))
+    monkeypatch.setattr(sys, "stderr", full)
+    monkeypatch.setattr(cli, "_run", lambda _: print("step 1", file=sys.stderr))
+    assert cli.main(["inspect"]) == 3
+    message = "jax-transformer: standard error: No space left on device\n"
+    assert capsys.readouterr().out == message
 
 
 def test_an_error_of_the_system_that_is_a_value_error_too_is_one_line(console, monkeypatch):

@@ -2,6 +2,7 @@
 fit is refused."""
 
 import dataclasses
+import errno
 import itertools
 import json
 import re
@@ -22,7 +23,7 @@ from jax_transformer.storage import run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, preparation, recipe
 from jax_transformer.training.options import ModelOptions, TrainOptions
-from parity_tests.unit import runs
+from parity_tests.unit import helpers, runs
 
 WORDS = "the a red blue cat dog house sees and 12 eats".split()
 RANDOM = np.random.default_rng(0)
@@ -484,3 +485,15 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path, text):
     assert "corpus was prepared without train.index, which data.packing needs" in refusal(
         lambda: from_folder(tmp_path, packing=60)
     )
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_shard(tmp_path, text):
+    folder, chosen = tmp_path / "corpus", options(**text)
+    preparation.prepare(chosen, folder, 1)
+    shard = next(folder.glob("*.array_record"))
+    room = shard.stat().st_size // 2
+    for name in (shard, shard.with_suffix(".json"), folder / prepared.MANIFEST):
+        name.unlink()
+    with helpers.largest_file(room), pytest.raises(OSError, match="File too large") as error:
+        preparation.prepare(chosen, folder, 1)
+    assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(shard))

@@ -108,6 +108,24 @@ def test_a_growing_file_ends_where_it_was_flushed_if_it_finds_no_room(tmp_path, 
     assert (tmp_path / "file.partial").read_text() == "x" * 3000
 
 
+def test_an_empty_partial_file_is_used_unless_another_process_writes_to_it(tmp_path):
+    """A killed process leaves one, if nothing was flushed."""
+    path, partial = tmp_path / "file", tmp_path / "file.partial"
+    partial.touch()
+    as_it_grows(path, "text")
+    assert path.read_text() == "text" and not partial.exists()
+    refused = pytest.raises(ConfigError, match=f"{partial} exists")
+    with atomic.growing_file(path) as file:
+        file.write("first")
+        with refused:
+            as_it_grows(path, "second")
+    assert path.read_text() == "first"
+    partial.write_text("x")
+    with refused:
+        as_it_grows(path, "text")
+    assert partial.read_text() == "x"
+
+
 def test_an_output_in_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
     refused = [tmp_path]  # root may write everywhere
     access = lambda path, mode: (Path(path) not in refused) or mode != os.W_OK  # noqa: E731
