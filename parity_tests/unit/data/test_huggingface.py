@@ -159,6 +159,14 @@ def test_the_model_s_config_wins_over_its_generation_config_and_the_tokenizer_s_
         assert read.recipe.class_name == expected
 
 
+def test_a_token_that_has_a_role_is_special_unless_it_says_otherwise(tmp_path):
+    for more, special in (({}, True), ({"special": True}, True), ({"special": False}, False)):
+        named = {"tokenizer_config__json": {"eos_token": {"content": "<end>"} | more}}
+        read = vocabulary.read_settings(folder(tmp_path, tokenizer_models.bart(), **named))
+        token = read.special_tokens["eos_token"]
+        assert (token.content, token.special, token.normalized) == ("<end>", special, not special)
+
+
 def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
     files = {"config.json": {}, "generation_config.json": {}}
     tokenizer_models.write(tmp_path / folders.IN_RUN, files)
