@@ -174,3 +174,26 @@ def test_a_norm_outside_of_one_of_two_modules_parts_them(figures, sizes, pair):
     pairs = guessed(ours, theirs)
     assert (Pair("attention", "attention") in pairs) == pair
     assert {Pair("attention.out", "attention.out"), Pair(norm.name, theirs[0].name)} <= {*pairs}
+
+
+def test_the_part_of_a_wrapper_is_the_pair_of_a_module_without_parts():
+    """GPT-NeoX's attention returns what its last part does; its queries, keys and values are one
+    module, which a port's three are no pairs of."""
+    ours = [called("value", 1.0, 64), called("out", 2.0, 64)]
+    theirs = [called("attention.dense", 2.0, 64), called("attention", 2.0, 64, 192)]
+    assert guessed(ours, theirs) == [Pair("out", "attention.dense")]
+    assert guessed(theirs, ours) == [Pair("attention.dense", "out")]
+
+
+def test_norms_of_equal_outputs_are_paired_in_order_whatever_their_names():
+    """Both read the same input, as in GPT-NeoX, and their scales are still ones."""
+    ours = [called("block.norm_attn", 1.0, 8), called("block.norm_mlp", 1.0, 8)]
+    theirs = [called("layer.input_norm", 1.0, 8), called("layer.post_attention_norm", 1.0, 8)]
+    expected = [Pair(one.name, other.name) for one, other in zip(ours, theirs, strict=True)]
+    assert guessed(ours, theirs) == expected
+    ours[0] = ours[0]._replace(figures=(2.0,) * 3)
+    theirs[1] = theirs[1]._replace(figures=(2.0,) * 3)
+    assert {*guessed(ours, theirs)} == {
+        Pair("block.norm_attn", theirs[1].name),
+        Pair("block.norm_mlp", theirs[0].name),
+    }

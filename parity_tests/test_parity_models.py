@@ -499,6 +499,36 @@ def test_complex_arrays_of_a_plain_function_agree_and_a_conjugate_is_named():
     assert report.first_fault.title == "linear | linear"
 
 
+class Tenth(nn.Module):
+    """A linear layer, and a constant that is rounded to float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("tenth", torch.tensor(0.1), persistent=False)
+
+    def forward(self, x):
+        return torch.sin(self.linear(x) * self.tenth)
+
+
+def test_a_function_without_points_is_compared_by_its_results():
+    theirs = Tenth()
+    state = arrays(theirs)
+    parameters = {"kernel": state["linear.weight"].T, "bias": state["linear.bias"]}
+    batch = np.random.default_rng(0).standard_normal((2, 3, 4))
+
+    def ours(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.sin((x @ parameters["kernel"] + parameters["bias"]) * 0.1)
+
+    report = compare((ours, parameters), theirs, batch)
+    assert report.agrees, report.summary()
+    assert "outputs of only 0 of 1 modules" in report.summary()
+    assert report.notes[-1].startswith("a constant of the model is rounded to float32 in one of")
+    wrong = compare((lambda *each: ours(*each) + 1e-4, parameters), theirs, batch)
+    assert "the results differ, by 0.0001" in wrong.summary()
+    assert "the JAX model has no modules: only results are compared" in wrong.summary()
+
+
 def layers(parameters: list[Any], x: jax.Array, reverse: bool = False) -> jax.Array:
     """Two linear layers in a scan: ``{}`` stands for its iteration."""
     stacked = jax.tree.map(lambda *each: jnp.stack(each), *parameters)

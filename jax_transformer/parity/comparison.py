@@ -26,6 +26,7 @@ from jax_transformer.weights.rules import Table
 
 _TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
 _GUESSED = "the pairs of modules are guessed from order, shapes and names: pass rules to set them"
+_ONLY_RESULTS = "the JAX model has no modules: only results are compared; tap names points of it"
 TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 """Records a PyTorch model for a dtype, a seed and a batch, in this process or in another one."""
 
@@ -157,13 +158,14 @@ def compare_recorded(
     about |= {"pairs": len(paired), "guessed": guessed}
     covered = coverage.of(entries, getters, runs["float64"][1], gradients)
     measured = compared.results()
-    notes += [*([_GUESSED] if guessed else []), *results.note(measured)]
+    note = _GUESSED if paired else _ONLY_RESULTS
+    notes += [*([note] if guessed else []), *results.note(measured)]
     report = Report(entries, measured, native_dtype, about, tuple(notes), coverage=covered)
     if not (report.same_outputs or shows(report.result)) and compared.reorder(entries):
         report = dataclasses.replace(report, entries=tuple(compared.entries(paired, getters)))
     if report.agrees:
         return report
-    if report.entries and not report.same_outputs:
+    if not report.same_outputs:
 
         def run(arrays: Replacements, dtype: str) -> Recording:
             return record_ours(dtype, seed=None, wide=wide, replacements=arrays)
@@ -227,7 +229,7 @@ def _pairs(
     sizes = {name: np.broadcast_to(0, size) for name, size in theirs.sizes.items()} or None
     parameters = None if sizes is None or ours.points else model.parameters
     guessed = pairs.guessed(_called(ours, parameters), _called(theirs, sizes))
-    if not guessed:
+    if not guessed and called[0]:
         raise ConfigError(
             "no modules correspond by order and shape: pass {'torch.name.{i}': 'flax.name.{i}'}"
         )

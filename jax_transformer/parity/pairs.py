@@ -21,6 +21,11 @@ Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
 """Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
 
 
+_MORE = 0.9
+"""The score by which pairs in another order must be better: less than for one equal output or name,
+and more than similar names have."""
+
+
 class Pair(NamedTuple):
     """Two modules that should be equal, by their dotted names."""
 
@@ -116,8 +121,9 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     Of all such lists the one is taken whose pairs have the most equal parameters, then parameters
     but no parts, then the same words in their names, then equal outputs (the alignment of Needleman
     and Wunsch 1970, without a cost for a gap). The parts of two modules may then correspond in
-    another order, if that is more. Modules whose outputs are not equal are no pair if a part of one
-    corresponds to a module outside of the other, as a norm.
+    another order, if that is clearly more. A module without parts is no pair of one around its
+    counterpart. Modules whose outputs are not equal are no pair if a part of one corresponds to a
+    module outside of the other, as a norm.
     """
     leaves = {
         each
@@ -126,6 +132,9 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
         if not any(_is_inside(part, each) for part in side)
     }
     scores = [[_similarity(one, other, {one, other} <= leaves) for other in theirs] for one in ours]
+    for (i, one), (j, other) in itertools.product(enumerate(ours), enumerate(theirs)):
+        if _is_around(other, one, theirs, leaves) or _is_around(one, other, ours, leaves):
+            scores[i][j] = 0.0
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in reversed(range(len(ours))):
         for j in reversed(range(len(theirs))):
@@ -151,7 +160,7 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
             taken = any(i == a or j == b for a, b in (*others, *chosen))
             chosen += [(i, j)] if scores[i][j] and not taken else []
         totals = [sum(scores[i][j] for i, j in some) for some in (inside, chosen)]
-        pairs = others + (chosen if totals[1] > totals[0] + 1e-9 else inside)
+        pairs = others + (chosen if totals[1] > totals[0] + _MORE else inside)
     every = [(ours[i], theirs[j]) for i, j in sorted(pairs)]
     return [
         Pair(one.name, other.name)
@@ -163,6 +172,16 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
 
 def _is_inside(part: Called, module: Called) -> bool:
     return part.name.startswith(f"{module.name}.")
+
+
+def _is_around(
+    module: Called, leaf: Called, side: Sequence[Called], leaves: Collection[Called]
+) -> bool:
+    """Return True if a part of a module is the counterpart of a module without parts."""
+    return leaf in leaves and any(
+        _is_inside(part, module) and part.sizes == leaf.sizes and _equal_outputs(part, leaf)
+        for part in side
+    )
 
 
 def _equal_outputs(ours: Called, theirs: Called) -> bool:
