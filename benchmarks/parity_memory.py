@@ -36,11 +36,12 @@ def times_the_weights(mib: float, gradients: bool) -> float:
     def compared(width: int) -> None:
         torch.manual_seed(0)
         linear = [torch.nn.Linear(width, width) for _ in range(LAYERS)]
-        ours = [nnx.Linear(width, width, rngs=nnx.Rngs(0)) for _ in range(LAYERS)]
-        for layer, theirs in zip(ours, linear, strict=True):
+        layers = lambda: [nnx.Linear(width, width, rngs=nnx.Rngs(0)) for _ in linear]  # noqa: E731
+        ours = nnx.eval_shape(lambda: nnx.Sequential(*layers()))
+        for layer, theirs in zip(ours.layers, linear, strict=True):
             layer.kernel.set_value(jax.numpy.array(theirs.weight.detach().numpy().T))
             layer.bias.set_value(jax.numpy.array(theirs.bias.detach().numpy()))
-        models = nnx.Sequential(*ours), torch.nn.Sequential(*linear).eval()
+        models = ours, torch.nn.Sequential(*linear).eval()
         batch = np.random.default_rng(0).standard_normal((16, width), np.float32)
         compare(*models, [batch], gradients=gradients).check()
 
@@ -50,12 +51,12 @@ def times_the_weights(mib: float, gradients: bool) -> float:
     return (resident("VmHWM") - before) / (LAYERS * width * (width + 1) * 4)
 
 
-def in_another_process(mib: float, gradients: bool) -> float:
-    """The same, where memory that is freed is returned to the system."""
+def in_another_process(mib: float, gradients: bool, **variables: str) -> float:
+    """The same, with these variables in the environment."""
     call = f"times_the_weights({mib}, {gradients})"
     command = [sys.executable, "-c", f"from benchmarks import parity_memory as m;print(m.{call})"]
-    options = {"cwd": ROOT, "env": os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}}
-    return float(subprocess.check_output(command, text=True, **options).split()[-1])
+    environment = os.environ | variables
+    return float(subprocess.check_output(command, text=True, cwd=ROOT, env=environment))
 
 
 def main() -> None:
@@ -64,10 +65,10 @@ def main() -> None:
     parser.add_argument("--mib", nargs="+", type=int, default=[192, 1024], help="weights, in MiB")
     parser.add_argument("--write", action="store_true", help="write docs/parity-report.md")
     args = parser.parse_args()
-    rows = []
+    rows, variables = [], {"MALLOC_MMAP_THRESHOLD_": "1000000"}
     for mib in args.mib:
-        figures = [f"{in_another_process(mib, gradients):.1f}" for gradients in (False, True)]
-        rows.append([f"{mib} MiB", *figures])
+        figures = (in_another_process(mib, each, **variables) for each in (False, True))
+        rows.append([f"{mib} MiB", *(f"{figure:.1f}" for figure in figures)])
         print(" | ".join(rows[-1]), flush=True)
     if args.write:
         page, command = ROOT / "docs/parity-report.md", "python benchmarks/parity_memory.py --write"

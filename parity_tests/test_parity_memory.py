@@ -1,6 +1,7 @@
 """Weights take memory once in a comparison: they are cast where they are used."""
 
 import copy
+import mmap
 import sys
 
 import numpy as np
@@ -16,6 +17,17 @@ from torch_reference import recording
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_comparison_takes_little_more_memory_than_its_models():
     assert parity_memory.in_another_process(192, gradients=False) < 2.8
+
+
+def test_a_large_weight_is_cast_in_memory_of_its_own():
+    """Arrays that malloc returns do not begin with a page."""
+    weights = [torch.randn(300, 400).T for _ in range(3)]
+    cast = [recording._cast(weight, torch.float64) for weight in weights]
+    assert not any(tensor.data_ptr() % mmap.PAGESIZE for tensor in cast)
+    for tensor, weight in zip(cast, weights, strict=True):
+        assert torch.equal(tensor, weight.double()) and tensor.stride() == weight.stride()
+    rows = weights[0][:1].expand(400, 300)
+    assert torch.equal(recording._cast(rows, torch.float64), rows.double())
 
 
 class Calls(nn.Module):

@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import importlib
 import json
+import mmap
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -212,9 +213,20 @@ class Cast(torch.Tensor):
             raise TypeError("a parameter is changed")
 
         def cast(x: Any) -> Any:
-            return x.source.to(x.dtype) if isinstance(x, cls) else x
+            return _cast(x.source, x.dtype) if isinstance(x, cls) else x
 
         return function(*tree_map(cast, args), **tree_map(cast, named))
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in ``dtype``; a large one in a mapping of its own. On the heap, what is recorded
+    next would take the beginning of its memory, and the next weight no longer fit in there."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    dense = tensor.device.type == "cpu" and extent == tensor.numel() > 2**16
+    if tensor.dtype == dtype or not dense:
+        return tensor.to(dtype)
+    mapped = torch.frombuffer(mmap.mmap(-1, extent * dtype.itemsize), dtype=dtype)
+    return mapped.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def _copy(module: nn.Module, dtype: str, *, shared: bool) -> nn.Module:
