@@ -498,6 +498,13 @@ def test_an_error_of_the_last_write_is_reported(batch, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_steps_are_folders_that_have_a_number_as_name(tmp_path):
+    for name in ("10", "9", "x", "-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "7").touch()
+    assert checkpoint.steps(tmp_path) == [9, 10]
+
+
 @pytest.mark.parametrize("at", [0, 12_000, 23_999])
 @pytest.mark.parametrize("changed", ["a", "b", "c", "bd"])
 @pytest.mark.parametrize("alone", [1, 20_000, 1 << 20])

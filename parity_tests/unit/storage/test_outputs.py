@@ -126,6 +126,14 @@ def test_an_empty_partial_file_is_used_unless_another_process_writes_to_it(tmp_p
     assert partial.read_text() == "x"
 
 
+def test_only_files_of_a_process_are_removed_as_unfinished(tmp_path):
+    for name in (".a.12", ".a.b", "a.12", ".12"):
+        (tmp_path / name).touch()
+    (tmp_path / ".folder.12").mkdir()
+    atomic.remove_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".12", ".a.b", ".folder.12", "a.12"]
+
+
 def test_an_output_in_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
     refused = [tmp_path]  # root may write everywhere
     access = lambda path, mode: (Path(path) not in refused) or mode != os.W_OK  # noqa: E731
