@@ -183,6 +183,18 @@ def test_the_part_of_a_wrapper_is_the_pair_of_a_module_without_parts():
     theirs = [called("attention.dense", 2.0, 64), called("attention", 2.0, 64, 192)]
     assert guessed(ours, theirs) == [Pair("out", "attention.dense")]
     assert guessed(theirs, ours) == [Pair("attention.dense", "out")]
+    theirs = [each._replace(figures=(3.0,) * 3) for each in theirs]  # after a fault
+    assert len(guessed(ours, theirs)) == 1
+
+
+@pytest.mark.parametrize("name", ["dense", "aa", "c"])
+def test_a_module_is_the_pair_that_it_is_in_another_layer(name):
+    """There their outputs are equal; here a fault comes before."""
+    ours = [called(f"block_0.{name}", i, 64) for i, name in enumerate("abc")]
+    ours += [called(f"block_1.{name}", 10 + i, 64) for i, name in enumerate("abc")]
+    theirs = [called(f"layers.0.{name}", 2, 64), called(f"layers.1.{name}", 20, 64)]
+    pairs = [("block_0.c", f"layers.0.{name}"), ("block_1.c", f"layers.1.{name}")]
+    assert guessed(ours, theirs) == [Pair(*each) for each in pairs]
 
 
 def test_norms_of_equal_outputs_are_paired_in_order_whatever_their_names():

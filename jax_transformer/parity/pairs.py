@@ -119,11 +119,11 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     parameters are paired with such only, those without if their names or outputs are equal.
 
     Of all such lists the one is taken whose pairs have the most equal parameters, then parameters
-    but no parts, then the same words in their names, then equal outputs (the alignment of Needleman
-    and Wunsch 1970, without a cost for a gap). The parts of two modules may then correspond in
-    another order, if that is clearly more. A module without parts is no pair of one around its
-    counterpart. Modules whose outputs are not equal are no pair if a part of one corresponds to a
-    module outside of the other, as a norm.
+    but no parts, then the same words in their names, then equal outputs, in another layer too (the
+    alignment of Needleman and Wunsch 1970, without a cost for a gap). The parts of two modules may
+    then correspond in another order, if that is clearly more. A module without parts is no pair of
+    one around its counterpart. Modules whose outputs are not equal are no pair if a part of one
+    corresponds to a module outside of the other, as a norm.
     """
     leaves = {
         each
@@ -132,9 +132,18 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
         if not any(_is_inside(part, each) for part in side)
     }
     scores = [[_similarity(one, other, {one, other} <= leaves) for other in theirs] for one in ours]
-    for (i, one), (j, other) in itertools.product(enumerate(ours), enumerate(theirs)):
+    both = [*itertools.product(enumerate(ours), enumerate(theirs))]
+    for (i, one), (j, other) in both:
         if _is_around(other, one, theirs, leaves) or _is_around(one, other, ours, leaves):
             scores[i][j] = 0.0
+    in_layers = {
+        (matching.template(one.name), matching.template(other.name))
+        for (i, one), (j, other) in both
+        if scores[i][j] and _equal_outputs(one, other)
+    }
+    for (i, one), (j, other) in both:
+        if (matching.template(one.name), matching.template(other.name)) in in_layers:
+            scores[i][j] += 0.5 * bool(scores[i][j])
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in reversed(range(len(ours))):
         for j in reversed(range(len(theirs))):
@@ -177,10 +186,11 @@ def _is_inside(part: Called, module: Called) -> bool:
 def _is_around(
     module: Called, leaf: Called, side: Sequence[Called], leaves: Collection[Called]
 ) -> bool:
-    """Return True if a part of a module is the counterpart of a module without parts."""
+    """Return True if a part of a module may be the counterpart of a module without parts."""
     return leaf in leaves and any(
-        _is_inside(part, module) and part.sizes == leaf.sizes and _equal_outputs(part, leaf)
+        _is_inside(part, module) and part in leaves and part.sizes == leaf.sizes
         for part in side
+        if leaf.sizes
     )
 
 

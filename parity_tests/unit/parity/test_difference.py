@@ -127,6 +127,17 @@ def test_the_first_module_whose_input_agrees_and_output_does_not():
         compared.check()
 
 
+@pytest.mark.parametrize(("error", "first"), [(1e-8, 2), (1e-6, 0)])
+def test_a_difference_as_small_as_float32_s_rounding_comes_after_others(error, first):
+    """For example GELU's constant with eight digits, in front of a wrong norm."""
+    small = measured(error)
+    parts = [entry("gelu", GOOD, small, own=small), entry("b", small, small)]
+    parts += [entry("norm", small, BAD, own=BAD)]
+    compared = report(*parts)
+    assert compared.first_fault is compared.entries[first]
+    assert report(*parts[:2]).first_fault.ours == "flax.gelu"
+
+
 def test_a_part_is_not_named_if_the_input_of_its_parent_differs():
     """Cross-attention's queries agree and its memory, which came through the block, does not."""
     parts = entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD)
