@@ -18,6 +18,7 @@ from jax_transformer.parity.proposal import Proposal
 from jax_transformer.parity.search import propose
 from jax_transformer.storage import safetensors
 from jax_transformer.weights import Rule, Stacked
+from jax_transformer.weights.layouts import rotary
 from parity_tests import test_any_model
 
 WIDTH, HEADS, LAYERS = 6, 2, 2
@@ -658,8 +659,12 @@ def test_features_of_rotary_positions_may_have_another_order(paired, norms, divi
     assert all(entry.input is not None for entry in report.entries)
     ours.query.bias[...] += 1e-3
     wrong = compare(ours, theirs, batch)
-    assert wrong.first_fault.ours == "query", wrong.summary()
-    assert not any(entry.layout.endswith("order of features") for entry in wrong.entries)
+    assert [entry.ours for entry in wrong.faults] == ["query"], wrong.summary()
+    ours.query.bias[...] -= 1e-3
+    ours.key.bias[...] = jnp.roll(ours.key.bias[...], 1, -1)
+    ours.key.kernel[...] = jnp.roll(ours.key.kernel[...], 1, -1)
+    wrong = compare(ours, theirs, batch, gradients=False)
+    assert "key" in [entry.ours for entry in wrong.faults], wrong.summary()
 
 
 class TheirJoined(torch.nn.Module):
@@ -774,3 +779,18 @@ def test_a_scan_over_plain_arrays_is_proven_by_the_result():
     batch = np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32)
     proposal = propose(TheirLayers().eval(), (run, arrays), batch)
     assert proposal.proven, str(proposal)
+
+
+def test_a_kernel_that_was_permuted_by_mistake_is_named():
+    """Read in the other order its output would agree, and the attention would not."""
+    theirs, ours = TheirRotary(True, False).eval(), OurRotary(nnx.Rngs(0), True, False, False)
+    for name, other in zip("qkvo", ("query", "key", "value", "out"), strict=True):
+        linear, own = getattr(theirs, f"{name}_proj"), getattr(ours, other)
+        own.kernel[...] = jnp.asarray(linear.weight.detach().numpy().T)
+        own.bias[...] = jnp.asarray(linear.bias.detach().numpy())
+    batch = np.random.default_rng(0).normal(size=(2, 7, 24)).astype(np.float32)
+    assert compare(ours, theirs, batch).agrees
+    order = rotary(12, 6)[0].indices(12)
+    ours.key.kernel[...], ours.key.bias[...] = ours.key.kernel[:, order], ours.key.bias[order]
+    report = compare(ours, theirs, batch)
+    assert report.first_fault is not None and report.first_fault.ours == "key", report.summary()
