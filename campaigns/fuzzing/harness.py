@@ -29,7 +29,7 @@ TRACED = 1000  # one input of so many is read with its memory traced
 _RISE = 1_000_000  # bytes of the largest resident size after which an input is read again, traced
 # mmap: of a file that was opened
 HARMLESS = tuple(
-    "mmap.__new__ builtins.id os.scandir os.listdir pathlib.Path.glob pathlib.Path.rglob "
+    "mmap.__new__ builtins.id os.scandir os.walk os.listdir pathlib.Path.glob pathlib.Path.rglob "
     "sys._getframe object.__getattr__ gc. cpython. array.".split()
 )
 
