@@ -293,7 +293,7 @@ class Program:
 @functools.cache
 def _options() -> dict[str, str]:
     """Return options with which XLA casts a weight when it is used: by itself, its compiler for
-    CPUs casts all of them first. None if this release of it has no such option."""
+    CPUs casts all of them first. Empty if this release of it has no such option."""
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     try:
         jax.jit(lambda: jnp.zeros(()), compiler_options=options)()
