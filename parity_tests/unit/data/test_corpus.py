@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import math
 import operator
@@ -208,6 +209,13 @@ def test_the_built_in_task_is_the_default():
     assert DataOptions().kind is DataSource.PHRASES
     assert DataOptions().builtin
     assert DataOptions().files == []
+
+
+def test_every_file_that_is_named_is_looked_at_first():
+    named = SEPARATE | {"tokenizer": "t", "target_tokenizer": "u"}
+    for texts in (TABLES, LINES | {"train_target": ("b", "c"), "train_source": ("a", "f")}):
+        files = sorted([*itertools.chain(*texts.values()), "t", "u"])
+        assert sorted(DataOptions(**texts, **named).files) == files
 
 
 def test_dropped_pairs_of_both_splits_are_counted(tmp_path):

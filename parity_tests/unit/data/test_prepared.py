@@ -1,6 +1,7 @@
 """A prepared corpus gives the batches of the same text in memory, also after a kill; what does not
 fit is refused."""
 
+import copy
 import dataclasses
 import errno
 import itertools
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import batches, prepared
+from jax_transformer.data import batches, encoding, prepared
 from jax_transformer.data.options import OF_TRAINING, DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
+from jax_transformer.data.tokenizer import TokenizerPair
 from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
 from jax_transformer.runtime import distributed
 from jax_transformer.storage import run_folder
@@ -248,13 +250,20 @@ def test_texts_of_a_task_are_those_in_memory(tmp_path, task, packing):
             from_folder(tmp_path, task=task, mean_noise_span_length=2.0)
 
 
-def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text):
+def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text, monkeypatch):
     for most, wide in ((2**15 - 1, False), (2**15, True)):
         long = ModelOptions(max_length=most)
         chosen = dataclasses.replace(options(**text, vocab_size=300), model=long)
         assert preparation.prepare(chosen, tmp_path / str(most), 1).wide == wide
     sizes = [prepared._record_dtype(count).itemsize for count in (1, 2**32, 2**32 + 1)]
     assert sizes == [4, 4, 8]
+    for side, size in itertools.product(("source", "target"), (2**16 - 1, 2**16)):
+        words = encoding.load_tokenizer(tmp_path / str(2**15))
+        words = TokenizerPair(copy.copy(words), copy.copy(words))
+        getattr(words, side).vocab_size = size
+        monkeypatch.setattr(preparation, "_tokenizer", lambda *_, words=words: (words, (40, 40)))
+        manifest = preparation.prepare(options(**text), tmp_path / f"{side} {size}", 1)
+        assert manifest.wide == (size == 2**16)
 
 
 def test_two_files_of_lines_are_read_together(tmp_path, text):

@@ -137,6 +137,17 @@ def test_a_model_that_decoder_yml_names_and_that_is_missing_is_not_replaced(fold
         marian_model.find(folder)
 
 
+def test_the_decoder_yml_of_a_model_goes_before_the_one_of_its_folder(folder):
+    (path,), shared = folder.glob("*.npz"), folder / "decoder.yml"
+    own = shared.rename(path.with_name(f"{path.name}.decoder.yml"))
+    assert marian_model.find(path).decoder_file == own
+    shared.write_text("beam-size: 3\n")
+    assert marian_model.find(path).decoder_file == own
+    assert marian_model.find(folder).decoder_file == shared
+    own.unlink()
+    assert marian_model.find(path).decoder_file == shared
+
+
 def test_the_end_of_a_vocabulary_in_text_is_its_own(folder):
     tokens = sorted(IDS, key=lambda token: token == marian_model.END)
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
@@ -177,6 +188,22 @@ def test_settings_of_decoding_and_marian_s_defaults(settings, expected, folder, 
     assert {name: data[name] for name in expected} == expected
     unknown = [] if "allow-unk: true" in settings else [[IDS["<unk>"]]]
     assert data["bad_words_ids"] == [[len(WORDS)], *unknown]
+
+
+@pytest.mark.parametrize(
+    ("old", "word", "number", "refused"),
+    [
+        ("null", "null", 11, "does not belong to"),
+        ("null", "null", 12, "does not belong to"),
+        ("null", "<pad>", 10, "does not belong to"),
+        ("</s>", "</S>", 0, "has no </s> or no <unk>"),
+    ],
+)
+def test_a_vocabulary_has_the_words_of_its_model(old, word, number, refused, tmp_path, capsys):
+    ids = {token: i for token, i in IDS.items() if token != old} | {word: number}
+    folder = marian_files.opus(tmp_path / "a", content(), ids, source=b"s", target=b"t")
+    code = cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"])
+    assert code == 3 and f"vocab.yml: {refused}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["0", "4.5", "٣"])

@@ -12,6 +12,7 @@ from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
+from jax_transformer.formats.runs import CheckpointWeights
 from jax_transformer.storage import tensors
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.tensors import Note
@@ -41,11 +42,15 @@ def test_ties_and_notes_follow_the_names():
         opened(state, "hf").with_names(NameChanges("m."))
 
 
-def test_widths_are_the_powers_of_two_from_16_below_the_longest():
+def test_widths_are_the_powers_of_two_from_16_below_the_longest(tmp_path):
     for longest in (1, 15, 16, 17, 31, 32, 33, 64, 65, 300):
         config = helpers.tiny(max_length=longest)
-        widths = opened({}, config=config).widths
-        assert widths == tuple(2**i for i in range(4, 20) if 2**i < longest)
+        file = opened({}, config=config)
+        of_run = CheckpointWeights(**vars(file) | {"run": RunFolder(tmp_path)})
+        expected = tuple(2**i for i in range(4, 20) if 2**i < longest)
+        assert file.widths == of_run.widths == expected  # a converted run was not trained here
+    (tmp_path / "data.json").write_text('{"widths": [4, 12]}')
+    assert of_run.widths == (4, 12)
 
 
 def test_tied_weights_that_differ_are_refused_by_every_reader():
