@@ -14,7 +14,14 @@ import pytest
 from jax_transformer import errors
 from jax_transformer.architectures import m2m_100 as m2m_100_family
 from jax_transformer.architectures import mbart as mbart_family
-from jax_transformer.data import batches, encoding, huggingface_tokenizer, tokenizer, vocabulary
+from jax_transformer.data import (
+    batches,
+    encoding,
+    huggingface_tokenizer,
+    sentencepiece_vocabulary,
+    tokenizer,
+    vocabulary,
+)
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.formats import registry
 from jax_transformer.formats.runs import CheckpointWeights
@@ -259,6 +266,36 @@ def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
         load_huggingface(path, **{side: "fr"})
     with pytest.raises(errors.ConfigError, match=expected):
         load_huggingface(path).with_languages(**{side: "fr"})
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_targets_of_marian_are_joined_by_the_model_of_the_vocabulary(
+    separate, tmp_path, monkeypatch
+):
+    class Model:
+        """A stand-in for SentencePiece's, whose pieces and text have its name."""
+
+        def __init__(self, path: Path, content: bytes):
+            self.name = path.stem
+
+        def encode(self, text: str, out_type: type) -> list[str]:
+            return [f"{self.name}'s"]
+
+        def decode_pieces(self, pieces: list[str]) -> str:
+            return f"{' '.join(pieces)}, joined by {self.name}'s"
+
+    ids = {token: i for i, token in enumerate(("</s>", "<unk>", "<pad>", "source's", "target's"))}
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}
+    files = {"tokenizer_config.json": settings, "vocab.json": ids, "target_vocab.json": ids}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    for side in ("source", "target"):
+        (tmp_path / f"{side}.spm").touch()
+    monkeypatch.setattr(sentencepiece_vocabulary, "load", Model)
+    loaded = load_huggingface(tmp_path)
+    joined = ["source's, joined by source's", "target's, joined by source's"]
+    joined[1] = "target's, joined by target's" if separate else joined[1]
+    assert [side.decode(side.encode("a")) for side in (loaded.source, loaded.target)] == joined
 
 
 @pytest.mark.parametrize(

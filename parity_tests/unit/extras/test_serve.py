@@ -367,6 +367,9 @@ def test_options_that_would_compile_without_end_are_refused(translator):
     for changes in ({}, {"seed": 3}, {"temperature": 2.0}, {"seed": 4, "temperature": 0.1}):
         engine.admit(GenerationConfig(do_sample=True, **changes))
     assert len(engine._others) == 1
+    for top_p in (0.2, 0.9, 1.0):  # below 1 the probabilities are summed
+        engine.admit(GenerationConfig(do_sample=True, top_p=top_p))
+    assert len(engine._others) == 2
 
 
 # Queue, deadline, errors

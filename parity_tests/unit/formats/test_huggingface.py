@@ -301,7 +301,10 @@ def test_a_layout_of_other_tensors_or_files_is_left(change, theirs, laid_out, tm
 @pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
 def test_max_shard_size_is_an_integer(written):
     if written == "5":
-        assert huggingface_folder.size(written) == 5 and huggingface_folder.size("2MB") == 2_000_000
+        assert huggingface_folder.size(written) == 5
+        for power, unit in enumerate("KMGT", 1):
+            for text in (f"2{unit}B", f"2{unit}b".lower()):
+                assert huggingface_folder.size(text) == 2 * 1000**power
     else:
         with pytest.raises(ConfigError, match="--shard-size"):
             huggingface_folder.size(written)

@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import golden
+from jax_transformer.parity import from_files, golden
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
 
@@ -82,6 +82,18 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
     assert not golden.is_golden(tmp_path / "weights.safetensors") and not golden.is_golden(tmp_path)
     assert cli.main(["golden", "check", str(tmp_path / "weights.safetensors")]) == 3
     assert "is not a golden" in capsys.readouterr().err
+
+
+def test_the_message_of_a_golden_on_standard_output_is_on_standard_error(
+    path, tmp_path, monkeypatch, capsys
+):
+    recorded = golden.load(path)
+    monkeypatch.setattr(from_files, "create_golden", lambda *_: recorded)
+    for file in ("-", str(tmp_path / "a.safetensors")):
+        assert cli.main(["golden", "make", file, "model.pt"]) == 0
+        out, err = capsys.readouterr()
+        message, other = (err, out) if file == "-" else (out, err)
+        assert other == "" and message.startswith(f"{file}: {len(recorded.arrays)} arrays, seed 3")
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,14 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
         safetensors.read(index)
 
 
+def test_the_rest_of_a_file_is_named_by_the_keys_that_lead_to_it(path):
+    inner = {"w": WEIGHT, "count": 3}
+    writer.write(path, {"epoch": 2, "a": {"step": 1, "model": inner, "more": {"x": 0}}})
+    opened = pt.open_state(path, "a.model")
+    assert [note.name for note in opened.others] == ["epoch", "a.step", "a.more", "a.model.count"]
+    assert [*opened.state] == ["w"]
+
+
 def test_safetensors_are_read_as_the_library_reads_them(path):
     import safetensors.numpy as library
 

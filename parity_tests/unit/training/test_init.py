@@ -109,6 +109,20 @@ def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, trai
     assert "the data changed since this run began (init_sha256 (" in result.err, result.err
 
 
+def test_an_init_is_known_by_its_configuration_and_its_weights(trained, tmp_path):
+    other = shutil.copytree(trained.path, tmp_path / "other")
+
+    def sha256() -> str:
+        return source_of(other, tmp_path / "new").sha256
+
+    before = sha256()
+    config = json.loads((other / "config.json").read_text())
+    run_files.replace(other, "config.json", json.dumps(config | {"dropout": 0.25}))
+    changed = sha256()
+    shutil.rmtree(other / "checkpoints" / "200")
+    assert len({before, changed, sha256()}) == 3
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
