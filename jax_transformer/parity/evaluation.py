@@ -161,11 +161,11 @@ class Evaluation:
             return _wide(value)
         if type(value) is tuple:  # may be the branches of a condition
             return tuple(map(self._wide_param, value))
-        if isinstance(value, core.Jaxpr):  # what a reduction or a scatter does with two numbers
-            return self._wide_param(core.ClosedJaxpr(value, ())).jaxpr
-        if isinstance(value, core.ClosedJaxpr):
+        if isinstance(value, core.ClosedJaxpr):  # in JAX 0.12 every Jaxpr is one
             avals: Any = [jax.ShapeDtypeStruct(x.shape, _wide(x.dtype)) for x in value.in_avals]
             return jax.make_jaxpr(lambda *xs: self.run(value, xs))(*avals)
+        if isinstance(value, core.Jaxpr):  # what a reduction or a scatter does with two numbers
+            return self._wide_param(core.ClosedJaxpr(value, ())).jaxpr
         return value
 
     def _scan(
