@@ -132,23 +132,12 @@ def compare_recorded(
         with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
             return ours.record(dtype=dtype, **options)
 
-    runs: dict[str, tuple[Recording, Any]] = {}
-    notes, failure, wide = [], None, True
-    for kind in dict.fromkeys(("float64", "float32", native_dtype)):
-        try:
-            theirs = recorder(kind, gradient_seed, batch)
-            results.theirs = theirs.outputs
-            wide = theirs.narrow is not None if kind == "float64" else wide
-            runs[kind] = record_ours(kind, seed=gradient_seed, wide=wide), theirs
-        except ConfigError:
-            raise
-        except Exception as error:  # of a model's own code
-            if kind != "float64":
-                raise failure or error from None
-            failure = error
-            notes.append(f"compared in float32: float64 fails with {recording.line_of(error)}")
-    widest = "float32" if failure else "float64"
-    runs.setdefault("float64", runs["float32"])
+    def record(dtype: str) -> tuple[Recording, Any]:
+        theirs = recorder(dtype, gradient_seed, batch)
+        results.theirs = theirs.outputs
+        return record_ours(dtype, seed=gradient_seed, wide=theirs.narrow is not None), theirs
+
+    runs, widest, notes = recording.in_each_dtype(record, ("float64", "float32", native_dtype))
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, widest, positions)
@@ -165,20 +154,20 @@ def compare_recorded(
         return report
 
     def run(arrays: Replacements, dtype: str) -> Recording:
+        wide = runs["float64"][1].narrow is not None
         return record_ours(dtype, seed=None, wide=wide, replacements=arrays)
 
-    def by_module(report: Report, compared: PairedRuns) -> Report:
-        same = report.same_outputs
-        return report if same else Isolation(report, compared, run).report_of_faults()
-
-    reports, reordered = [], None if report.same_outputs else compared.in_our_order(entries)
-    if reordered is not None:
+    options = [(report, compared)]
+    if (reordered := compared.in_our_order(entries)) is not None:
         other = dataclasses.replace(report, entries=tuple(reordered.entries(paired, getters)))
         if other.agrees:
             return other
-        reports.append(by_module(other, reordered))
-    # A kernel that was permuted by mistake leaves its attention wrong, in whatever order it is read
-    reports.insert(0, by_module(report, compared))
+        # A kernel that was permuted by mistake leaves its attention wrong, however it is read
+        options.append((other, reordered))
+    reports = [
+        each if each.same_outputs else Isolation(each, of_each, run).report_of_faults()
+        for each, of_each in options
+    ]
     report = min(reports, key=lambda each: len(each.faults) + (each.first_fault is None))
     as_it_is = (one.note for one in runs["float64"] if one.note)
     return dataclasses.replace(report, notes=(*report.notes, *as_it_is))

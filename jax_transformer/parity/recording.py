@@ -176,6 +176,27 @@ class Recorder:
         return self._programs[key]
 
 
+def in_each_dtype(
+    run: Callable[[str], Any], dtypes: Sequence[str]
+) -> tuple[dict[str, Any], str, list[str]]:
+    """Return the runs by dtype, and the widest dtype in which the models run: if float64 fails, it
+    is float32, whose run takes its place, and a note says so."""
+    runs, failure = dict[str, Any](), None
+    for dtype in dict.fromkeys(dtypes):
+        try:
+            runs[dtype] = run(dtype)
+        except ConfigError:
+            raise
+        except Exception as error:  # of a model's own code
+            if dtype != "float64":
+                raise failure or error from None
+            failure = error
+    if failure is None:
+        return runs, "float64", []
+    note = f"compared in float32: float64 fails with {line_of(failure)}"
+    return runs | {"float64": runs["float32"]}, "float32", [note]
+
+
 def line_of(error: Exception) -> str:
     """Return the first line of an error."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
@@ -419,7 +440,7 @@ def _to_numpy(array: Any, *, gradient: bool = False) -> np.ndarray:
 
 def inexact(tree: Any) -> list[Any]:
     """Return the floating-point and complex arrays, in order; see :func:`map_arrays`."""
-    return [array for array in _arrays(tree) if is_inexact(array)]
+    return [array for _, array in named(tree, is_inexact)]
 
 
 def is_inexact(array: Any) -> bool:
@@ -430,11 +451,7 @@ def is_inexact(array: Any) -> bool:
 def masks(tree: Any) -> list[Any]:
     """Return the arrays of booleans and integers, in order; see :func:`map_arrays`."""
     kinds = jnp.bool_, jnp.integer
-    return [x for x in _arrays(tree) if any(jnp.issubdtype(x.dtype, kind) for kind in kinds)]
-
-
-def _arrays(tree: Any) -> list[Any]:
-    return [array for _, array in named(tree)]
+    return [x for _, x in named(tree) if any(jnp.issubdtype(x.dtype, kind) for kind in kinds)]
 
 
 def named(

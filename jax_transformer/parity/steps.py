@@ -12,7 +12,7 @@ import optax
 from flax import linen, nnx
 
 from jax_transformer.architectures import twins
-from jax_transformer.errors import ConfigError, Refusal
+from jax_transformer.errors import ConfigError
 from jax_transformer.parity import comparison, difference, recording, search, structures
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.recording import Program
@@ -100,21 +100,8 @@ def compare_training(
         notes.update(dict.fromkeys(filter(None, (note, theirs.note))))
         return ours, theirs
 
-    runs, failure = {}, None
-    for dtype in ("float64", "float32"):
-        try:
-            runs[dtype] = run(dtype)
-        except Refusal:
-            raise
-        except Exception as error:  # of a model's own code
-            if dtype == "float32":
-                raise failure or error from None
-            failure = error
-            line = recording.line_of(error)
-            notes[f"compared in float32: float64 fails with {line}"] = None
-    widest = "float32" if failure else "float64"
-    runs.setdefault("float64", runs["float32"])
-    return ComparedSteps(runs, widest, table, function).report([*notes])
+    runs, widest, more = recording.in_each_dtype(run, ("float64", "float32"))
+    return ComparedSteps(runs, widest, table, function).report([*notes, *more])
 
 
 def _with_weights(model: Any, state: Mapping[str, Any], table: Sequence[Any]) -> Any:
