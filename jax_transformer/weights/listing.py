@@ -1,5 +1,6 @@
 """Weight tables as Python code."""
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,22 +42,15 @@ def _lines(entry: Any, every: Sequence[Any], notes: Mapping[str, str], indent: i
 
 
 def _written(entry: Any) -> str:
+    values: list[Any] = [entry.flax if hasattr(entry, "flax") else entry.torch]
     if isinstance(entry, Rule):
-        one = _quoted(entry.flax[0])
-        flax = one if len(entry.flax) == 1 else f"[{', '.join(map(_quoted, entry.flax))}]"
-        sizes = ", ".join(f"{_quoted(axis)}: {length}" for axis, length in entry.sizes.items())
-        more = [_quoted(entry.axes)] if entry.axes else []
-        more += [f"{{{sizes}}}"] if sizes else []
-        return f"Rule({', '.join([_quoted(entry.torch), flax, *more])})"
-    if isinstance(entry, Alias):
-        return f"Alias({_quoted(entry.torch)}, {_quoted(entry.of)})"
-    name = entry.flax if hasattr(entry, "flax") else entry.torch
-    more = [f", {key}={n}" for key in ("axis", "parts") if (n := getattr(entry, key, 0))]
-    return f"{type(entry).__name__}({_quoted(name)}{''.join(more)})"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        flax = entry.flax[0] if len(entry.flax) == 1 else entry.flax
+        values = [entry.torch, flax, *filter(None, (entry.axes, dict(entry.sizes)))]
+    elif isinstance(entry, Alias):
+        values = [entry.torch, entry.of]
+    written = [json.dumps(value, ensure_ascii=False) for value in values]
+    written += [f"{key}={n}" for key in ("axis", "parts") if (n := getattr(entry, key, 0))]
+    return f"{type(entry).__name__}({', '.join(written)})"
 
 
 def _groups(entries: Sequence[Any]) -> dict[int, tuple[int, list[tuple[Any, list[int]]]]]:
