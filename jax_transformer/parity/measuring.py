@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import difference
+from jax_transformer.parity import difference, structures
 from jax_transformer.parity.difference import FAULT, Entry, Measurement
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.pairs import GradientGetters, Pair, same_but_merged
@@ -57,7 +57,8 @@ class PairedRuns:
         ConfigError if their shapes differ.
         """
         first, *others = self.theirs.outputs or [""]
-        arrays = {first: {d: (one.result, other.result) for d, (one, other) in self.runs.items()}}
+        arrays: dict[str, Any] = {}
+        arrays[first] = {d: (one.result, other.result) for d, (one, other) in self.runs.items()}
         for name in others:
             key = f"#0/result {name}"
             if key in self.ours.arrays and key in self.theirs.arrays:
@@ -65,13 +66,9 @@ class PairedRuns:
                 arrays[name] = {d: (one.arrays[key], other.arrays[key]) for d, (one, other) in runs}
         measured = {}
         for name, both in arrays.items():
-            measurement, (ours, theirs) = self._measure(both), map(np.shape, both["float64"])
-            if measurement is None or ours != theirs:
-                what = f"{name} of " if len(arrays) > 1 else ""
-                raise ConfigError(
-                    f"the Flax model returns {what}shape {ours} and the PyTorch model {theirs}:"
-                    " pass call_flax= or call_torch= to make them equal"
-                )
+            measurement, (ours, theirs) = self._measure(both), both["float64"]
+            if measurement is None or ours.shape != theirs.shape:
+                raise structures.other_shapes(ours, theirs, name if len(arrays) > 1 else "")
             measured[name] = measurement
         at, shape = self.positions, np.shape(self.theirs.result)
         if at is not None and (at.dtype != bool or at.shape != shape[: at.ndim]):

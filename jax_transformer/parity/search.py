@@ -66,10 +66,9 @@ def propose(
     Raises:
         ConfigError: the models cannot be run, or no tensor has the size of any array.
     """
-    batch, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
-    arguments = comparison.arguments(batch)
+    inputs, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        return _Search(module, flax_module, arguments, call_flax, call_torch).run()
+        return _Search(module, flax_module, inputs, call_flax, call_torch).run()
 
 
 class _Search:
@@ -101,11 +100,8 @@ class _Search:
         recorded = self.ours.arrays.items()
         self.own = {name: (False, x) for name, x in recorded if name.endswith("/output")}
         if self.ours.result.size != theirs.result.size:
-            raise ConfigError(
-                f"the Flax model returns shape {self.ours.result.shape} and the PyTorch model"
-                f" {theirs.result.shape}: pass call_flax= or call_torch= to make them equal"
-            )
-        self.tensors, self.ties = self._tensors(theirs), self._ties()
+            raise structures.other_shapes(self.ours.result, theirs.result)
+        self.tensors, self.first = self._tensors(theirs), self._first_of_ties()
         self.usual: dict[int, tuple[int, ...]] = {}
         self.tried = 0
         self.stacks: list[Stacked] = []
@@ -262,9 +258,9 @@ class _Search:
         """Return the weights, each changed: zeros and ones would hide an exchange, and matrices of
         small numbers a wrong attention, whose weights are then all the same."""
         rng, state = np.random.default_rng(0), dict[str, np.ndarray]()
-        known = {self.ties.get(match.torch, match.torch) for match in self.matches}
+        known = {self.first[match.torch] for match in self.matches}
         for name, x in self.state.items():
-            state[name] = state[self.ties[name]] if name in self.ties else x
+            state[name] = state.get(self.first[name], x)
             if name in known:
                 wide = x.astype(np.float64)
                 spread, mean = float(wide.std()), float(np.abs(wide).mean())
@@ -281,18 +277,16 @@ class _Search:
         return (
             matching.is_bias(tensor)
             and tensor in dict(self.module.named_parameters())
-            and tensor not in {self.ties.get(match.torch, match.torch) for match in self.matches}
+            and tensor not in {self.first[match.torch] for match in self.matches}
         )
 
-    def _ties(self) -> dict[str, str]:
-        """Return the first tensor that has the same memory, by tensor."""
-        first: dict[tuple[int, tuple[int, ...]], str] = {}
-        ties = {}
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            other = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
-            if other != name and tensor.numel():
-                ties[name] = other
-        return ties
+    def _first_of_ties(self) -> dict[str, str]:
+        """Return the first tensor that has the same memory, by tensor; its own if no other has."""
+        first: dict[Any, str] = {}
+        return {
+            name: first.setdefault((x.data_ptr(), x.shape), name) if x.numel() else name
+            for name, x in self.module.state_dict(keep_vars=True).items()
+        }
 
     def _better(self, verdicts: Mapping[str, bool]) -> list[Match] | None:
         """Return the first change with which more calls agree."""
@@ -300,11 +294,9 @@ class _Search:
         wrong = dict.fromkeys(
             template(key.rpartition("#")[0]) for key, same in verdicts.items() if not same
         )
-        scopes: dict[str, None] = {}
-        for name in sorted(wrong, key=lambda name: -name.count(".")):
-            scopes |= dict.fromkeys(_around(name)[:2])
-        for name in [*scopes, *itertools.chain.from_iterable(map(_around, wrong)), ""]:
-            scopes.setdefault(name)
+        innermost = sorted(wrong, key=lambda name: -name.count("."))
+        near = [scope for name in innermost for scope in _around(name)[:2]]
+        scopes = dict.fromkeys((*near, *itertools.chain.from_iterable(map(_around, wrong)), ""))
         wide = itertools.chain.from_iterable(map(self._changes, scopes))
         for changed in itertools.chain(self._another_layout(verdicts), wide):
             if self.tried >= _TRIES:
@@ -312,6 +304,9 @@ class _Search:
             if sum(self.judged(changed).values()) > agreeing:
                 return changed
         return None
+
+    def _with(self, changed: Mapping[int, Match]) -> list[Match]:
+        return [changed.get(i, match) for i, match in enumerate(self.matches)]
 
     def _groups(self, scope: str = "") -> list[list[int]]:
         """Return the matches within modules of one name, grouped by tensors of one name."""
@@ -329,17 +324,14 @@ class _Search:
             first = self.matches[group[0]]
             for number in range(len(first.layouts)):
                 if number != first.choice:
-                    changed = list(self.matches)
-                    for i in group:
-                        changed[i] = replace(changed[i], choice=number)
-                    yield changed
+                    yield self._with({i: replace(self.matches[i], choice=number) for i in group})
         for i, match in enumerate(self.matches):
             name = match.flax[0]
             if match.kind == "Linear" and not verdicts.get(f"{name.rpartition('.')[0]}#0", True):
                 for layout in layouts.flattened(self.state[match.torch].shape, self.shapes[name]):
                     options = [*match.layouts, layout]
                     other = replace(match, layouts=options, choice=len(options) - 1)
-                    yield [*self.matches[:i], other, *self.matches[i + 1 :]]
+                    yield self._with({i: other})
         yield from self._other_features()
 
     def _other_features(self) -> Iterator[list[Match]]:
@@ -372,7 +364,7 @@ class _Search:
         self, group: Sequence[int], orders: Sequence[FeatureOrder], reason: str
     ) -> list[Match]:
         """Return the matches with the features of some in another order, if their shapes fit."""
-        changed = list(self.matches)
+        changed = {}
         for i, order in zip(group, orders, strict=True):
             match = self.matches[i]
             shape = self.state[match.torch].shape
@@ -385,7 +377,7 @@ class _Search:
                     features=tuple(order.indices(shape[0])),
                     reason=f"{match.reason}; {reason}",
                 )
-        return changed
+        return self._with(changed)
 
     def _changes(self, scope: str) -> Iterator[list[Match]]:
         """Return other matches within modules of one name, the same in all of them."""
@@ -409,11 +401,10 @@ class _Search:
             choices += itertools.product(*counts)
         for choice in dict.fromkeys(choices):
             if choice != now:
-                changed = list(self.matches)
-                for group, number in zip(several, choice, strict=True):
-                    for i in group:
-                        changed[i] = replace(changed[i], choice=number)
-                yield changed
+                numbers = {i: n for g, n in zip(several, choice, strict=True) for i in g}
+                yield self._with(
+                    {i: replace(self.matches[i], choice=n) for i, n in numbers.items()}
+                )
 
     def _other_parts(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
         """Return the orders of the parts of packed tensors, with each of their layouts: first those
@@ -428,13 +419,13 @@ class _Search:
 
         for choice in sorted(itertools.islice(choices, _TRIES), key=ways):
             for order in itertools.permutations(range(max(len(match.flax) for match in firsts))):
-                changed = list(self.matches)
+                changed = {}
                 for group, number in zip(packed, choice, strict=True):
                     for i in group:
                         names = self.matches[i].flax
                         flax = tuple(names[k] for k in order if k < len(names))
                         changed[i] = replace(self.matches[i], flax=flax, choice=number)
-                yield changed
+                yield self._with(changed)
 
     def _exchanges(self, groups: Sequence[list[int]]) -> Iterator[list[Match]]:
         """Return exchanges of the arrays of modules with arrays of the same shapes."""
@@ -474,7 +465,7 @@ class _Search:
         self.joined: dict[str, np.ndarray] = {}  # the gradient of a tensor is that of all its ties
         for match in self.matches:
             total = match.rule.joined([gradients[name][1] for name in match.flax], own=True)
-            first = self.ties.get(match.torch, match.torch)
+            first = self.first[match.torch]
             self.joined[first] = self.joined.get(first, 0) + total
         self.largest = max(np.abs(array).max(initial=0) for _, array in gradients.values())
         lines = [Line(stack, "its arrays hold several layers", True) for stack in self.stacks]
@@ -499,7 +490,7 @@ class _Search:
         every = [layout.axes or "the same axes" for layout in match.layouts]
         others = tuple(axes for i, axes in enumerate(every) if i != match.choice)[:4]
         acting = max(np.abs(array).max(initial=0) for array in ours) / self.largest
-        first = self.ties.get(match.torch, match.torch)
+        first = self.first[match.torch]
         gradient = self.theirs.parameters.get(first)
         differs = gradient is not None and _off(self.joined[first], gradient) > SAME_GRADIENT
         if off >= SAME:
@@ -516,10 +507,9 @@ class _Search:
 
     def _without_rule(self, ruled: Collection[str]) -> Iterator[Line]:
         """Return the entries of tensors that no array holds."""
-        groups = {name: self.ties.get(name, name) for name in self.state}
         parameters = dict(self.module.named_parameters())
         for name in [name for name in self.state if name not in ruled]:
-            same = [n for n in self.state if n in ruled and groups[n] == groups[name]]
+            same = [n for n in self.state if n in ruled and self.first[n] == self.first[name]]
             shape = self.state[name].shape
             if same:
                 yield Line(Alias(name, same[0]), "the same memory", True)
@@ -546,13 +536,12 @@ class _Search:
             return result
         wrong = self.judged(self.matches, spoilt)
         for owner, i in inert.items():
-            line = lines[i]
             rules = [(each.entry, each.proven) for each in lines if isinstance(each.entry, Rule)]
             own = [proven for rule, proven in rules if rule.flax[0].rpartition(".")[0] == owner]
             beside = sum(own) == len(own) - 1 > 0
             if beside and right.get(f"{owner}#0") and not wrong[f"{owner}#0"]:
-                reason = line.reason.replace(_INERT, f"by the output of {owner}")
-                result[i] = Line(line.entry, reason, True)
+                reason = lines[i].reason.replace(_INERT, f"by the output of {owner}")
+                result[i] = Line(lines[i].entry, reason, True)
         return result
 
     def _comes_back(self, table: Sequence[Entry]) -> bool:

@@ -69,8 +69,8 @@ def compare_training(
     if (optimizer_flax is None) != (optimizer_torch is None):
         raise ConfigError("optimizer_flax and optimizer_torch: pass both, or neither for AdamW")
     tx = optimizer_flax or optax.adamw(1e-3, weight_decay=1e-2)
-    batch, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
-    inputs, results = comparison.arguments(batch), structures.Results()
+    inputs, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
+    results = structures.Results()
     notes: dict[str, None] = {}
     table = table or comparison.weight_table(flax_model)
     if table is None:
@@ -120,10 +120,7 @@ def _loss(
     *batch, goal = inputs
     output = recording.first_array(results.choose(function.run(arrays, batch)))
     if output.shape != goal.shape:
-        raise ConfigError(
-            f"the Flax model returns shape {output.shape} and the PyTorch model {goal.shape}: pass"
-            " call_flax= or call_torch= to make them equal"
-        )
+        raise structures.other_shapes(output, goal)
     return ((output - goal.astype(output.dtype)) ** 2).mean() if output.ndim else output
 
 

@@ -14,10 +14,9 @@ from jax_transformer.parity.recording import ModelFunction
 
 
 def positional(batch: Any, *calls: Callable[..., Any] | None) -> list[Any]:
-    """Return a batch as :func:`arrays_of` takes it, and calls that take its arrays in that order;
-    those of a dict by name."""
+    """Return a batch's arrays, and calls that take them in that order; those of a dict by name."""
     if not isinstance(batch, Mapping):
-        return [batch, *calls]
+        return [arrays_of(batch), *calls]
     names = [*batch]
 
     def by_name(call: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -39,6 +38,15 @@ def arrays_of(batch: Any, names: list[str] | None = None) -> list[np.ndarray]:
             name = repr(names[i]) if names else i
             raise ConfigError(f"argument {name} of the batch is not an array of numbers")
     return arrays
+
+
+def other_shapes(ours: Any, theirs: Any, name: str = "") -> ConfigError:
+    """Return the error of results, by their name, that differ in shape."""
+    of_name = f"{name} of " if name else ""
+    return ConfigError(
+        f"the Flax model returns {of_name}shape {ours.shape} and the PyTorch model {theirs.shape}:"
+        " pass call_flax= or call_torch= to make them equal"
+    )
 
 
 @dataclass
