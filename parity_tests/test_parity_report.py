@@ -308,13 +308,12 @@ def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
     wrong = changed(both, name, lambda bias: bias + np.repeat([1e-3, 0, 0], len(bias) // 3))
     tensors = {name: torch.from_numpy(array).float() for name, array in wrong.items()}
     torch.save(tensors, run / "queries.pt")
-    assert parity(run, run / "queries.pt", "--no-gradients", "--lengths", "1,2,7") == 1
+    assert parity(run, run / "queries.pt", "--no-gradients", "--lengths", "1,7") == 1
     output = capsys.readouterr()
     named = "decoder.blocks.0.self_attention | decoder.layers.0.self_attn"
     fault = f"{named}: its input agrees and its output differs"
     assert "queries.pt, length 1: the models agree" in output.out
-    assert f"queries.pt, length 7: {fault}" in output.out
-    assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
+    assert f"queries.pt, length 7: {fault}" in output.err and output.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("agree", [(True, True), (True, False), (False, False)])
@@ -335,11 +334,10 @@ def test_one_of_several_reports_is_shown_in_full(run, monkeypatch, capsys, agree
 
 def test_the_command_compares_steps_from_the_weights_of_the_run(run, capsys, monkeypatch):
     with jax.numpy_dtype_promotion("standard"):  # which Optax needs
-        assert parity(run, "twin", "--steps", "2", "--lengths", "1,5", "--json") == 0
-    reports = json.loads(capsys.readouterr().out)
-    assert [report["title"].rpartition(", ")[2] for report in reports] == ["length 1", "length 5"]
-    assert all(report["agrees"] and len(report["steps"]) == 2 for report in reports)
-    assert len(reports[0]["steps"][0]["gradients"]) == 38
+        assert parity(run, "twin", "--steps", "2", "--lengths", "5", "--json") == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["title"].endswith(", length 5") and report["agrees"]
+    assert len(report["steps"]) == 2 and len(report["steps"][0]["gradients"]) == 38
     monkeypatch.setattr(optax, "adamw", lambda rate, **options: optax.sgd(rate))
     assert parity(run, "twin", "--steps", "1") == 1
     output = capsys.readouterr()
