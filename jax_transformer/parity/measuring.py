@@ -1,6 +1,5 @@
 """Measurements of two models' recordings: the arrays of each pair of calls, compared."""
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -111,14 +110,8 @@ class PairedRuns:
     def in_our_order(self, entries: Iterable[Entry]) -> "PairedRuns | None":
         """Return the runs with features of the other model in our order where only one model
         rotates neighbouring ones, or joins queries, keys and values by head; None if none does."""
-        other = copy.copy(self)
-        other.in_16_bits, other.reordered = [], set()
-        sides = {
-            id(side): dataclasses.replace(
-                side, arrays=dict(side.arrays), parameters=dict(side.parameters)
-            )
-            for _, side in self.runs.values()
-        }
+        every, rows = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        reordered = set[str]()
         for entry in entries:
             ours, orders = f"{entry.ours}#{entry.call}", dict[str, np.ndarray]()
             theirs = self.calls[ours] if difference.differs(entry.output) else ""
@@ -126,19 +119,26 @@ class PairedRuns:
                 a, b = self.ours.get(f"{ours}/{name}"), self.theirs.get(f"{theirs}/{name}")
                 if a is not None and b is not None and (order := _features(a, b)) is not None:
                     orders[f"{theirs}/{name}"] = orders[f"{theirs}/{name} gradient"] = order
-            if (rows := orders.get(f"{theirs}/output")) is None:
-                continue
-            other.reordered.add(ours)
-            for side in sides.values():
-                for name in orders.keys() & side.arrays.keys():
-                    side.arrays[name] = side.arrays[name][..., orders[name]]
-                for name, gradient in side.parameters.items():
-                    own = name.rpartition(".")[0] == entry.theirs and entry.call == 0
-                    if own and gradient.shape[:1] == rows.shape:
-                        side.parameters[name] = gradient[rows]
-        other.runs = {dtype: (one, sides[id(side)]) for dtype, (one, side) in self.runs.items()}
-        other.theirs = other.runs["float64"][1]
-        return other if other.reordered else None
+            if f"{theirs}/output" in orders:
+                reordered.add(ours)
+                every |= orders
+                rows |= {entry.theirs: orders[f"{theirs}/output"]} if entry.call == 0 else {}
+        if not reordered:
+            return None
+
+        def in_order(side: Any) -> Any:
+            arrays = {n: x[..., every[n]] if n in every else x for n, x in side.arrays.items()}
+            parameters = dict(side.parameters)
+            for name, gradient in parameters.items():
+                order = rows.get(name.rpartition(".")[0])
+                if order is not None and gradient.shape[:1] == order.shape:
+                    parameters[name] = gradient[order]
+            return dataclasses.replace(side, arrays=arrays, parameters=parameters)
+
+        runs = {dtype: (one, in_order(side)) for dtype, (one, side) in self.runs.items()}
+        other = PairedRuns(runs, self.native_dtype, self.widest, self.positions)
+        other.reordered = reordered
+        return other
 
     def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
         """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
