@@ -132,17 +132,11 @@ def recorded(module: Any, batch: Sequence[np.ndarray], **options: Any) -> Any:
 
 
 def trained(module: Any, batch: Sequence[np.ndarray], optimizer: Any, **options: Any) -> Any:
-    """Return the optimizer steps of a PyTorch model, as ``torch_reference.steps.train`` does."""
+    """Return the optimizer steps of a PyTorch model, as ``torch_reference.steps.train`` does; with
+    its AdamW if ``optimizer`` is None."""
     from torch_reference import steps
 
-    return steps.train(module, batch, optimizer, **options)
-
-
-def adamw(module: Any) -> Any:
-    """Return ``torch.optim.AdamW`` of a PyTorch model's parameters, with a rate of 1e-3."""
-    from torch_reference import steps
-
-    return steps.adamw(module)
+    return steps.train(module, batch, optimizer or steps.adamw, **options)
 
 
 def _huggingface_arguments(family: HuggingFaceFamily, config: TransformerConfig) -> Arguments:

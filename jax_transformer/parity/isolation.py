@@ -30,6 +30,9 @@ class _Theirs(NamedTuple):
     shape: tuple[int, ...]
     """The shape of ours."""
 
+    def ours(self, run: Recording) -> np.ndarray | None:
+        return run.get(self.name) if self.name else run.result
+
     def as_ours(self) -> np.ndarray:
         return measuring.as_ours(self.array, self.order, self.shape)
 
@@ -124,7 +127,7 @@ class Isolation:
         changed = False
         for group in (self.results, *self.outputs.values(), *self.inputs.values()):
             for i, each in enumerate(group):
-                ours = run.get(each.name) if each.name else run.result
+                ours = each.ours(run)
                 order = None if ours is None else axes(ours, each.array, self.usual)
                 if order is not None and order != each.order:
                     group[i], changed = each._replace(order=order), True
@@ -136,9 +139,7 @@ class Isolation:
         """Return a measurement with the limit for what these modules compute."""
         with np.errstate(over="ignore"):
             arrays = {
-                dtype: (run.get(theirs.name) if theirs.name else run.result, each)
-                for dtype, run in runs.items()
-                for each in [theirs.array.astype(dtype)]
+                dtype: (theirs.ours(run), theirs.array.astype(dtype)) for dtype, run in runs.items()
             }
             measured = self.compared.measurement(arrays, theirs.order, "float32")
         if self.compared.rounded & self.compared.narrow.keys() & {*modules}:

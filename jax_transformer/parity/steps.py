@@ -88,7 +88,7 @@ def compare_training(
 
     def run(dtype: str) -> tuple[Runs, Any]:
         options = {"steps": steps, "dtype": dtype, "seed": seed, "call": call_torch}
-        theirs = twins.trained(torch_module, inputs, optimizer_torch or twins.adamw, **options)
+        theirs = twins.trained(torch_module, inputs, optimizer_torch, **options)
         results.theirs = theirs.outputs
         goal = np.random.default_rng(seed).standard_normal(theirs.shape)
         loss = dataclasses.replace(function, run=partial(_loss, function, results))
