@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from jax_transformer import cli
 from jax_transformer.config import Tying
 from jax_transformer.data import batches, encoding, prepared
 from jax_transformer.data.options import OF_TRAINING, DataOptions, Task, TooLong, Vocabularies
@@ -248,6 +249,21 @@ def test_texts_of_a_task_are_those_in_memory(tmp_path, task, packing):
     if noise:
         with pytest.raises(ConfigError, match=r"--data.noise-density 0\.4 \(not 0\.\d+\)"):
             from_folder(tmp_path, task=task, mean_noise_span_length=2.0)
+
+
+def test_the_command_prepares_with_its_own_options(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(preparation, "prepare", lambda *call: calls.append(call))
+    monkeypatch.setattr(preparation, "summary", lambda _: ["a", "b"])
+    text = ["--data.train", "a.tsv", "--data.valid", "b.tsv"]
+    for more in (["--processes", "3"], ["--preset", "lesson10"], ["--init", "before"]):
+        assert cli.main(["prepare", "corpora/de-en", *text, *more]) == 0
+        assert capsys.readouterr().out == "corpora/de-en: a; b\n"
+    of_text = TrainOptions(data=DataOptions(train=("a.tsv",), valid=("b.tsv",)))
+    of_preset = dataclasses.replace(of_text, model=ModelOptions(preset="lesson10"))
+    of_init = TrainOptions(init="before", data=of_text.data)
+    folder = Path("corpora/de-en")
+    assert calls == [(of_text, folder, 3), (of_preset, folder, 0), (of_init, folder, 0)]
 
 
 def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text, monkeypatch):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -321,8 +322,12 @@ def test_inspect_lists_the_moments_of_adafactor_and_checks_every_chunk(tmp_path,
     chunk.write_bytes(bytes(content))
     assert cli.main(["inspect", str(folder)]) == 3
     assert str(chunk) in capsys.readouterr().err
+    for step in (8, 10, 9):  # of which the newest is meant
+        newer = tmp_path / f"checkpoint_{step}"
+        newer.mkdir()
+        shutil.copy(folder / "checkpoint", newer)
     assert cli.main(["inspect", str(tmp_path)]) == 3
-    assert f"did you mean {folder}?" in capsys.readouterr().err
+    assert f"did you mean {tmp_path / 'checkpoint_10'}?" in capsys.readouterr().err
 
 
 def test_what_t5x_has_no_network_for_is_refused(tmp_path, capsys):

@@ -14,6 +14,7 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
@@ -254,6 +255,18 @@ def test_products_in_bfloat16_are_summed_in_float32():
         for config in (options.config(9, 9), options.executed(fitted)):
             precisions.add((config.compute_dtype, config.matmul_precision.value))
     assert precisions == {(None, "highest"), ("bfloat16", "medium")}
+
+
+@pytest.mark.parametrize("own", [{}, {"max_length": 9}, {"max_new_tokens": 9}])
+def test_a_run_s_generation_config_gets_the_length_of_the_longest_target(own, tmp_path):
+    names = {name: tmp_path / name for name in ("config.json", "generation_config.json")}
+    for path, content in zip(names.values(), ({"model_type": "t5"}, own), strict=True):
+        path.write_text(json.dumps(content))
+    opened = helpers.stand_in(Pretrained, extra_files=names)
+    words = Tokenizer.train([], 300, pad_id=0, bos_id=1, eos_id=2)
+    data = DataOptions(max_source_length=7, max_target_length=5)
+    files = init_source._files(opened, helpers.tiny(max_length=20), words, data)
+    assert json.loads(files["generation_config.json"]) == (own or {"max_length": 5 + 1})
 
 
 def test_two_tokenizers_fit_a_model_with_two_pad_ids():
