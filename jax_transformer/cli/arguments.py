@@ -342,7 +342,7 @@ def did_you_mean(name: str, known: Sequence[Argument], *, flags: bool = False) -
     by_word: dict[str, Argument] = {}
     for each in known:
         by_word.setdefault(each.name.rpartition(".")[2], each)
-    others = {synonym: each for each in reversed(known) for synonym in each.option.synonyms.split()}
+    others = {synonym: each for each in known for synonym in each.option.synonyms.split()}
     by_name = {each.name: each for each in known}
     meant = by_word.get(word) or others.get(word)
     meant = meant or by_name.get(_close(name, by_name)) or by_word.get(_close(word, by_word))
