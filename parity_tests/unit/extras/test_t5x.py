@@ -18,6 +18,7 @@ import jax_transformer as jt
 from jax_transformer import cli
 from jax_transformer.config import Positions
 from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_format, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
 from jax_transformer.formats import registry
@@ -302,6 +303,16 @@ def test_a_preset_goes_before_the_gin_of_a_checkpoint_that_is_loaded(tmp_path):
 
 
 # Commands
+
+
+def test_the_names_of_an_index_have_jax_s_order_whatever_theirs_is(tmp_path):
+    weights = tensors.in_memory(t5x_files.params(Sizes(**SMALL), dtype=np.float32))
+    for folder, names in (("a", [*weights]), ("b", [*weights][::-1])):
+        t5x_checkpoint.write(tmp_path / folder, {name: weights[name] for name in names}, 3)
+    one, other = ((tmp_path / folder / "checkpoint").read_bytes() for folder in "ab")
+    target = msgpack.tree(tmp_path / "a/checkpoint")["optimizer"]["target"]
+    order = [keys for keys, _ in msgpack.leaves(tmp_path, target, stop="kvstore")]
+    assert one == other and order == sorted(order)
 
 
 def test_inspect_lists_the_moments_of_adafactor_and_checks_every_chunk(tmp_path, capsys):

@@ -80,6 +80,8 @@ joeynmt | encoder.layer_norm=post encoder.ff_size=10 decoder.ff_size=12 | decode
 joeynmt | encoder.layer_norm=post tied_softmax=true | tying=output
 joeynmt | encoder.layer_norm=post encoder.embeddings.scale=true decoder.embeddings.scale=true \
  | embedding_scale=sqrt_d_model
+joeynmt | encoder.layer_norm=post tied_embeddings=true encoder.embeddings.scale=true \
+ | embedding_scale=sqrt_d_model
 marian | | source_vocab_size=10 target_vocab_size=12 source_pad_id=9 target_pad_id=11 bos_id=11
 marian | | eos_id=0 norm_epsilon=1e-06 embedding_dropout=0.1 logits_bias=true output_bias=false
 marian | transformer-decoder-dim-ffn="8" | encoder.d_ff=10 decoder.d_ff=8
@@ -104,7 +106,8 @@ def nested(text: str) -> dict[str, Any]:
 
 
 def configuration(toolkit: str, options: dict[str, Any]) -> TransformerConfig:
-    one_vocabulary = options.get("share_all_embeddings") or options.get("share_embeddings")
+    shared = ("share_all_embeddings", "share_embeddings", "tied_embeddings")
+    one_vocabulary = any(options.get(name) for name in shared)
     words = replace(WORDS, target=WORDS.source) if one_vocabulary else WORDS
     match toolkit:
         case "fairseq":
@@ -131,6 +134,11 @@ def test_an_option_decides_its_field(case):
     ):
         actual = {name: getattr(holder, name) for name in values}
         assert {name: getattr(value, "value", value) for name, value in actual.items()} == values
+
+
+def test_two_embeddings_of_joeynmt_have_one_scale():
+    with pytest.raises(InputError, match=r"embeddings\.scale of encoder and decoder differ"):
+        configuration("joeynmt", nested("encoder.layer_norm=post encoder.embeddings.scale=true"))
 
 
 def test_special_tokens_of_joeynmt_come_before_its_languages():

@@ -297,6 +297,19 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
         safetensors.read(index)
 
 
+def test_the_usual_key_of_weights_is_chosen_among_several(path):
+    state = tensors.in_memory({"w": WEIGHT})
+
+    def keys(*names: str) -> tuple[str, ...]:
+        return pt.open_state(path, content=dict.fromkeys(names, state)).keys
+
+    for usual in ("model", "state_dict", "model_state_dict", "module", "net", "weights"):
+        assert keys("ema", usual) == keys(usual, "ema") == keys(usual) == (usual,)
+    for several in (("ema", "teacher"), ("model", "weights")):
+        with pytest.raises(InputError, match=f"give --key with one of {', '.join(several)}"):
+            keys(*several)
+
+
 def test_the_rest_of_a_file_is_named_by_the_keys_that_lead_to_it(path):
     inner = {"w": WEIGHT, "count": 3}
     writer.write(path, {"epoch": 2, "a": {"step": 1, "model": inner, "more": {"x": 0}}})

@@ -15,6 +15,7 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
+from jax_transformer.generate.generation_config import Constraints, GenerationConfig
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
@@ -267,6 +268,16 @@ def test_a_run_s_generation_config_gets_the_length_of_the_longest_target(own, tm
     data = DataOptions(max_source_length=7, max_target_length=5)
     files = init_source._files(opened, helpers.tiny(max_length=20), words, data)
     assert json.loads(files["generation_config.json"]) == (own or {"max_length": 5 + 1})
+
+
+def test_validations_search_greedily_for_what_a_folder_allows(tmp_path):
+    tokens = {"decoder_start_token_id": 5, "eos_token_id": 6, "forced_bos_token_id": 7}
+    others = {"num_beams": 4, "max_length": 9, "early_stopping": True, "suppress_tokens": [8]}
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps(tokens | others))
+    words = Tokenizer.train([], 300, pad_id=0, bos_id=1, eos_id=2)
+    greedy = init_source._greedy(tmp_path, helpers.tiny(), words)
+    assert greedy == GenerationConfig(constraints=Constraints(suppress_tokens=(8,)), **tokens)
 
 
 def test_two_tokenizers_fit_a_model_with_two_pad_ids():

@@ -163,8 +163,7 @@ def write(folder: Path, weights: LazyState, step: int) -> None:
 
     folder.mkdir()
     specs: dict[str, Any] = {}
-    # The order in which jax.tree.map leaves the names in T5X's
-    for name, tensor in sorted(weights.items(), key=lambda item: item[0].split(".")):
+    for name, tensor in weights.items():
         array = tensor.read()
         stored = f"{TARGET}{name}"
         zarr.write(folder / stored, array)
@@ -180,5 +179,5 @@ def write(folder: Path, weights: LazyState, step: int) -> None:
         }
     target = traverse_util.unflatten_dict(specs, sep=".")
     state = {"state": {"step": np.asarray(step, np.int32)}, "target": target}
-    index = {"version": VERSION, "optimizer": state}
+    index = {"version": VERSION, "optimizer": state}  # flax sorts the names, as in T5X
     (folder / INDEX).write_bytes(serialization.msgpack_serialize(index))
