@@ -1,6 +1,8 @@
 """Tokenizers of Hugging Face folders without transformers: lines, runs, batches, refusals."""
 
 import base64
+import copy
+import dataclasses
 import itertools
 import json
 import sys
@@ -46,6 +48,38 @@ def loaded_from(tmp_path: Path, files: dict, **languages: str | None) -> Any:
 
 def around(side: tokenizer.Tokenizer) -> list[int]:
     return [*side.prefix, -1, *side.suffix]
+
+
+def test_a_default_language_is_one_that_the_folder_has(tmp_path):
+    loaded = loaded_from(tmp_path, tokenizer_models.m2m_100())
+    assert (loaded.source_lang, loaded.files.default_source_language) == ("en", "en")
+    others = tuple(code for code in loaded.languages if code != "en")
+    files = dataclasses.replace(loaded.files, languages=others)
+    assert files.default_source_language is None
+
+
+@pytest.mark.parametrize(
+    ("separate", "missing", "refused"),
+    [
+        (True, {"vocab_size": 0, "decoder_vocab_size": 0}, None),
+        (True, {"vocab_size": 1, "decoder_vocab_size": 0}, "source"),
+        (True, {"vocab_size": 0, "decoder_vocab_size": 1}, "target"),
+        (False, {"src_vocab_size": 0, "tgt_vocab_size": 0}, None),
+        (False, {"src_vocab_size": 1, "tgt_vocab_size": 0}, "source"),
+        (False, {"src_vocab_size": 0, "tgt_vocab_size": 1}, "target"),
+    ],
+)
+def test_each_side_of_a_model_has_room_for_its_vocabulary(separate, missing, refused, tmp_path):
+    files = loaded_from(tmp_path, tokenizer_models.m2m_100()).files
+    target, source = copy.copy(files.target), files.source.vocab_size
+    target.vocab_size = source + 5
+    sizes = {name: source + 5 * (name[0] in "dt") - less for name, less in missing.items()}
+    values = files.settings.values | {"separate_vocabs": separate}
+    settings = dataclasses.replace(files.settings, values=values, model=sizes)
+    files = dataclasses.replace(files, settings=settings, target=target)
+    expected = pytest.raises(errors.InputError, match=rf"is smaller .*\({refused}\)")
+    with expected if refused else nullcontext():
+        huggingface_tokenizer._check_model(files)
 
 
 def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
