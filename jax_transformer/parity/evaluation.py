@@ -173,8 +173,11 @@ class Evaluation:
     ) -> list[Any]:
         """Run the body of ``jax.lax.scan`` once for each of its iterations."""
         length, reverse = params["length"], params["reverse"]
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-        constants, carry, xs = inputs[:first], inputs[first:last], inputs[last:]
+        if "ft_in" in params:  # from JAX 0.12 on
+            constants, carry, xs = params["ft_in"].update(inputs).unpack()
+        else:
+            first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+            constants, carry, xs = inputs[:first], inputs[first:last], inputs[last:]
         results: list[Any] = [None] * length
         for i in reversed(range(length)) if reverse else range(length):
             arguments = [*constants, *carry, *(x[i] for x in xs)]

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jax_transformer.parity import evaluation
-from jax_transformer.parity.evaluation import Evaluation
+from jax_transformer.parity.evaluation import Evaluation, Point, mark
 
 Function = Callable[[jax.Array, Any], Any]
 """A computation on an array in a dtype."""
@@ -20,12 +20,17 @@ class Visitor:
     def __init__(self) -> None:
         self.narrow: set[str] = set()
         self.rounded = 0
+        self.visited: list[str] = []
 
     def compute_narrow(self, dtype):
         self.narrow.add(dtype)
 
     def round_constant(self):
         self.rounded += 1
+
+    def visit(self, point, iterations, x, narrow):
+        self.visited.append(point.path(iterations))
+        return x
 
 
 @jax.custom_vjp
@@ -96,6 +101,22 @@ def test_narrow_floats_become_float64(name, dtype):
             assert actual.dtype == each.dtype
             np.testing.assert_allclose(actual, each, rtol=1e-13, atol=1e-14)
     assert jnp.dtype(dtype).name in visitor.narrow and not visitor.rounded
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_marked_array_of_a_scan_is_visited_in_each_iteration(reverse):
+    def function(x: jax.Array) -> Any:
+        def body(carry, row):  # with a constant, a carry and a result
+            marked = mark(row * x[0], Point(1, "layers.{}", "output"))
+            return carry * 0.5 + marked, carry.sum()
+
+        return lax.scan(body, x[1], x, reverse=reverse)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)
+    outputs = Evaluation(visitor := Visitor()).run(jax.make_jaxpr(function)(x), [x])
+    for actual, each in zip(outputs, function(x), strict=True):
+        np.testing.assert_allclose(actual, each, rtol=1e-6)
+    assert visitor.visited == [f"layers.{i}" for i in ((2, 1, 0) if reverse else (0, 1, 2))]
 
 
 def test_the_derivative_of_a_function_with_its_own_rule_is_kept():
