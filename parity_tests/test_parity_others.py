@@ -44,28 +44,13 @@ RULES = {"0": "first", "1": "norm", "2": "second"}
 
 @pytest.fixture(scope="module")
 def sequential() -> nn.Sequential:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
-    for parameter in module.parameters():
-        nn.init.normal_(parameter)
-    return module
-
-
-def weights(module: nn.Sequential) -> dict[str, dict[str, np.ndarray]]:
-    variables = {}
-    for i, name in RULES.items():
-        part = module.get_submodule(i)
-        weight, bias = part.weight.detach().numpy(), part.bias.detach().numpy()
-        own = {"scale": weight} if name == "norm" else {"kernel": weight.T}
-        variables[name] = own | {"bias": bias}
-    return variables
+    return randomized(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4)))
 
 
 def ported(module: nn.Sequential, **options: Any) -> Custom:
     model = Custom(**options)
-    for name, leaves in weights(module).items():
-        for leaf, value in leaves.items():
-            getattr(getattr(model, name), leaf)[...] = jnp.asarray(value)
+    for i, name in RULES.items():
+        fill(getattr(model, name), arrays(module), i)
     return model
 
 
@@ -193,7 +178,7 @@ class Dense(linen.Module):
 
 
 def test_a_linen_module_is_paired_by_patterns(sequential):
-    good = weights(sequential)
+    good = nnx.to_pure_dict(nnx.state(ported(sequential)))
     compare((Dense(), {"params": good}), sequential, batch(), RULES).check()
     bad = good | {"second": good["second"] | {"bias": good["second"]["bias"] + np.float32(1e-3)}}
     report = compare((Dense(), {"params": bad}), sequential, batch(), RULES, gradients=False)
