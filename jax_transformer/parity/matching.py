@@ -112,8 +112,8 @@ def matched(torch: Sequence[Part], flax: Sequence[Part]) -> list[Match]:
     matches += table.modules(*unmatched(matches, torch, flax))
     theirs, ours = unmatched(matches, torch, flax)
     for size in {math.prod(part.shape) for part in theirs}:
-        same = ([p for p in side if math.prod(p.shape) == size] for side in (theirs, ours))
-        matches += table.parts(*same)
+        same = ([[p] for p in side if math.prod(p.shape) == size] for side in (theirs, ours))
+        matches += table.assigned(*same)
     return matches + table.packed(*unmatched(matches, torch, flax))
 
 
@@ -142,10 +142,6 @@ class _Likeness:
     def _weight(self, group: Iterable[str]) -> float:
         return sum(math.log(1 + len(self.words) / self.counts[word]) for word in group)
 
-    def parts(self, theirs: Sequence[Part], ours: Sequence[Part]) -> list[Match]:
-        """Return the best matches of tensors and arrays of one size."""
-        return self._assigned([[part] for part in theirs], [[part] for part in ours])
-
     def modules(self, theirs: Sequence[Part], ours: Sequence[Part]) -> list[Match]:
         """Return the best matches of modules whose arrays have the same sizes."""
         sides: list[dict[Any, list[list[Part]]]] = [defaultdict(list), defaultdict(list)]
@@ -157,9 +153,9 @@ class _Likeness:
                 owned.sort(key=_role)
                 side[tuple((_role(p), _is_vector(p), _size(p)) for p in owned)].append(owned)
         both = [(sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
-        return [match for pair in both for match in self._assigned(*pair)]
+        return [match for pair in both for match in self.assigned(*pair)]
 
-    def _assigned(self, theirs: list[list[Part]], ours: list[list[Part]]) -> list[Match]:
+    def assigned(self, theirs: list[list[Part]], ours: list[list[Part]]) -> list[Match]:
         """Return the matches of modules for which the sum of the scores is highest."""
         from scipy.optimize import linear_sum_assignment
 

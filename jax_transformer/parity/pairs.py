@@ -125,6 +125,30 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     one around its counterpart. Modules whose outputs are not equal are no pair if a part of one
     corresponds to a module outside of the other, as a norm.
     """
+    scores = _scores(ours, theirs)
+    pairs = _aligned(scores)
+    owners = [[called.name.rpartition(".")[0] for called in side] for side in (ours, theirs)]
+    for group in dict.fromkeys((owners[0][i], owners[1][j]) for i, j in pairs):
+        inside = [(i, j) for i, j in pairs if (owners[0][i], owners[1][j]) == group]
+        others = [pair for pair in pairs if pair not in inside]
+        free = [[k for k, owner in enumerate(owners[n]) if owner == group[n]] for n in (0, 1)]
+        chosen = list[tuple[int, int]]()
+        for i, j in sorted(itertools.product(*free), key=lambda pair: -scores[pair[0]][pair[1]]):
+            taken = any(i == a or j == b for a, b in (*others, *chosen))
+            chosen += [(i, j)] if scores[i][j] and not taken else []
+        totals = [sum(scores[i][j] for i, j in some) for some in (inside, chosen)]
+        pairs = others + (chosen if totals[1] > totals[0] + _MORE else inside)
+    every = [(ours[i], theirs[j]) for i, j in sorted(pairs)]
+    return [
+        Pair(one.name, other.name)
+        for one, other in every
+        if _equal_outputs(one, other)
+        or all(_is_inside(a, one) == _is_inside(b, other) for a, b in every if a.sizes)
+    ]
+
+
+def _scores(ours: Sequence[Called], theirs: Sequence[Called]) -> list[list[float]]:
+    """Return the score of each module with each other one; 0 if they cannot be a pair."""
     leaves = {
         each
         for side in (ours, theirs)
@@ -144,39 +168,23 @@ def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
     for (i, one), (j, other) in both:
         if (matching.template(one.name), matching.template(other.name)) in in_layers:
             scores[i][j] += 0.5 * bool(scores[i][j])
-    best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
-    for i in reversed(range(len(ours))):
-        for j in reversed(range(len(theirs))):
-            pair = scores[i][j] + best[i + 1][j + 1] if scores[i][j] else 0.0
-            best[i][j] = max(pair, best[i + 1][j], best[i][j + 1])
-    pairs: list[tuple[int, int]] = []
-    i, j = 0, 0
-    while i < len(ours) and j < len(theirs):
-        if scores[i][j] and best[i][j] == scores[i][j] + best[i + 1][j + 1]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j] == best[i + 1][j]:
-            i += 1
-        else:
-            j += 1
-    owners = [[called.name.rpartition(".")[0] for called in side] for side in (ours, theirs)]
-    for group in dict.fromkeys((owners[0][i], owners[1][j]) for i, j in pairs):
-        inside = [(i, j) for i, j in pairs if (owners[0][i], owners[1][j]) == group]
-        others = [pair for pair in pairs if pair not in inside]
-        free = [[k for k, owner in enumerate(owners[n]) if owner == group[n]] for n in (0, 1)]
-        chosen = list[tuple[int, int]]()
-        for i, j in sorted(itertools.product(*free), key=lambda pair: -scores[pair[0]][pair[1]]):
-            taken = any(i == a or j == b for a, b in (*others, *chosen))
-            chosen += [(i, j)] if scores[i][j] and not taken else []
-        totals = [sum(scores[i][j] for i, j in some) for some in (inside, chosen)]
-        pairs = others + (chosen if totals[1] > totals[0] + _MORE else inside)
-    every = [(ours[i], theirs[j]) for i, j in sorted(pairs)]
-    return [
-        Pair(one.name, other.name)
-        for one, other in every
-        if _equal_outputs(one, other)
-        or all(_is_inside(a, one) == _is_inside(b, other) for a, b in every if a.sizes)
-    ]
+    return scores
+
+
+def _aligned(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """Return the pairs, in order on both sides, whose scores have the highest sum."""
+    rows, columns = len(scores), len(scores[0]) if scores else 0
+    # By row and column, the highest sum from there on, and its pairs as (pair, (pair, ...))
+    best: Any = [[(0.0, ())] * (columns + 1) for _ in range(rows + 1)]
+    for i, j in itertools.product(reversed(range(rows)), reversed(range(columns))):
+        total, more = best[i + 1][j + 1]
+        pair = [(total + scores[i][j], ((i, j), more))] if scores[i][j] else []
+        best[i][j] = max(*pair, best[i + 1][j], best[i][j + 1], key=operator.itemgetter(0))
+    pairs, more = [], best[0][0][1]
+    while more:
+        pair, more = more
+        pairs.append(pair)
+    return pairs
 
 
 def _is_inside(part: Called, module: Called) -> bool:
