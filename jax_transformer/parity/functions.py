@@ -98,24 +98,20 @@ def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Model
     """Return an NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
     values, merge = any_model.opened(model)
     flat = nnx.to_flat_state(nnx.state(model))
-    trained = {_dotted(path) for path, x in flat if isinstance(x, nnx.Param)}
-    statistics = {_dotted(path) for path, x in flat if isinstance(x, nnx.BatchStat)}
+    trained = {any_model.dotted(path) for path, x in flat if isinstance(x, nnx.Param)}
+    statistics = {any_model.dotted(path) for path, x in flat if isinstance(x, nnx.BatchStat)}
 
     def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
         merged = merge(arrays)
         kinds = set()
         for path, part in nnx.iter_modules(merged):
-            setattr(part, _PATH, _dotted(path))
+            setattr(part, _PATH, any_model.dotted(path))
             kinds.add(type(part))
         with _intercepted(kinds, _Marker(values)):
             return call(merged, *batch) if call is not None else merged(*batch)
 
     constants = frozenset(values) - trained - statistics
     return ModelFunction(*_divided(values, trained), run, constants)
-
-
-def _dotted(path: Sequence[Any]) -> str:
-    return ".".join(map(str, path))
 
 
 def _divided(
@@ -136,7 +132,7 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
             if not hasattr(self, _PATH):  # not of this model
                 return original(self, *args, **kwargs)
             own = nnx.to_flat_state(nnx.state(self, nnx.Param))
-            shapes = {_dotted(path): variable.get_value().shape for path, variable in own}
+            shapes = {any_model.dotted(path): variable.get_value().shape for path, variable in own}
             method = partial(original, self)
             return marker.call(getattr(self, _PATH), self, shapes, method, args, kwargs)
 
@@ -164,12 +160,9 @@ def from_linen(
         def intercept(method: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
             if context.method_name != "__call__":
                 return method(*args, **kwargs)
-            own = context.module.variables.get("params", {})
-            own_shapes = {
-                _dotted([getattr(key, "key", key) for key in path]): np.shape(leaf)
-                for path, leaf in jax.tree_util.tree_leaves_with_path(own)
-            }
-            path = _dotted(context.module.path)
+            own = any_model.opened(context.module.variables.get("params", {}))[0]
+            own_shapes = {name: np.shape(array) for name, array in own.items()}
+            path = any_model.dotted(context.module.path)
             return marker.call(path, context.module, own_shapes, method, args, kwargs)
 
         with linen.intercept_methods(intercept):

@@ -142,7 +142,7 @@ def _tree_of(model: Any) -> Callable[[Mapping[str, Any]], Any]:
     if isinstance(model, nnx.Module):
         flat = [*nnx.to_flat_state(nnx.state(model, nnx.Param))]
         return lambda values: nnx.from_flat_state(
-            [(path, each.replace(values[".".join(map(str, path))])) for path, each in flat]
+            [(path, each.replace(values[any_model.dotted(path)])) for path, each in flat]
         )
     if isinstance(model[0], linen.Module):
         params = any_model.opened({"params": model[1]["params"]})[1]

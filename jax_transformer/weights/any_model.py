@@ -103,21 +103,16 @@ def opened(model: Any) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], An
     """
     if isinstance(model, nnx.Module):
         graphdef, state = nnx.split(model)
-        flat = [(path, variable) for path, variable in nnx.to_flat_state(state)]
-        named = {
-            ".".join(map(str, path)): variable.get_value()
-            for path, variable in flat
-            if not issubclass(variable.type, nnx.RngState)
-        }
+        variables = {dotted(path): (path, x) for path, x in nnx.to_flat_state(state)}
+        every = {name: x.get_value() for name, (_, x) in variables.items()}
+        random = {name for name, (_, x) in variables.items() if issubclass(x.type, nnx.RngState)}
 
         def merge(values: Mapping[str, Any]) -> Any:
-            pairs = [
-                (path, variable.replace(values.get(".".join(map(str, path)), variable.get_value())))
-                for path, variable in flat
-            ]
+            new = every | dict(values)
+            pairs = [(path, x.replace(new[name])) for name, (path, x) in variables.items()]
             return nnx.merge(graphdef, nnx.from_flat_state(pairs))
 
-        return named, merge
+        return {name: x for name, x in every.items() if name not in random}, merge
     leaves, treedef = jax.tree_util.tree_flatten_with_path(model)
     names = [
         jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("params.")
@@ -132,6 +127,11 @@ def opened(model: Any) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], An
         if hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     }
     return weights, lambda values: jax.tree.unflatten(treedef, (every | dict(values)).values())
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """Return the name of a path in a model."""
+    return ".".join(map(str, path))
 
 
 class Parts:
