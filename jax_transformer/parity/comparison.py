@@ -124,7 +124,7 @@ def compare_recorded(
     if native_dtype not in difference.DTYPES:
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
-    batch, results = arguments(batch), structures.Results()
+    batch, results = structures.arrays_of(batch), structures.Results()
     ours = recording.Recorder(results.chosen(function), batch, positions)
 
     def record_ours(dtype: str, **options: Any) -> Recording:
@@ -171,16 +171,6 @@ def compare_recorded(
     report = min(reports, key=lambda each: len(each.faults) + (each.first_fault is None))
     as_it_is = (one.note for one in runs["float64"] if one.note)
     return dataclasses.replace(report, notes=(*report.notes, *as_it_is))
-
-
-def arguments(batch: Any) -> list[np.ndarray]:
-    """Return a batch's arrays, or its only one. Raises ConfigError if it has anything else."""
-    if isinstance(batch, Mapping):
-        raise ConfigError(
-            "the batch is a dict: pass a list of arrays in the order of the models' arguments, and"
-            " call_flax= and call_torch= if a model takes them by name"
-        )
-    return structures.arrays_of(batch)
 
 
 def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:

@@ -68,7 +68,7 @@ class Parity:
                 ``--parity-make-goldens`` a missing file is made from ``torch_factory`` and
                 ``batch``.
         """
-        from jax_transformer.parity import comparison
+        from jax_transformer.parity import comparison, structures
 
         options: dict[str, Any] = dict(
             dtype=dtype, gradients=gradients, seed=seed, architecture=architecture
@@ -84,7 +84,7 @@ class Parity:
                     "parity: call_torch cannot cross to another process: let the factory return a"
                     " module that takes the batch"
                 )
-            arrays = None if batch is None else comparison.arguments(batch)
+            arrays = None if batch is None else structures.arrays_of(batch)
             recorder, arrays = self._recorder(torch_factory, torch_python, arrays, golden, seed)
             report = comparison.compare_recorded(
                 flax_model, recorder, arrays, rules, **options, call=call_flax

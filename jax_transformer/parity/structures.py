@@ -32,6 +32,11 @@ def positional(batch: Any, *calls: Callable[..., Any] | None) -> list[Any]:
 
 def arrays_of(batch: Any, names: list[str] | None = None) -> list[np.ndarray]:
     """Return a batch's arrays, or its only one. Raises ConfigError if it has anything else."""
+    if isinstance(batch, Mapping):
+        raise ConfigError(
+            "the batch is a dict: pass a list of arrays in the order of the models' arguments, and"
+            " call_flax= and call_torch= if a model takes them by name"
+        )
     arrays = [np.asarray(array) for array in ([batch] if hasattr(batch, "shape") else batch)]
     for i, array in enumerate(arrays):
         if array.dtype.kind not in "biufcV":

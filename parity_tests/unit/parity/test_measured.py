@@ -24,6 +24,7 @@ from jax_transformer.parity import (
     pairs,
     plugin,
     recording,
+    structures,
 )
 from jax_transformer.parity import difference as differences
 from jax_transformer.parity.difference import FAULT, difference
@@ -172,12 +173,12 @@ def test_a_placeholder_is_one_part_of_a_name():
 def test_a_batch_is_arrays_of_numbers():
     one = np.ones(2)
     for batch, count in ((one, 1), ([one, np.int32(3)], 2), ((one, [1, 2], 3.5), 3), ([], 0)):
-        assert [type(array) for array in comparison.arguments(batch)] == [np.ndarray] * count
+        assert [type(array) for array in structures.arrays_of(batch)] == [np.ndarray] * count
     is_dict = "the batch is a dict: pass a list of arrays in the order"  # for another process
     number = "argument {} of the batch is not an array of numbers".format
     for wrong, message in (([one, None], number(1)), ([[{}]], number(0)), ({}, is_dict)):
         with pytest.raises(ConfigError, match=message):
-            comparison.arguments(wrong)
+            structures.arrays_of(wrong)
 
 
 def test_each_model_has_its_own_rounding_error():
