@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -300,3 +300,14 @@ class Entry:
             return False
         above = self.output_gradient
         return above is not None and above.agrees and differs(self.gradients)
+
+
+def loosened(value: Any, limit: float) -> Any:
+    """Return a measurement, or those of an entry or a dict, with another limit."""
+    if isinstance(value, Measurement):
+        return replace(value, limit=limit)
+    if isinstance(value, Entry):
+        return Entry(**loosened(vars(value), limit))
+    if isinstance(value, dict):
+        return {name: loosened(each, limit) for name, each in value.items()}
+    return value

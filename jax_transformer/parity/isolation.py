@@ -4,7 +4,7 @@ other model's arrays instead of their own."""
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -165,11 +165,9 @@ class Isolation:
         rounded = {key: x for key, (x, _) in own.items() if FAULT <= x.times < x.limit}
         if rounded:
             limit = difference.AFTER_FLOAT32 * max(each.limit for each in rounded.values())
-            loosened, results = (
-                (_loosened(each, limit) for each in entries),
-                _loosened(results, limit),
-            )
+            loosened = (difference.loosened(each, limit) for each in entries)
             entries = [*measuring.without_other_inputs(loosened)]
+            results = difference.loosened(results, limit)
             names = ", ".join(sorted({key.rpartition("#")[0] or "the model" for key in rounded}))
             notes += (f"a constant of {names} is rounded to float32 in one of the models only",)
         for i, entry in enumerate(entries):
@@ -180,18 +178,6 @@ class Isolation:
         return dataclasses.replace(
             report, entries=tuple(entries), results=results, own_result=own[""], notes=notes
         )
-
-
-def _loosened(value: Any, limit: float) -> Any:
-    """Return a measurement, or an entry's measurements, with another limit."""
-    if isinstance(value, Measurement):
-        return dataclasses.replace(value, limit=limit)
-    if isinstance(value, dict):
-        return {name: _loosened(each, limit) for name, each in value.items()}
-    if isinstance(value, Entry):
-        fields = dataclasses.fields(value)
-        return Entry(**{f.name: _loosened(getattr(value, f.name), limit) for f in fields})
-    return value
 
 
 def _key(entry: Entry) -> str:

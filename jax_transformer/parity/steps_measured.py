@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_transformer.parity import difference, measuring
-from jax_transformer.parity.difference import Measurement
+from jax_transformer.parity.difference import Measurement, loosened
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.steps_report import Step, TrainingReport
 from jax_transformer.weights import any_model, rules
@@ -81,7 +81,7 @@ class ComparedSteps:
         first = steps[0].loss
         limit = difference.AFTER_FLOAT32 * difference.IN_FLOAT32
         if difference.FAULT <= first.times < limit and (ours.rounded or theirs.rounded):
-            steps = tuple(step.with_limit(limit) for step in steps)
+            steps = tuple(Step(*(loosened(each, limit) for each in step)) for step in steps)
             notes.append("a constant is rounded to float32 in one of the models only")
         without = [
             tensor.title

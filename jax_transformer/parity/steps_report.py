@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax_transformer.errors import DifferentError
@@ -20,11 +20,6 @@ class Step(NamedTuple):
     gradients: Mapping[str, Measurement]
     parameters: Mapping[str, Measurement]
     """The parameters after the update."""
-
-    def with_limit(self, limit: float) -> "Step":
-        """Return the step with another limit for rounding."""
-        groups = ({n: replace(m, limit=limit) for n, m in g.items()} for g in self[1:])
-        return Step(replace(self.loss, limit=limit), *groups)
 
 
 class Fault(NamedTuple):
