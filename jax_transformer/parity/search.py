@@ -259,6 +259,7 @@ class _Search:
         small numbers a wrong attention, whose weights are then all the same."""
         rng, state = np.random.default_rng(0), dict[str, np.ndarray]()
         known = {self.first[match.torch] for match in self.matches}
+        parameters = dict(self.module.named_parameters())
         for name, x in self.state.items():
             state[name] = state.get(self.first[name], x)
             if name in known:
@@ -268,17 +269,9 @@ class _Search:
                 if wide.ndim > 1 and wide.size:
                     scale = max(scale, 2 * wide[0].size ** -0.5)
                 state[name] = wide + 0.5 * scale * rng.uniform(-1, 1, wide.shape)
-            elif self._is_zeroed(name):
+            elif name in parameters and matching.is_bias(name):  # the second one of PyTorch's RNNs
                 state[name] = np.zeros_like(x)
         return state
-
-    def _is_zeroed(self, tensor: str) -> bool:
-        """Return True for a bias without an array, such as the second one of PyTorch's RNNs."""
-        return (
-            matching.is_bias(tensor)
-            and tensor in dict(self.module.named_parameters())
-            and tensor not in {self.first[match.torch] for match in self.matches}
-        )
 
     def _first_of_ties(self) -> dict[str, str]:
         """Return the first tensor that has the same memory, by tensor; its own if no other has."""
@@ -514,7 +507,7 @@ class _Search:
             if same:
                 yield Line(Alias(name, same[0]), "the same memory", True)
             elif name in parameters:
-                zeros = "; the rest is compared with zeros in it" * self._is_zeroed(name)
+                zeros = "; the rest is compared with zeros in it" * matching.is_bias(name)
                 yield Line(Unused(name), f"no array for its shape {shape}{zeros}", False)
             else:
                 yield Line(Unused(name), "no parameter", True)
