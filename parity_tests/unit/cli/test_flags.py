@@ -16,7 +16,7 @@ import pytest
 import jax_transformer
 from jax_transformer import cli
 from jax_transformer.architectures import registry as architectures
-from jax_transformer.cli import arguments
+from jax_transformer.cli import arguments, help_text
 from jax_transformer.cli.arguments import docstrings
 from jax_transformer.cli.translate import SamplingOptions, SearchOptions
 from jax_transformer.convert import conversion, planning
@@ -272,6 +272,12 @@ def test_the_help_of_decoding_says_the_defaults_of_its_settings():
         neutral = re.search(r"\((\d): off\)", text)
         assert neutral is None or int(neutral[1]) == default
     assert count == 7
+
+
+def test_the_help_of_an_option_says_one_default():
+    for command in cli.COMMANDS.values():
+        for argument in arguments.listed(command.kind):
+            assert help_text._text(argument).count("default: ") <= 1, argument.name
 
 
 def test_training_reads_each_of_its_options():

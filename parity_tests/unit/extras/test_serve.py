@@ -28,7 +28,7 @@ from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Hypothesis, Translator
-from parity_tests.unit import services
+from parity_tests.unit import helpers, services
 
 
 @pytest.fixture(scope="module")
@@ -237,14 +237,18 @@ def test_the_limits_of_lines_follow_each_other():
 
 
 def test_no_default_is_over_the_largest_beam(translator):
-    def service(beams: int, most: int) -> Service:
+    def service(beams: int, most: int, vocabulary: int = 300) -> Service:
         config = GenerationConfig(num_beams=beams)
         wide = Translator(translator.model, translator.tokenizer, config, widths=(8,))
+        fields = vars(wide.model.config) | {"target_vocab_size": vocabulary}
+        small = helpers.stand_in(type(wide.model.config), **fields)
+        wide.model = helpers.stand_in(type(wide.model), config=small)
         return Service(wide, dataclasses.replace(services.LIMITS, max_beam=most))
 
     with pytest.raises(ConfigError, match=r"num_beams=5 .* max_beam=4: .* --beam .* --max-beam"):
         service(5, 4)
-    expected = {(5, 5): 5, (1, 5): 4, (1, 3): 3, (1, 1): 1}
+    # A search can have as many beams as half of the vocabulary
+    expected = {(5, 5): 5, (1, 5): 4, (1, 3): 3, (1, 1): 1, (1, 5, 7): 3, (1, 5, 8): 4}
     assert {case: service(*case).engine.page_config.num_beams for case in expected} == expected
 
 

@@ -103,11 +103,12 @@ def test_a_prefix_before_most_names_is_removed_and_said(console, tmp_path):
     path = write(tmp_path / "model.safetensors", LIGHTNING | STRAY)
     command = ["convert", path, tmp_path / "run", *PRESET, "--no-check"]
     console.refused(3, ["(1 problem): unexpected criterion.weight", "--ignore NAME"], *command)
-    code, out, _ = console.say(*command, "--ignore", "criterion.*", "--dry-run")
-    assert code == 0 and "dropped criterion.weight: fits --ignore criterion.*" in out
-    assert "names without the prefix 'transformer.', as with --strip-prefix transformer." in out
-    assert "encoder.layers=2" in out  # sizes are read after the prefix is gone
-    code, out, _ = console.say(*command, "--ignore", "criterion.weight", "--json")
+    for flag, word in (("--dry-run", "dropped"), ("--force", "not converted:")):
+        code, out, _ = console.say(*command, "--ignore", "criterion.*", flag)
+        assert code == 0 and f"{word} criterion.weight: fits --ignore criterion.*" in out
+        assert "names without the prefix 'transformer.', as with --strip-prefix transformer." in out
+        assert "encoder.layers=2" in out  # sizes are read after the prefix is gone
+    code, out, _ = console.say(*command, "--ignore", "criterion.weight", "--json", "--force")
     assert code == 0 and json.loads(out)["plan"]["stripped_prefix"] == "transformer."
     model, _ = jt.load(tmp_path / "run")
     assert not runs.differing(convert.to_torch(model), STATE)
