@@ -479,7 +479,8 @@ def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
 
 def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
     index, shard = "model.safetensors.index.json", "model-00001-of-00002.safetensors"
-    listed = ["config.json", "pytorch_model.bin", index, shard, "x-1-of-2.safetensors"]
+    others = ("x-1-of-2.safetensors", "model-1-of-2.fp16.safetensors", "model-1-of-2.gguf")
+    listed = ["config.json", "pytorch_model.bin", index, shard, *others]
     assert registry._to_download("hf:a/b", listed) == [index, shard, "config.json"]
 
 
