@@ -384,7 +384,8 @@ def run(code: str) -> list:
 
 
 def test_the_code_of_a_table_is_the_table():
-    table = [*test_any_model.TABLE, Rule('a"b.\\0.c', "a.0.b"), Rule("a.2.x", "b.1.x")]
+    sized = Rule("a.2.x", "b.1.x", sizes={"h": 2})
+    table = [*test_any_model.TABLE, Rule('a"b.\\0.c', "a.0.b"), sized]
     table += [Stacked("qkv.kernel", axis=-1, parts=3), *(Rule(f"b.{i}", f"c.{i}") for i in (0, 2))]
     code = weights.code(table, {"conv.bias": "a note", "layers.1.norm.bias": "of one layer"})
     names = {name: getattr(weights, name) for name in weights.__all__}

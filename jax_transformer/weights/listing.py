@@ -45,7 +45,9 @@ def _written(entry: Any) -> str:
     values: list[Any] = [entry.flax if hasattr(entry, "flax") else entry.torch]
     if isinstance(entry, Rule):
         flax = entry.flax[0] if len(entry.flax) == 1 else entry.flax
-        values = [entry.torch, flax, *filter(None, (entry.axes, dict(entry.sizes)))]
+        values = [entry.torch, flax, entry.axes, dict(entry.sizes)]
+        while not values[-1]:
+            values.pop()
     elif isinstance(entry, Alias):
         values = [entry.torch, entry.of]
     written = [json.dumps(value, ensure_ascii=False) for value in values]
