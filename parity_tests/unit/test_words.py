@@ -6,8 +6,6 @@ import re
 import tokenize
 from pathlib import Path
 
-import pytest
-
 from parity_tests.unit import runs
 
 PACKAGES = ("jax_transformer", "torch_reference", "benchmarks", "campaigns", "parity_tests")
@@ -28,9 +26,12 @@ EXTERNAL = {"from hypothesis import ", "@given(", "@hypothesis.given("}
 """Beginnings of the lines that may use a library's ``given``."""
 
 
-def named(paths: list[Path]) -> list:
-    """The paths as parameters of a test, by their names from the project's root."""
-    return [pytest.param(path, id=path.relative_to(runs.ROOT).as_posix()) for path in paths]
+def trees(paths: list[Path]) -> list[tuple[str, ast.AST]]:
+    """The files' names from the project's root, and their syntax."""
+    return [
+        (path.relative_to(runs.ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for path in paths
+    ]
 
 
 def docstrings(tree: ast.AST) -> list[ast.Constant]:
@@ -46,34 +47,38 @@ def is_replaced(token: tokenize.TokenInfo) -> bool:
     return token.string in REPLACED and not external
 
 
-@pytest.mark.parametrize("path", named(CODE))
-def test_names_and_docstrings_are_the_field_s(path: Path):
-    text = path.read_text(encoding="utf-8")
-    problems = [
-        f"line {string.lineno}: {string.value[:40]!r}"
-        for string in docstrings(ast.parse(text))
+def test_docstrings_begin_with_what_is_returned_or_done():
+    assert not [
+        f"{name}:{string.lineno}: {string.value[:40]!r}"
+        for name, tree in trees(CODE)
+        for string in docstrings(tree)
         if re.split(r"\W", string.value.strip(), maxsplit=1)[0].lower() in QUESTIONS
     ]
-    if path != Path(__file__).resolve():
-        problems += [
-            f"line {token.start[0]}: {token.string}"
-            for token in tokenize.generate_tokens(io.StringIO(text).readline)
-            if token.type == tokenize.NAME and is_replaced(token)
-        ]
-    assert not problems, problems
 
 
-@pytest.mark.parametrize("path", named([p for p in CODE if "parity_tests" not in p.parts]))
-def test_each_documented_argument_is_one_of_the_function_s(path: Path):
+def test_names_are_the_field_s():
+    assert not [
+        f"{path.relative_to(runs.ROOT)}:{token.start[0]}: {token.string}"
+        for path in CODE
+        if path != Path(__file__).resolve()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
+        if token.type == tokenize.NAME and is_replaced(token)
+    ]
+
+
+def test_each_documented_argument_is_one_of_the_function_s():
     """The site, which is built without a warning, warns of one that is not."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            section = re.search(
-                r"^Args:\n((?:    .*\n|\n)*)", (ast.get_docstring(node) or "") + "\n", re.MULTILINE
-            )
-            documented = re.findall(r"^    (\S[^:]*):", section[1] if section else "", re.MULTILINE)
-            parameters = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
-            assert {name.lstrip("*") for name in documented} <= parameters, node.name
+    problems = []
+    for name, tree in trees([path for path in CODE if "parity_tests" not in path.parts]):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                text = (ast.get_docstring(node) or "") + "\n"
+                section = re.search(r"^Args:\n((?:    .*\n|\n)*)", text, re.MULTILINE)
+                rows = re.findall(r"^    (\S[^:]*):", section[1] if section else "", re.MULTILINE)
+                parameters = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+                unknown = {row.lstrip("*") for row in rows} - parameters
+                problems += [f"{name}:{node.lineno}: {argument}" for argument in unknown]
+    assert not problems
 
 
 def lines(path: Path) -> list[str]:
@@ -85,6 +90,10 @@ def lines(path: Path) -> list[str]:
     return [x for x in several if not x.lstrip().startswith("|") and "](http" not in x]
 
 
-@pytest.mark.parametrize("path", named([*CODE, *PROSE]))
-def test_lines_end_at_column_100(path: Path):
-    assert not [line for line in lines(path) if len(line) > 100]
+def test_lines_end_at_column_100():
+    assert not [
+        f"{path.relative_to(runs.ROOT)}: {line}"
+        for path in [*CODE, *PROSE]
+        for line in lines(path)
+        if len(line) > 100
+    ]
