@@ -242,6 +242,8 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     assert jt.convert.save(model, tmp_path / "a.safetensors").read_bytes() == weights.read_bytes()
     jt.convert.save(model, tmp_path / "run")
     jt.convert.save(model, tmp_path / "b.pt")
+    frozen = {f"frozen/{name}" for name in registry.model_weights(config).frozen}
+    assert frozen and {n for n in runs.arrays(tmp_path / "run", 0) if n[0] == "f"} == frozen
     models = [jt.convert.load(tmp_path / path) for path in ("run", "run/checkpoints/0")]
     models.append(jt.convert.load(tmp_path / "b.pt", preset="lesson10", num_heads=3))
     for other in models:

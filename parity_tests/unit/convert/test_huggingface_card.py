@@ -41,7 +41,9 @@ def exported(path: Path, out: Path) -> str:
 def test_the_figures_of_a_card_are_those_of_its_weights(theirs, tmp_path, monkeypatch):
     """A checkpoint that is an average records its own, and training those of its last weights."""
     path = run(theirs, tmp_path / "run", TrainOptions(init="marian"))
-    (path / "metrics.jsonl").write_text(json.dumps({"step": 0, "bleu": 31.234}) + "\n")
+    validated = {"step": 0, "bleu": 31.234, "valid_loss": 1.0}
+    (path / "metrics.jsonl").write_text(json.dumps(validated) + "\n")
+    assert "| BLEU | 31.23 |" in exported(path, tmp_path / "of training")
     monkeypatch.setattr(RunFolder, "figures", lambda _: {0: {"bleu": 40.5, "valid_loss": 1}})
     text = exported(path, tmp_path / "recorded")
     assert "| BLEU | 40.50 |" in text and "31.23" not in text
@@ -157,6 +159,15 @@ def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
     options = TrainOptions(init="opus" if data.source_lang else None, data=data)
     text = exported(run(theirs, tmp_path / "run", options), tmp_path / "out")
     assert front_of(text).get("language") == languages
+
+
+@pytest.mark.parametrize("named", ["source_lang", "target_lang", "source_lang target_lang"])
+def test_a_card_names_both_languages_of_the_tokenizer_or_none(theirs, tmp_path, named):
+    codes = {name: {"source_lang": "en", "target_lang": "de"}[name] for name in named.split()}
+    files = {"valid_source": ("v",), "valid_target": ("v",)}
+    options = TrainOptions(init="opus", data=DataOptions(**SIDES, **files, **codes))
+    training = model_card.training_of(registry.open(run(theirs, tmp_path / "run", options)))
+    assert training.tokenizer_languages == (("en", "de") if len(codes) == 2 else None)
 
 
 @pytest.mark.parametrize("content", ["", "{", "5", "[1]", "null", '"ab"', "\udcff"])

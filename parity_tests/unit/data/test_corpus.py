@@ -115,6 +115,18 @@ def test_the_pairs_of_a_file_have_its_weight(tmp_path):
     assert data.plan.table.counts.sum(axis=1).tolist() == [19, 41]
 
 
+def test_a_file_none_of_whose_pairs_fits_has_a_weight_too(tmp_path):
+    names = ("a.tsv", [("the " * 60, "die " * 60)] * 2), ("b.tsv", TRAIN)
+    files = tuple(table(tmp_path / name, pairs) for name, pairs in names)
+    named = {"train": files, "valid": (table(tmp_path / "c.tsv", VALID),)}
+    limits = {"max_source_length": 30, "max_target_length": 30}
+    table_of_both = prepared(tmp_path, **named, **limits, train_weights=(1.0, 1.0)).plan.table
+    assert table_of_both.counts.sum(axis=1).tolist() == [0, len(TRAIN)]
+    with np.errstate(divide="ignore"):
+        weights = corpus.weights(DataOptions(**named, train_temperature=2.0), table_of_both)
+    np.testing.assert_allclose(weights, (len(TRAIN) ** 0.5, 1.0), rtol=1e-12)
+
+
 def test_dropout_has_the_seed_of_the_run_and_the_tokenizer_of_each_side(tmp_path, lines):
     chosen = options(OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, bpe_dropout=0.5)
     data = corpus.prepare(dataclasses.replace(chosen, seed=5), RunFolder(tmp_path / "run"))
@@ -309,12 +321,13 @@ def test_packed_rows_may_be_wider_in_targets(tmp_path):
     assert tokens / (plan.batches_per_epoch * plan.rows[0] * (source + 24)) > 0.5
 
 
-@pytest.mark.parametrize("words", [16, 38])  # the widest is a multiple of 4, and max_length
-def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words):
+# The widest is a multiple of 4, or max_length
+@pytest.mark.parametrize(("words", "longest", "widest"), [(16, 40, 20), (38, 40, 40), (36, 38, 38)])
+def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words, longest, widest):
     valid = [("7" * 3, "8"), ("7" * words, "8")]
     lines = write_lines(tmp_path, train=[("7" * 5, "8")] * 60, valid=valid)
-    data = prepared(tmp_path, **lines, rows_multiple=3)
-    widest = min(words + 4, 40) // 4 * 4
+    model = dataclasses.replace(MODEL, max_length=longest)
+    data = prepared(tmp_path, model, **lines, rows_multiple=3)
     assert data.plan.widths == (8,)
     assert data.valid_shapes == ((8, widest), (*data.plan.rows, 128 // widest // 3 * 3))
     (_, short), (_, long) = batches.eval_batches(data.valid, *data.valid_shapes)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.config import Tying
+from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.data import batches, encoding, prepared
 from jax_transformer.data.options import OF_TRAINING, DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
@@ -328,6 +328,21 @@ def test_a_run_to_train_further_gives_tokenizer_and_limits(trained, tmp_path, te
 def test_a_shard_may_be_empty(tmp_path, text):
     blank = (*text["train"], tsv(tmp_path / "c.tsv", [("", "X")] * 40 + PAIRS[:30]))
     assert_equal_batches(*both(tmp_path, dict(text, train=blank), {}))
+
+
+def test_a_tokenizer_learns_from_the_first_pairs_of_each_file_in_equal_shares(
+    tmp_path, text, monkeypatch
+):
+    samples, train = [], corpus.train_tokenizer
+
+    def recorded(data: DataOptions, pairs: list, model: TransformerConfig):
+        samples.append(pairs)
+        return train(data, pairs, model)
+
+    monkeypatch.setattr(preparation, "SAMPLE", 20)
+    monkeypatch.setattr(corpus, "train_tokenizer", recorded)
+    prepare(tmp_path, **text, vocab_size=300)
+    assert samples == [[*PAIRS[:7], *PAIRS[8:10], *PAIRS[52:62]]]  # without the empty one
 
 
 def test_the_manifest_counts_what_was_dropped(tmp_path, text):

@@ -402,6 +402,16 @@ def test_inspect_prints_the_values_of_a_configuration_that_it_has(theirs, tmp_pa
     assert registry.inspect(folder).values == numbers
 
 
+def test_inspect_shows_the_ties_of_the_files_of_a_folder(theirs, tmp_path):
+    convert(theirs, tmp_path / "model.pt")
+    changes = {"pytorch_model.bin": (tmp_path / "model.pt").read_bytes(), "model.safetensors": None}
+    folder = copied(theirs, tmp_path / "a")
+    assert registry.inspect(folder).ties == []
+    expected = registry.inspect(tmp_path / "model.pt").ties
+    assert expected
+    assert registry.inspect(copied(theirs, tmp_path / "b", **changes)).ties == expected
+
+
 def test_the_card_of_a_new_folder_counts_tied_weights_once(theirs, tmp_path):
     with_card = copied(theirs, tmp_path / "a", **{"README.md": None})
     convert(with_card, tmp_path / "b", to="hf")
