@@ -191,6 +191,20 @@ def test_settings_of_decoding_and_marian_s_defaults(settings, expected, folder, 
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("vocab.txt", "</s>\na\nb\na\n", "has a token twice"),
+        ("vocab.yml", "</s>: 0\na: 1\nb: 1\n", "two tokens have one id"),
+        ("vocab.json", '{"</s>": 0, "a": 1, "b": 1}', "two tokens have one id"),
+    ],
+)
+def test_a_vocabulary_with_a_token_or_an_id_twice_is_refused(name, text, refused, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=f"{name}: {refused}"):
+        marian_model.read_vocabulary(tmp_path / name)
+
+
+@pytest.mark.parametrize(
     ("old", "word", "number", "refused"),
     [
         ("null", "null", 11, "does not belong to"),

@@ -49,6 +49,7 @@ fairseq | attention_dropout=0.4 | dropout=0.1 attention_dropout=0.4 activation_d
 fairseq | activation_dropout=0.4 | dropout=0.1 attention_dropout=0.0 activation_dropout=0.4
 fairseq | activation_fn=gelu | encoder.activation=gelu
 fairseq | activation_fn=gelu_fast | decoder.activation=gelu_tanh
+fairseq | activation_fn=gelu_accurate | encoder.activation=gelu_tanh
 fairseq | share_decoder_input_output_embed=true | tying=output
 fairseq | share_all_embeddings=true | tying=all
 opennmt | | d_ff=2048 num_heads=8 norm_epsilon=1e-06 dropout=0.3 attention_dropout=0.3 bias=true
@@ -134,6 +135,14 @@ def test_an_option_decides_its_field(case):
     ):
         actual = {name: getattr(holder, name) for name in values}
         assert {name: getattr(value, "value", value) for name, value in actual.items()} == values
+
+
+def test_learned_positions_of_fairseq_have_one_length():
+    learned = "encoder_learned_pos=true decoder_learned_pos=true"
+    with pytest.raises(InputError, match="max_positions of encoder and decoder differ: 20 and 30"):
+        configuration(
+            "fairseq", nested(f"{learned} max_source_positions=20 max_target_positions=30")
+        )
 
 
 def test_two_embeddings_of_joeynmt_have_one_scale():
