@@ -511,6 +511,13 @@ def test_max_new_tokens_wins_over_max_length_and_neither_is_the_model_s(
         assert settings.generation.max_new_tokens == expected
 
 
+def test_a_text_has_at_most_max_new_tokens_and_what_positions_reach(folder: Path):
+    longest, short = (
+        jt.Transcriber.load(folder, max_new_tokens=most)(speech(0.2)).tokens for most in (10_000, 3)
+    )
+    assert len(longest) > 3 and short == longest[:3]
+
+
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
     off = [("min_length", 0), ("logprob_threshold", None), ("language", None)]
     for key, value in (*off, ("condition_on_prev_tokens", False)):
