@@ -8,7 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
+from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.data import encoding, tokenizer
+from jax_transformer.data.options import DataOptions
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 TOKENIZER = tokenizer.Tokenizer.train(
@@ -118,6 +120,12 @@ def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
 def test_no_line_that_fits_is_refused(limits, limit_names):
     with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {limit_names}"):
         encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
+
+
+def test_a_side_without_a_maximum_has_the_usual_length_of_its_architecture():
+    config = from_config({"model_type": "t5"})  # whose positions have no end
+    assert encoding.limits(DataOptions(), config) == (512, 512)
+    assert encoding.limits(DataOptions(max_source_length=600), config) == (600, 512)
 
 
 def test_the_room_of_a_side_is_what_its_own_special_tokens_leave():

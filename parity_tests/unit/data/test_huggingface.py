@@ -200,6 +200,33 @@ def test_the_model_s_config_wins_over_its_generation_config_and_the_tokenizer_s_
         assert read.recipe.class_name == expected
 
 
+@pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
+def test_extra_special_tokens_are_a_list_or_have_names(key, tmp_path):
+    for value in (["<a>", {"content": "<b>"}], {"first_token": "<a>", "second_token": "<b>"}):
+        named = {"tokenizer_config__json": {key: value}}
+        read = vocabulary.read_settings(folder(tmp_path, tokenizer_models.bart(), **named))
+        assert [token.content for token in read.extra_tokens] == ["<a>", "<b>"]
+        assert read.lists_extra_tokens
+
+
+def test_merges_may_have_line_ends_of_windows(tmp_path):
+    files = tokenizer_models.bart()
+    merges = files["merges.txt"].replace(b"\n", b"\r\n")
+    ids = loaded_from(tmp_path / "plain", files).source.encode(LINE)
+    assert len(ids) < len(LINE)  # some are merged
+    assert load_huggingface(folder(tmp_path, files, merges__txt=merges)).source.encode(LINE) == ids
+
+
+def test_padding_and_truncation_of_a_tokenizer_json_are_off(tmp_path):
+    files, lines = tokenizer_models.bart(), [LINE, f"{LINE} {LINE}", ""]
+    model = loaded_from(tmp_path / "merges", files).source._model
+    expected = [model.encode(line, add_special_tokens=False).ids for line in lines]
+    model.enable_padding()
+    model.enable_truncation(3)
+    saved = folder(tmp_path, files, tokenizer__json=model.to_str().encode())
+    assert load_huggingface(saved).source.encode_batch(lines) == expected
+
+
 def test_a_token_that_has_a_role_is_special_unless_it_says_otherwise(tmp_path):
     for more, special in (({}, True), ({"special": True}, True), ({"special": False}, False)):
         named = {"tokenizer_config__json": {"eos_token": {"content": "<end>"} | more}}
