@@ -98,6 +98,16 @@ def test_another_init_is_refused_on_resume(tuned, trained, tmp_path):
     assert result.code == 2 and "is a run of other options: init (" in result.err
 
 
+def test_a_run_that_continues_reads_the_tokenizer_that_is_named(tuned, tmp_path):
+    """So that a file that has changed since is refused."""
+    run, (_, init, *_) = tuned
+    named = tmp_path / "tokenizer.json"
+    Tokenizer.train(["der Hund"], 400, pad_id=0, bos_id=1, eos_id=2).save(named)
+    assert source_of(init, run).tokenizer.hash == Tokenizer.load(run / "tokenizer.json").hash
+    source = source_of(init, run, data=DataOptions(tokenizer=str(named)))
+    assert source.tokenizer.hash == Tokenizer.load(named).hash
+
+
 def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, trained, tmp_path):
     run, arguments = tuned
     again = shutil.copytree(run, tmp_path / "run")
