@@ -166,11 +166,10 @@ class Encoder(nn.Module):
             raise ValueError(
                 f"source is {x.shape[1]} tokens long, over max_length={self.max_sequence_length}"
             )
-        return (
-            x + sinusoids(self.max_sequence_length, x.shape[-1], exponent=1.0)[: x.shape[1]].to(x)
-            if self.repaired
-            else x
-        )
+        if self.repaired:
+            table = sinusoids(self.max_sequence_length, x.shape[-1], exponent=1.0)
+            x = x + table[: x.shape[1]].to(x)
+        return x
 
     def through_layers(self, x: Tensor, padding: Tensor | None) -> Tensor:
         for layer in self.layers:

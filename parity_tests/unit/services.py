@@ -44,8 +44,8 @@ def serving(translator: Translator, **changes: Any) -> Iterator[tuple[Service, A
 
 
 def until(condition: Any) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + 60
+    """Wait for a condition; on a busy machine the programs take minutes to compile."""
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
