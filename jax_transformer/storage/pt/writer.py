@@ -93,8 +93,6 @@ def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
             and len(value) == len(again)
             and all(_described(*pair, pickler) for pair in zip(value, again, strict=True))
         )
-    if isinstance(value, float):
-        return isinstance(again, float) and struct.pack("d", value) == struct.pack("d", again)
     return type(again) is type(value) and again == value
 
 
