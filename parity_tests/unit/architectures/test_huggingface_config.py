@@ -48,6 +48,8 @@ def test_a_flan_t5_model_has_no_longest_sequence_and_does_not_scale():
     assert config.encoder.activation is Activation.GELU_TANH and config.encoder.gated
     assert config.tying is Tying.EMBEDDINGS and config.logit_scale is LogitScale.NONE
     assert config.longest > 10_000
+    plain = from_config({"model_type": "t5", "feed_forward_proj": "gelu"}).encoder
+    assert plain.activation is Activation.GELU and not plain.gated
 
 
 # From the files of transformers 3.4
@@ -312,7 +314,7 @@ def test_training_settings_do_not_prevent_an_export():
     config = from_config({"model_type": "bart"})
     stack = {"encoder.attention_dropout": 0.2, "decoder.init": "torch_transformer"}
     here = config.with_sizes(embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", **stack)
-    here = here.with_sizes(dropout_masks="threefry")
+    here = here.with_sizes(dropout_masks="threefry", padding_frozen=not here.padding_frozen)
     assert to_config(here) == to_config(config)
 
 
@@ -362,3 +364,5 @@ def test_every_attribute_is_handled_once_with_a_reason():
         ]
         for one, other in itertools.combinations(sets, 2):
             assert not one & other, (family.model_type, one & other)
+    tokens = {f"{role}_token_id": 3 for role in ("sep", "cls", "mask", "unk")}
+    assert from_config({"model_type": "bart"} | tokens) == from_config({"model_type": "bart"})

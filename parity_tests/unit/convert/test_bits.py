@@ -86,6 +86,14 @@ def test_a_cast_reports_its_losses(console, tmp_path, monkeypatch):
     assert data["cast"]["overflowed"] == {} and data["cast"]["largest"] == 0
 
 
+@pytest.mark.parametrize("cast", [[], ["--dtype", "float16"]])
+def test_tied_tensors_of_a_file_stay_tied(console, tmp_path, cast):
+    tied = np.ones((3, 4), np.float32)
+    writer.write(tmp_path / "a.pt", {"x": tied, "y": tied})
+    assert console.say("convert", tmp_path / "a.pt", tmp_path / "b.pt", *cast)[0] == 0
+    assert pt.ties(tmp_path / "b.pt") == [("x", "y")]
+
+
 def test_shards_are_one_source(console, config_file, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     names = sorted(state)

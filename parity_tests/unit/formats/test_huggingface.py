@@ -17,7 +17,7 @@ from jax_transformer.architectures.registry import model_weights, usual_length
 from jax_transformer.config import codec
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
+from jax_transformer.errors import ConfigError, DifferentError, InputError, UnsafeFileError
 from jax_transformer.formats import huggingface_folders, registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import huggingface_folder, pt, run_files, safetensors, tensors
@@ -363,6 +363,18 @@ def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, mon
     with pytest.raises(InputError, match=r"spiece\.model reads back different"):
         convert(theirs, out, to="hf", force=True)
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_export_of_other_tensors_does_not_come_back(theirs, tmp_path, monkeypatch):
+    def exchanged(state, config):
+        stored = real(state, config)
+        one, other = (f"encoder.block.0.layer.0.SelfAttention.{name}.weight" for name in "qk")
+        return stored | {one: stored[other], other: stored[one]}
+
+    real = huggingface_state.saved
+    monkeypatch.setattr(huggingface_state, "saved", exchanged)
+    with pytest.raises(DifferentError, match=r"self-check: .*\.q\.weight, .*\.k\.weight do not"):
+        convert(theirs, tmp_path / "out", to="hf", check=True)
 
 
 def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_path, monkeypatch):

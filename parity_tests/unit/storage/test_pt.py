@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import contextlib
 import io
 import json
 import os
@@ -295,6 +296,17 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     message = r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)"
     with pytest.raises(InputError, match=message):
         safetensors.read(index)
+
+
+@pytest.mark.parametrize("other", ["y", "z"])
+def test_shards_of_pytorch_have_the_tensors_of_their_index(tmp_path, other):
+    for file, name in (("a.bin", "x"), ("b.bin", "y")):
+        writer.write(tmp_path / file, {name: WEIGHT})
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.bin", other: "b.bin"}}))
+    refused = pytest.raises(InputError, match=r"are without 'z', with unexpected 'y'$")
+    with refused if other == "z" else contextlib.nullcontext():
+        assert registry.get("pt").scan(index).keys() == {"x", "y"}
 
 
 def test_the_usual_key_of_weights_is_chosen_among_several(path):
