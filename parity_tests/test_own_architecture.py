@@ -262,22 +262,26 @@ def test_a_file_that_does_not_exist_is_named(tmp_path):
 )  # fmt: skip
 def test_what_is_wrong_with_the_file_is_one_line(tmp_path, text, name, message):
     (tmp_path / "my_file.py").write_text(text)
-    with pytest.raises(ConfigError, match=message) as error:
-        registry.load_from(f"{tmp_path / 'my_file.py'}:{name}")
-    assert "\n" not in str(error.value)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=message) as error:
+            registry.load_from(f"{tmp_path / 'my_file.py'}:{name}")
+        assert "\n" not in str(error.value)
 
 
 def test_the_folder_of_a_file_comes_last_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "json.py").write_text("A = None")  # hides no other module
     (tmp_path / "mine.py").write_text("import json, neighbour\nA = json.dumps and neighbour.A")
-    (tmp_path / "neighbour.py").write_text(
-        "from jax_transformer.architectures import registry\nA = registry.resolve('lesson10')"
-    )
+    text = "from jax_transformer.architectures import registry\nA = registry.resolve('lesson10')"
+    (tmp_path / "neighbour.py").write_text(text)
     before = [*sys.path]
     for _ in range(2):
         assert registry.load_from(f"{tmp_path / 'mine.py'}:A") is registry.resolve("lesson10")
         assert sys.path == [*before, str(tmp_path)]
+    other = tmp_path / "other" / "mine.py"  # of the same name
+    other.parent.mkdir()
+    other.write_text(text.replace("lesson10", "blog2023"))
+    assert registry.load_from(f"{other}:A") is registry.resolve("blog2023")
 
 
 def test_a_file_without_a_name_and_unknown_names_are_refused():

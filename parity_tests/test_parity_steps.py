@@ -228,6 +228,7 @@ def test_a_fault_is_named_by_step_and_parameter(fault):
     alone = fault not in ("another epsilon", "weight decay is forgotten") and step == 1
     assert {*first.differing} == (names if alone else everything)
     name, worst = next(iter(first.differing.items()))
+    assert worst.times == max(each.times for each in first.differing.values())
     assert report.summary().startswith(f"{name}: ") and f"of step {step} agree" in report.summary()
     assert worst.bound < worst.wide.max_abs and f"bound is {worst.bound:.3g}" in report.summary()
     with pytest.raises(DifferentError):

@@ -172,10 +172,17 @@ def test_spans_depend_on_step_and_seed_and_nothing_else(noise):
     assert first not in (drawn(4), drawn(3, seed=5))
 
 
-def test_equal_texts_have_spans_of_their_own():
-    encoded, corrupted = texts([LINES[2]] * 2)
-    one, other = corrupted.at(0, np.arange(2), encoded.take(np.arange(2)), 0).sources
-    assert one.tolist() != other.tolist()
+def test_every_text_has_random_numbers_of_its_own_at_every_step_and_seed():
+    encoded, numbers = encoded_texts(3), []
+
+    class Task(PrefixLM):
+        def __call__(self, tokens, random):
+            numbers.extend(random.random_raw(64))
+            return tokens, tokens
+
+    for step, seed in ((0, 0), (1, 0), (0, 1)):
+        denoising.DrawnTexts((Task(),), seed).at(step, np.arange(3), encoded, 0)
+    assert len({*numbers}) == len(numbers) == 9 * 64
 
 
 def test_a_long_line_is_cut_into_texts_that_fit_with_their_special_tokens():

@@ -348,6 +348,8 @@ def test_a_model_is_converted_once_for_each_quantization_and_weights(console, co
     _, _, err = console.say("translate", "--run", copy, *flags, stdin=b"the cat\n")
     assert "does not list model.bin" in err
     opened = registry.open(copy)
+    with pytest.raises(ConfigError, match="max_length=9999 must be between 1 and"):
+        engine.load(opened, max_length=9999)
     other = dataclasses.replace(opened, config=opened.config.with_sizes(norm_epsilon=0.1))
     more = dataclasses.replace(opened, files=(*opened.files, copy / "config.json"))
     with runs.as_a_user():

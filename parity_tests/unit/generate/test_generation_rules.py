@@ -231,8 +231,12 @@ def test_flags_override_the_generation_config_of_a_folder():
     assert drawn.overridden({"beam": 3}) == FOLDER.overridden({"beam": 3, "n_best": 0})
     assert FOLDER.overridden({"beam": 1}).num_return_sequences == 1
     assert FOLDER.overridden({"penalty": BeamScorer.GNMT}).early_stopping is EarlyStopping.HEURISTIC
-    with pytest.raises(ConfigError, match="exclude each other"):
-        FOLDER.overridden({"beam": 2, "sample": True})
+    for options, message in (
+        ({"beam": 2, "sample": True}, "exclude each other"),
+        ({"beam": 1, "n_best": 2}, "num_return_sequences=2 needs num_beams"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            FOLDER.overridden(options)
 
 
 @pytest.mark.parametrize("stopping", EarlyStopping)

@@ -579,6 +579,14 @@ def new_arrays(config: jt.TransformerConfig, seed: int = 0) -> dict[str, jax.Arr
     return transformer.flatten(jt.Transformer(config, rngs=nnx.Rngs(seed)))
 
 
+def test_convolutions_are_drawn_as_pytorch_draws_them():
+    arrays = new_arrays(tiny(**sound(7, 8), **SIZES))
+    for part, inputs in (("first", 7), ("second", D)):
+        kernel, bias = (np.abs(arrays[f"stem.{part}.{leaf}"]).max() for leaf in ("kernel", "bias"))
+        limit = (3 * inputs) ** -0.5
+        assert 0.95 * limit < kernel <= limit and bias <= limit
+
+
 @pytest.mark.parametrize("init", Init)
 def test_new_parameters_follow_the_named_distributions(init):
     config = tiny(

@@ -235,6 +235,11 @@ def test_the_rank_of_a_call_is_the_number_of_paired_modules_before_it():
     assert ranks == {"a#0": 0, "b#0": 1, "a#1": 1, "c#0": 1, "a#2": 2}
 
 
+def test_a_module_belongs_to_the_innermost_one_around_it():
+    modules, names = ("blocks.1", "blocks.1.norm", "blocks.10"), {"blocks": "a", "blocks.1": "b"}
+    assert [measuring._owner(module, names) for module in modules] == ["b", "b", "a"]
+
+
 @pytest.mark.parametrize("native", ["float32", "bfloat16"])
 def test_a_run_in_float32_shows_which_model_alone_computes_in_16_bits(native):
     runs = PairedRuns({"float64": (Recording(), Recording())}, native)
