@@ -20,7 +20,7 @@ from jax_transformer.parity.recording import Recording
 from jax_transformer.weights import layouts
 
 _ANOTHER_INPUT = "input of another kind: its output is not compared"
-_NEARER = 1e-3
+NEARER = 1e-3
 """Only numbers that are closer by this factor tell which axis or call corresponds to which."""
 
 
@@ -180,7 +180,7 @@ class PairedRuns:
             calls[key] = in_order
             if len(free) > 1:
                 nearest = min(free, key=lambda call: self._distance(key, call))
-                if self._distance(key, nearest) < _NEARER * self._distance(key, in_order):
+                if self._distance(key, nearest) < NEARER * self._distance(key, in_order):
                     calls[key] = nearest
             free.remove(calls[key])
         return calls
@@ -404,9 +404,10 @@ def as_ours(theirs: np.ndarray, order: Sequence[int], shape: Sequence[int]) -> n
 def axes(
     ours: np.ndarray, theirs: np.ndarray, usual: Mapping[int, tuple[int, ...]] | None = None
 ) -> tuple[int, ...] | None:
-    """Return the order of our axes that is theirs: the same, the length before the batch, or the
-    channels after the batch. One side may have axes of the other as one, such as heads or the two
-    of an image. None if their shape is none of these.
+    """Return the order of our axes that is theirs: the same, the length before the batch, the
+    channels after the batch, or if none of these fits the heads before the length. One side may
+    have axes of the other as one, such as heads or the two of an image. None if their shape is
+    none of these.
 
     If several have their shape, only the numbers tell: another than the same must be much nearer.
     If these do not tell either, the order is the usual one of so many axes.
@@ -416,6 +417,8 @@ def axes(
     orders = dict.fromkeys([same, *further])
     fits = operator.eq if ours.ndim == theirs.ndim else same_but_merged
     fitting = [order for order in orders if fits(ours.transpose(order).shape, theirs.shape)]
+    if not fitting and ours.ndim == 4 and fits(ours.swapaxes(1, 2).shape, theirs.shape):
+        return 0, 2, 1, 3
     if len(fitting) < 2:
         return fitting[0] if fitting else None
 
@@ -423,9 +426,9 @@ def axes(
         return difference.difference(as_theirs(ours, order, theirs.shape), theirs).max_abs
 
     nearest, other = min(fitting, key=distance), (usual or {}).get(ours.ndim)
-    if distance(nearest) < _NEARER * distance(fitting[0]):
+    if distance(nearest) < NEARER * distance(fitting[0]):
         return nearest
-    undecided = other in fitting and distance(fitting[0]) >= _NEARER * distance(other)
+    undecided = other in fitting and distance(fitting[0]) >= NEARER * distance(other)
     return other if undecided else fitting[0]
 
 
@@ -441,7 +444,7 @@ def _features(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
 
     def fits(index: np.ndarray, rows: slice) -> bool:
         there = difference.difference(ours[rows], theirs[rows, index])
-        return there.max_abs < _NEARER * off.max_abs
+        return there.max_abs < NEARER * off.max_abs
 
     orders = [layouts.rotary(count, size) for size in range(4, count + 1, 2)]
     every = itertools.chain(*orders, layouts.joined(count))

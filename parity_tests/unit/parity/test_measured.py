@@ -552,6 +552,7 @@ def test_every_argument_of_the_fixture_reaches_the_comparison(tmp_path, monkeypa
         ((2, 6, 4), (2, 4, 6), (0, 2, 1)),
         ((2, 6, 4), (6, 2, 4), (1, 0, 2)),
         ((2, 3, 4, 5), (2, 5, 3, 4), (0, 3, 1, 2)),
+        ((2, 3, 5, 4), (2, 5, 3, 4), (0, 2, 1, 3)),
         ((2, 6, 2, 3), (2, 6, 6), (0, 1, 2, 3)),
         ((2, 6, 4), (2, 4, 2, 3), (0, 2, 1)),  # pixels, and an image with its channels first
         ((2, 6, 4), (2, 3, 2, 4), (0, 1, 2)),
