@@ -12,6 +12,7 @@ import torch
 from flax import linen, nnx
 from torch import nn
 
+from jax_transformer import weights
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import Report, comparison, functions, golden
 from parity_tests.test_parity_models import arrays, compare, fill, randomized
@@ -262,6 +263,36 @@ def test_a_batch_by_name_reaches_both_models_by_name(sequential):
     compare(model, sequential, {"input": x}, RULES, gradients=False, **torch_by_name).check()
     with pytest.raises(ConfigError, match="argument 'x' of the batch is not an array of numbers"):
         compare(model, sequential, {"x": None}, RULES)
+
+
+class TheirScaled(nn.Embedding):
+    """An embedding that scales its rows, as Gemma's."""
+
+    def forward(self, ids):
+        return 4 * super().forward(ids)
+
+
+class Scaled(nnx.Module):
+    """The same scale outside of the embedding."""
+
+    def __init__(self):
+        self.embed = nnx.Embed(11, 4, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+
+    def __call__(self, ids):
+        return self.head(4 * self.embed(ids))
+
+
+def test_a_scale_inside_of_one_embedding_is_no_difference():
+    theirs = randomized(nn.Sequential(TheirScaled(11, 4), nn.Linear(4, 6)))
+    table = [*weights.embedding("0", "embed"), *weights.linear("1", "head")]
+    ours = weights.from_torch(theirs.state_dict(), table, into=Scaled())
+    report = compare(ours, theirs, ids := np.arange(6).reshape(2, 3))
+    report.check()
+    assert report.coverage.missing == ["0"] and all(report.coverage.parameters.values())
+    assert "code outside makes up for its output" in "".join(report.lines())
+    ours.head.bias[...] += 1e-3
+    assert [entry.ours for entry in compare(ours, theirs, ids).faults] == ["head"]
 
 
 Result = collections.namedtuple("Result", "scores hidden")

@@ -24,7 +24,7 @@ from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights.rules import Table
 
-_TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
+TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
 _GUESSED = "the pairs of modules are guessed from order, shapes and names: pass rules to set them"
 _ONLY_RESULTS = "the JAX model has no modules: only results are compared; tap names points of it"
 TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
@@ -88,7 +88,7 @@ def compare(
     options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
     options |= {"positions": positions, "call": call_flax, "architecture": architecture}
     report = compare_recorded(flax_model, record, ordered, rules_or_pairs, **options)
-    notes = [_TRAIN_MODE] if torch_module.training and not report.agrees else []
+    notes = [TRAIN_MODE] if torch_module.training and not report.agrees else []
     if (fault := report.first_gradient_fault) is not None and fault.gradients is not None:
         row = getattr(torch_module.get_submodule(fault.theirs), "padding_idx", None)
         if fault.gradients.wide.where[:1] == (row,):
@@ -145,13 +145,17 @@ def compare_recorded(
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
     about |= {"pairs": len(paired), "guessed": guessed}
-    covered = coverage.of(entries, getters, runs["float64"][1], gradients)
     measured = compared.results()
     note = _GUESSED if paired else _ONLY_RESULTS
     notes += [*([note] if guessed else []), *results.note(measured)]
-    report = Report(entries, measured, native_dtype, about, tuple(notes), coverage=covered)
+    report = Report(entries, measured, native_dtype, about, tuple(notes))
+
+    def covered(report: Report) -> Report:
+        reached = coverage.of(report.entries, getters, runs["float64"][1], gradients)
+        return dataclasses.replace(report, coverage=reached)
+
     if report.agrees:
-        return report
+        return covered(report)
 
     def run(arrays: Replacements, dtype: str) -> Recording:
         wide = runs["float64"][1].narrow is not None
@@ -161,16 +165,22 @@ def compare_recorded(
     if (reordered := compared.in_our_order(entries)) is not None:
         other = dataclasses.replace(report, entries=tuple(reordered.entries(paired, getters)))
         if other.agrees:
-            return other
+            return covered(other)
         # A kernel that was permuted by mistake leaves its attention wrong, however it is read
         options.append((other, reordered))
     reports = [
         each if each.same_outputs else Isolation(each, of_each, run).report_of_faults()
         for each, of_each in options
     ]
-    report = min(reports, key=lambda each: len(each.faults) + (each.first_fault is None))
+    report = min(
+        reports,
+        key=lambda each: (
+            len(each.faults) + (each.first_fault is None),
+            sum(entry.output is None for entry in each.entries),
+        ),
+    )
     as_it_is = (one.note for one in runs["float64"] if one.note)
-    return dataclasses.replace(report, notes=(*report.notes, *as_it_is))
+    return covered(dataclasses.replace(report, notes=(*report.notes, *as_it_is)))
 
 
 def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:

@@ -10,11 +10,12 @@ import numpy as np
 
 from jax_transformer.parity import difference, measuring
 from jax_transformer.parity.difference import FAULT, Entry, Measurement, differs
-from jax_transformer.parity.measuring import PairedRuns, axes, shows
+from jax_transformer.parity.measuring import NEARER, PairedRuns, axes, shows
 from jax_transformer.parity.recording import Recording, Replacements
 from jax_transformer.parity.report import Report
 
 _OUTPUT = [("output", "output")]
+_OTHERS = "code outside makes up for its output: that is not compared"
 Runner = Callable[[Replacements, str], Recording]
 """Records the Flax model with these replacements in a dtype, without gradients."""
 
@@ -59,6 +60,8 @@ class Isolation:
             for name, x in {"": compared.theirs.result, **results}.items()
         ]
         self.decisions = 0
+        self.others: set[str] = set()
+        """Calls that do another part of the work than their counterparts."""
         self.outputs = {key: self._theirs(key, _OUTPUT) for key in self.entries}
         self.inputs = {
             key: self._theirs(key, compared.inputs(key, compared.calls[key]))
@@ -76,6 +79,7 @@ class Isolation:
 
     def report_of_faults(self) -> Report:
         """Return the report with the own difference of each module."""
+        self._leave_out_others()
         replaced: set[str] = set()
         while True:
             outputs, inputs, result = self._measured(replaced)
@@ -97,16 +101,44 @@ class Isolation:
 
         return self._report({key: max(each, key=share) for key, each in own.items()})
 
+    def _leave_out_others(self) -> None:
+        """Leave out calls whose output differs although what follows agrees, and would not with the
+        other model's output: code outside does the rest, as a scale of embeddings."""
+
+        def contradicted(own: Collection[str] = ()) -> set[str]:
+            _, inputs, result = self._measured((), own)
+            known = {key: (self.entries[key].input, each) for key, each in inputs.items()}
+            known[""] = self.report.result, result
+            return {
+                key
+                for key, (plain, each) in known.items()
+                if plain and differs(each) and plain.wide.max_abs < NEARER * each.wide.max_abs
+            }
+
+        if not (before := contradicted()):
+            return
+        order = [*self.entries, ""]
+        first = order[: max(map(order.index, before))]
+        self.others = {key for key in first if differs(self.entries[key].output)}
+        left = contradicted(self.others)
+        for key in [*self.others]:
+            if left == before or contradicted(self.others - {key}) <= left:
+                self.others.discard(key)
+        for key in self.others:
+            del self.outputs[key], self.inputs[key], self.entries[key]
+
     def _measured(
-        self, replaced: Collection[str]
+        self, replaced: Collection[str], own: Collection[str] = ()
     ) -> tuple[dict[str, Measurement], dict[str, Measurement], Measurement]:
-        arrays = {each.name: (True, each.as_ours()) for x in self.outputs.values() for each in x}
+        arrays = {
+            x.name: (key not in own, x.as_ours()) for key, g in self.outputs.items() for x in g
+        }
         for key, group in self.inputs.items():  # all, so that nothing is compiled anew
             arrays |= {each.name: (key in replaced, each.as_ours()) for each in group}
         runs = {"float64": self.run(arrays, self.compared.widest)}
         if self.decisions < 3 and self._decide_axes(runs["float64"]):
             self.decisions += 1
-            return self._measured(replaced)
+            return self._measured(replaced, own)
         runs["float32"] = self.run(arrays, "float32")
 
         def worst(group: Sequence[_Theirs], modules: Collection[str]) -> Measurement:
@@ -171,6 +203,11 @@ class Isolation:
             names = ", ".join(sorted({key.rpartition("#")[0] or "the model" for key in rounded}))
             notes += (f"a constant of {names} is rounded to float32 in one of the models only",)
         for i, entry in enumerate(entries):
+            if _key(entry) in self.others:
+                entries[i] = Entry(
+                    entry.ours, entry.theirs, entry.call, parameters=entry.parameters, note=_OTHERS
+                )
+                continue
             measured, place = own.get(_key(entry), (None, ""))
             lower = self.compared.lower(entry.ours) if shows(measured) else ""
             lower = entry.lower or (lower if lower == "Flax" and not differs(measured) else "")
