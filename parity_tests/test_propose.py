@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from flax import linen, nnx
 
 from jax_transformer import weights
@@ -685,11 +686,12 @@ class TheirJoined(torch.nn.Module):
 
 
 class OurJoined(nnx.Module):
-    """The same in the other order."""
+    """The same in the other order, of one axis or of several."""
 
-    def __init__(self, rngs: nnx.Rngs, by_head: bool):
+    def __init__(self, rngs: nnx.Rngs, by_head: bool, divided: bool = False):
         self.by_head = by_head
-        self.qkv, self.out = nnx.Linear(12, 36, rngs=rngs), nnx.Linear(12, 5, rngs=rngs)
+        self.qkv = nnx.LinearGeneral(12, (3, 4, 3) if divided else 36, rngs=rngs)
+        self.out = nnx.Linear(12, 5, rngs=rngs)
 
     def __call__(self, x):
         sizes, axis = ((4, 3, 3), 3) if self.by_head else ((3, 4, 3), 2)
@@ -698,17 +700,29 @@ class OurJoined(nnx.Module):
         return self.out(jnp.einsum("bhqk,bkhe->bqhe", scores, v).reshape(x.shape))
 
 
-@pytest.mark.parametrize("by_head", [False, True])
-def test_joined_queries_keys_and_values_may_be_by_head_on_one_side(by_head):
-    theirs, ours = TheirJoined(not by_head).eval(), OurJoined(nnx.Rngs(0), by_head)
+@pytest.mark.parametrize(("by_head", "divided"), [(False, False), (True, False), (False, True)])
+def test_joined_queries_keys_and_values_may_be_by_head_on_one_side(by_head, divided):
+    theirs, ours = TheirJoined(not by_head).eval(), OurJoined(nnx.Rngs(0), by_head, divided)
     batch = np.random.default_rng(0).normal(size=(2, 7, 12)).astype(np.float32)
     proposal = propose(theirs, ours, batch)
     assert proposal.proven, str(proposal)
-    assert str(proposal).count("heads of joined tensors") == 2
+    assert str(proposal).count("heads of joined tensors") == (0 if divided else 2)
     ours = weights.from_torch(theirs.state_dict(), proposal.table, into=ours)
     report = compare(ours, theirs, batch)
     assert report.agrees, report.summary()
     assert [e.ours for e in report.entries if "order of features" in e.layout] == ["qkv"]
+
+
+def test_a_joined_kernel_with_its_inputs_first_has_no_order_of_heads():
+    theirs = torch.nn.Sequential(transformers.pytorch_utils.Conv1D(36, 12))
+    parameters = {"attn": {"kernel": jnp.zeros((12, 36)), "bias": jnp.zeros(36)}}
+
+    def double(arrays, x):
+        return 2 * (x @ arrays["attn"]["kernel"] + arrays["attn"]["bias"])
+
+    proposal = propose(theirs, (double, parameters), np.eye(12, dtype=np.float32))
+    assert 0.9 < proposal.off_by < 1.1 and "train mode" in proposal.summary()
+    assert "train mode" not in propose(theirs.eval(), (double, parameters), np.eye(12)).summary()
 
 
 class TheirPooler(torch.nn.Module):

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,18 +56,19 @@ class Match:
     kind: str
     reason: str
     choice: int = 0
-    features: tuple[int, ...] = ()
-    """The index of each of our features in the output of their module; empty if in one order."""
 
     @property
     def rule(self) -> Rule:
         return Rule(self.torch, self.flax, *self.layouts[self.choice])
 
-    def output(self, theirs: np.ndarray) -> np.ndarray:
-        """Return the output of their module with its features in our order."""
-        if not self.features or theirs.size % len(self.features):
+    def output(self, theirs: np.ndarray, shape: Shape) -> np.ndarray:
+        """Return the output of their module with its features in the order of our array, which has
+        this shape."""
+        if not self.rule.axes or self.rule.cuts or self.kind in ("Conv1D", "Embedding"):
             return theirs
-        return theirs.reshape(-1, len(self.features))[:, self.features].reshape(theirs.shape)
+        rows = self.rule.rows(shape)
+        same = theirs.size % len(rows) or (rows[1:] > rows[:-1]).all()
+        return theirs if same else theirs.reshape(-1, len(rows))[:, rows].reshape(theirs.shape)
 
 
 def numbers(name: str) -> tuple[int, ...]:
@@ -114,7 +115,21 @@ def matched(torch: Sequence[Part], flax: Sequence[Part]) -> list[Match]:
     for size in {math.prod(part.shape) for part in theirs}:
         same = ([[p] for p in side if math.prod(p.shape) == size] for side in (theirs, ours))
         matches += table.assigned(*same)
-    return matches + table.packed(*unmatched(matches, torch, flax))
+    return _alike(matches + table.packed(*unmatched(matches, torch, flax)))
+
+
+def _alike(matches: Sequence[Match]) -> list[Match]:
+    """Return matches whose square matrices have the layout that all others of their class have."""
+    sure: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for match in matches:
+        if len(match.layouts) == 1 and match.rule.axes in ("", "o i -> i o"):
+            sure[match.kind, match.torch.rpartition(".")[2]].add(match.rule.axes)
+    result = []
+    for match in matches:
+        same = sure[match.kind, match.torch.rpartition(".")[2]]
+        fitting = [n for n, layout in enumerate(match.layouts) if {layout.axes} == same]
+        result.append(replace(match, choice=fitting[0]) if fitting else match)
+    return result
 
 
 def unmatched(

@@ -314,6 +314,5 @@ def _kernel_layouts(kernel: np.ndarray) -> list[np.ndarray]:
         kernel.transpose(outputs, inputs, *window),
         np.flip(kernel, tuple(window)).transpose(inputs, outputs, *window),
     ]
-    if kernel.ndim == 3:
-        layouts += [kernel.reshape(-1, kernel.shape[-1]).T, kernel.reshape(len(kernel), -1).T]
+    layouts += [kernel.reshape(-1, kernel.shape[-1]).T, kernel.reshape(len(kernel), -1).T]
     return layouts

@@ -44,6 +44,8 @@ class Proposal:
     first_difference: str = ""
     """The first module whose output differs although those before it are right; empty if none is
     known, or the models' outputs agree."""
+    note: str = ""
+    """A possible reason if they differ."""
 
     @property
     def table(self) -> list[Entry]:
@@ -96,7 +98,7 @@ class Proposal:
         return (
             f"{proven} of {counted(len(rules), 'rule')} proven, "
             f"{counted(len(self.missing), 'array')} without a tensor{unused}; outputs differ by"
-            f" {self.off_by:.1e} of the largest{first}; the tensors {back}"
+            f" {self.off_by:.1e} of the largest{first}; the tensors {back}{self.note}"
         )
 
     def __str__(self) -> str:

@@ -186,7 +186,8 @@ class _Search:
         sides = self.ours.order, self.theirs.order
         names = [dict.fromkeys(key.rpartition("#")[0] for key in side) for side in sides]
         partners = {pair.ours: self._alike(pair.theirs) for pair in pairs.from_table(table, *names)}
-        owners = {match.flax[0].rpartition(".")[0]: match for match in matches if match.features}
+        layers = sorted(matches, key=lambda match: len(self.shapes[match.flax[0]]))
+        owners = {match.flax[0].rpartition(".")[0]: match for match in layers}
         calls: dict[str, list[np.ndarray]] = {}
         for key in self.ours.order:
             name, _, number = key.rpartition("#")
@@ -195,7 +196,7 @@ class _Search:
                 for each in partners[name]:
                     theirs = self.theirs.get(f"{each}#{number}/output")
                     if theirs is not None and (match := owners.get(name)) is not None:
-                        theirs = match.output(theirs)
+                        theirs = match.output(theirs, self.shapes[match.flax[0]])
                     order = None if theirs is None else measuring.axes(ours, theirs, self.usual)
                     if order is not None:
                         fitted.append(measuring.as_ours(theirs, order, ours.shape))
@@ -350,7 +351,8 @@ class _Search:
                 orders = [layouts.rotary(count, size)[number] for count in counts]
                 yield self._in_order([*group], orders, "features of rotary positions")
         for same in alone.values():
-            for order in layouts.joined(len(self.state[self.matches[same[0]].torch])):
+            lengths = {len(self.state[self.matches[i].torch]) for i in same}
+            for order in layouts.joined(*lengths) if len(lengths) == 1 else ():
                 yield self._in_order(same, [order] * len(same), "heads of joined tensors")
 
     def _in_order(
@@ -363,13 +365,8 @@ class _Search:
             shape = self.state[match.torch].shape
             layout = order.layout(shape, self.shapes[match.flax[0]], same=not match.rule.axes)
             if layout is not None:
-                changed[i] = replace(
-                    match,
-                    layouts=[layout],
-                    choice=0,
-                    features=tuple(order.indices(shape[0])),
-                    reason=f"{match.reason}; {reason}",
-                )
+                about = f"{match.reason}; {reason}"
+                changed[i] = replace(match, layouts=[layout], choice=0, reason=about)
         return self._with(changed)
 
     def _changes(self, scope: str) -> Iterator[list[Match]]:
@@ -473,7 +470,8 @@ class _Search:
         back = not missing and self._comes_back([line.entry for line in lines])
         wrong = [call.rpartition("#")[0] for call, same in right.items() if call and not same]
         first = wrong[0] if wrong and off >= SAME else ""
-        return Proposal(lines, missing, off, back, self.tried, first)
+        note = f"; {comparison.TRAIN_MODE}" if self.module.training and off >= SAME else ""
+        return Proposal(lines, missing, off, back, self.tried, first, note)
 
     def _line(
         self, match: Match, off: float, ours: Sequence[np.ndarray], right: Mapping[str, bool]

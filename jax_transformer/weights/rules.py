@@ -85,6 +85,14 @@ class Rule:
         lengths = self._lengths(flax_shapes)
         return tuple(map(math.prod, self._dims(lengths))) if self.axes else flax_shapes[0]
 
+    def rows(self, flax_shape: Shape) -> np.ndarray:
+        """Return where in the tensor's first axis those numbers are that follow in the array."""
+        axes, (lengths,) = _parse(self.axes), self._lengths([flax_shape])
+        names = axes.left[0]
+        order = [names.index(name) for name in axes.right_names if name in names]
+        sizes = [lengths[name] for name in names]
+        return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).ravel()
+
     def part(
         self, number: int, tensor: Tensor, flax_shapes: Sequence[Shape], *, own: bool = False
     ) -> np.ndarray:

@@ -149,6 +149,16 @@ def test_arrays_of_a_function_are_matched_by_layer_and_by_their_shapes():
     assert matches == expected
 
 
+@pytest.mark.parametrize("kind", ["Linear", "Conv1D"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_square_matrix_has_the_layout_of_the_others_of_its_class(kind, turned):
+    shapes = {"a": (4, 4), "b": (4, 6)}
+    theirs = [Part(f"{name}.weight", shape, 0, kind) for name, shape in shapes.items()]
+    ours = [Part(f"{n}.weight", s[::-1] if turned else s, 0) for n, s in shapes.items()]
+    axes = {match.rule.axes for match in matching.matched(theirs, ours)}
+    assert axes == {"o i -> i o" if turned else ""}
+
+
 def test_modules_have_a_place_and_every_two_are_exchanged():
     assert sorted(search._swaps(3)) == [(0, 2, 1), (1, 0, 2), (2, 1, 0)]
     assert search._around("a.b") == ["a.b", "a", ""] and search._around("") == [""]
