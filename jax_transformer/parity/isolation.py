@@ -10,11 +10,13 @@ import numpy as np
 
 from jax_transformer.parity import difference, measuring
 from jax_transformer.parity.difference import FAULT, Entry, Measurement, differs
-from jax_transformer.parity.measuring import NEARER, PairedRuns, axes, shows
+from jax_transformer.parity.measuring import PairedRuns, axes, shows
 from jax_transformer.parity.recording import Recording, Replacements
 from jax_transformer.parity.report import Report
 
 _OUTPUT = [("output", "output")]
+_WORSE = 1000
+"""Only numbers that are further off by this factor tell that an array is not what follows takes."""
 _OTHERS = "code outside makes up for its output: that is not compared"
 Runner = Callable[[Replacements, str], Recording]
 """Records the Flax model with these replacements in a dtype, without gradients."""
@@ -112,7 +114,7 @@ class Isolation:
             return {
                 key
                 for key, (plain, each) in known.items()
-                if plain and differs(each) and plain.wide.max_abs < NEARER * each.wide.max_abs
+                if plain and differs(each) and _WORSE * plain.wide.max_abs < each.wide.max_abs
             }
 
         if not (before := contradicted()):

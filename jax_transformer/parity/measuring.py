@@ -20,7 +20,7 @@ from jax_transformer.parity.recording import Recording
 from jax_transformer.weights import layouts
 
 _ANOTHER_INPUT = "input of another kind: its output is not compared"
-NEARER = 1e-3
+_NEARER = 1e-3
 """Only numbers that are closer by this factor tell which axis or call corresponds to which."""
 
 
@@ -180,7 +180,7 @@ class PairedRuns:
             calls[key] = in_order
             if len(free) > 1:
                 nearest = min(free, key=lambda call: self._distance(key, call))
-                if self._distance(key, nearest) < NEARER * self._distance(key, in_order):
+                if self._distance(key, nearest) < _NEARER * self._distance(key, in_order):
                     calls[key] = nearest
             free.remove(calls[key])
         return calls
@@ -426,9 +426,9 @@ def axes(
         return difference.difference(as_theirs(ours, order, theirs.shape), theirs).max_abs
 
     nearest, other = min(fitting, key=distance), (usual or {}).get(ours.ndim)
-    if distance(nearest) < NEARER * distance(fitting[0]):
+    if distance(nearest) < _NEARER * distance(fitting[0]):
         return nearest
-    undecided = other in fitting and distance(fitting[0]) >= NEARER * distance(other)
+    undecided = other in fitting and distance(fitting[0]) >= _NEARER * distance(other)
     return other if undecided else fitting[0]
 
 
@@ -444,7 +444,7 @@ def _features(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
 
     def fits(index: np.ndarray, rows: slice) -> bool:
         there = difference.difference(ours[rows], theirs[rows, index])
-        return there.max_abs < NEARER * off.max_abs
+        return there.max_abs < _NEARER * off.max_abs
 
     orders = [layouts.rotary(count, size) for size in range(4, count + 1, 2)]
     every = itertools.chain(*orders, layouts.joined(count))

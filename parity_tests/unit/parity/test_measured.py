@@ -325,7 +325,7 @@ def test_a_kernel_has_the_layouts_of_pytorch():
     """Written out by index: linear, convolution, transposed convolution, heads of three axes."""
     random = np.random.default_rng(0)
     window = random.normal(size=(3, 2, 4, 5))
-    conv, turned = pairs._kernel_layouts(window)
+    conv, turned, *_ = pairs._kernel_layouts(window)
     for i, j, a, b in np.ndindex(window.shape):
         assert conv[b, a, i, j] == turned[a, b, 2 - i, 1 - j] == window[i, j, a, b]
     heads = random.normal(size=(3, 4, 5))
