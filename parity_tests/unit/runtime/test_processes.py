@@ -17,8 +17,9 @@ import jax
 import numpy as np
 import pytest
 
+from jax_transformer import cli
 from jax_transformer.errors import CheckpointError, ConfigError, ReportedError
-from jax_transformer.runtime import distributed
+from jax_transformer.runtime import distributed, supervisor
 from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.storage import checkpoint
 from parity_tests.unit import helpers, runs
@@ -237,6 +238,16 @@ def test_the_parent_ends_as_its_child(work, out, err):
     done = runs.python("-c", SUPERVISED.format(work=work))
     assert done.stdout == out
     assert done.stderr == err or ("Traceback" in done.stderr and done.stderr.endswith(err))
+
+
+@pytest.mark.parametrize(("code", "result"), [(0, 0), (8, 8), (None, 5)])
+def test_only_the_child_runs_the_command(code, result, monkeypatch):
+    options = SimpleNamespace(distributed=DistributedOptions(auto=True))
+    command = SimpleNamespace(kind=None, calls_started=True, run=lambda _: 5)
+    monkeypatch.setattr(cli, "COMMANDS", {"train": command})
+    monkeypatch.setattr(cli, "parse", lambda *_: options)
+    monkeypatch.setattr(supervisor, "supervise", lambda: code)
+    assert cli.main(["train"]) == result
 
 
 def test_the_parent_passes_signals_on_and_its_death_ends_the_child():
