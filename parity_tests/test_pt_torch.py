@@ -177,7 +177,8 @@ def training_checkpoint() -> dict[str, Any]:
         optimizer.step()
         schedule.step()
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    plain = {"epoch": 3, "best": float("inf"), "args": {"lr": 1e-3, "name": None}}
+    plain = {"epoch": 3, "best": float("inf"), "loss": float("nan")}
+    plain |= {"args": {"lr": 1e-3, "name": None}}
     plain |= {"scaler": {"scale": 65536.0, "growth_factor": 2.0}, "rng": torch.get_rng_state()}
     return {name: part.state_dict() for name, part in parts.items()} | plain
 

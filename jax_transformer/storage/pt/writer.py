@@ -93,7 +93,7 @@ def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
             and len(value) == len(again)
             and all(_described(*pair, pickler) for pair in zip(value, again, strict=True))
         )
-    return type(again) is type(value) and again == value
+    return type(again) is type(value) and repr(again) == repr(value)  # also NaN and -0.0
 
 
 @dataclass(eq=False)
