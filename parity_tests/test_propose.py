@@ -571,7 +571,7 @@ def test_the_command_prints_the_table_as_code(tmp_path, capfd):
         (
             [f"{path}:wide", f"{path}:ours", "--batch", str(batch)],
             2,
-            "the models: RuntimeError: mat1",
+            "mat1 and mat2 shapes cannot be multiplied",
         ),
         ([f"{path}:theirs", "models"], 2, "give my_file.py:NAME or package.module:NAME"),
     ):

@@ -24,7 +24,6 @@ class LongT5(t5.T5Family):
         "global_block_size": 16,
         "encoder_attention_type": "local",
     }
-    derived = t5.DERIVED | {"scale_decoder_outputs": True}
     longest = 4096
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:

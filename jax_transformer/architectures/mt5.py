@@ -20,6 +20,7 @@ class MT5(t5.T5Family):
     source = "Xue et al. 2021, mT5 (transformers' mt5)"
     model_class = "MT5ForConditionalGeneration"
     defaults = DEFAULTS
+    derived = t5.DERIVED
     scales_logits = False
 
 

@@ -79,13 +79,12 @@ class T5Family(HuggingFaceFamily):
     """A family whose stacks have T5's attributes and names."""
 
     positions = enums.Positions.RELATIVE
-    scales_logits: bool | None = None
-    """The family always, or never, scales the output of the decoder; None if an attribute decides.
-    """
+    scales_logits = True
+    """``scale_decoder_outputs`` decides if logits are scaled; False if the family never does it."""
     longest = 512
     """The longest source and target, in tokens, with which the models were trained."""
     defaults: Mapping[str, Any] = DEFAULTS
-    derived: Mapping[str, Any] = DERIVED
+    derived: Mapping[str, Any] = DERIVED | {"scale_decoder_outputs": True}
     aliases: Mapping[str, str] = ALIASES
     ignored = {"n_positions": "bounds nothing: there is no table of positions"}
     not_written = (*HuggingFaceFamily.not_written, "max_length")
@@ -104,7 +103,7 @@ class T5Family(HuggingFaceFamily):
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes with the logits' scale, which version 1's tied output implies."""
-        if self.scales_logits is not None:
+        if not self.scales_logits:
             return dict(values)
         return {"scale_decoder_outputs": values["tie_word_embeddings"], **values}
 
@@ -119,9 +118,7 @@ class T5Family(HuggingFaceFamily):
             "gated": gated,
             "final_norm": True,
         }
-        scaled = self.scales_logits
-        if scaled is None:
-            scaled = values.get("scale_decoder_outputs", True)
+        scaled = self.scales_logits and values.get("scale_decoder_outputs", True)
         return TransformerConfig(
             source_vocab_size=values["vocab_size"],
             target_vocab_size=values["vocab_size"],
@@ -167,7 +164,7 @@ class T5Family(HuggingFaceFamily):
             "dense_act_fn": activation,
             "is_gated_act": encoder.gated,
         }
-        if self.scales_logits is None:
+        if self.scales_logits:
             scale = config.logit_scale
             values["scale_decoder_outputs"] = scale is enums.LogitScale.INVERSE_SQRT_D_MODEL
         return values
@@ -241,7 +238,6 @@ class T5(T5Family):
     title = "T5, T5 v1.1, Flan-T5"
     source = "Raffel et al. 2020, T5 (transformers' t5)"
     model_class = "T5ForConditionalGeneration"
-    derived = DERIVED | {"scale_decoder_outputs": True}
     classes = (model_class, "T5Model", "T5WithLMHeadModel")
 
 

@@ -1,6 +1,6 @@
 """UMT5: mT5 with a table of distances in every block.
 
-Chung et al. 2023. Facts: ``configuration_umt5.py``, ``modeling_umt5.py`` of transformers 5.23.
+Chung et al. 2023. Facts: ``configuration_umt5.py``, ``modeling_umt5.py`` of transformers 5.24.
 """
 
 from jax_transformer.architectures import mt5, t5
@@ -16,7 +16,6 @@ class UMT5(t5.T5Family):
     # The published files say so for the tables in every block, which transformers' class always has
     fixed = {"scalable_attention": True}
     positions = Positions.RELATIVE_PER_BLOCK
-    scales_logits = True
 
 
 ARCHITECTURE = UMT5()

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jax_transformer.architectures import huggingface_config, registry
-from jax_transformer.config import LogitScale, TransformerConfig, Tying
+from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import models
 from jax_transformer.errors import ConfigError, InputError, about_file
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_names
@@ -99,9 +99,6 @@ class T5XWeights(Pretrained):
         fields = {} if activation is not None else {"activation": name}
         return Settled(config, layout.sizes(), fields | {"dropout": config.dropout})
 
-    def notes_for(self, to: Destination) -> tuple[Note, ...]:
-        return _scale_note(to.config)
-
 
 class T5XCheckpoint(Format):
     name, title = "t5x", "checkpoint of T5X"
@@ -171,9 +168,7 @@ class T5XCheckpoint(Format):
         return {CONFIG: to_gin(to.config, _layout(to)).encode()}
 
     def layout(self, to: Destination, names: Iterable[str]) -> base.Layout:
-        is_twice = to.source is not None and to.source.format is self
-        notes = () if is_twice else _scale_note(to.config)
-        return base.Layout(_places(_layout(to)), notes=notes)
+        return base.Layout(_places(_layout(to)))
 
     def write(self, to: Destination, state: LazyState, check: Check) -> Written:
         table, shapes = t5x_names.table(_layout(to))
@@ -250,18 +245,6 @@ class _Spool:
             self._files[name] = file
         raw = np.memmap(self._files[name], np.uint8, "r", 0, (tensor.nbytes,))
         return np.asarray(raw).view(tensor.info.numpy_dtype()).reshape(tensor.shape)
-
-
-def _scale_note(config: TransformerConfig | None) -> tuple[Note, ...]:
-    """Return a note on the scale of UMT5's logits, which differs between T5X and transformers."""
-    if config is None or config.logit_scale is not LogitScale.INVERSE_SQRT_D_MODEL:
-        return ()
-    note = Note(
-        "the scale of the logits",
-        "transformers multiplies the logits of every UMT5 by d_model**-0.5, and T5X only with a "
-        "tied output layer: the most probable token is the same, probabilities are not",
-    )
-    return () if config.tying is Tying.ALL else (note,)
 
 
 def _not_weights(opened: t5x_checkpoint.Checkpoint) -> Iterator[Note]:

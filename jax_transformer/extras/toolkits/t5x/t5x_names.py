@@ -336,8 +336,7 @@ def _not_written(config: TransformerConfig) -> list[str]:
         if fields[name] != value
     ]
     scaled = config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL
-    tied = config.tying is Tying.ALL
-    if scaled != tied and not (scaled and config.architecture == "umt5"):
+    if scaled != (config.tying is Tying.ALL):
         wrong.append(
             f"logit_scale={config.logit_scale.value}, and T5X scales the logits if and only if the "
             "output layer is the embedding"
