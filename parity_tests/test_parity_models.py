@@ -1,6 +1,7 @@
 """Comparisons of models that people bring: convolutions, recurrent cells, a vision transformer,
 state spaces, layers under scan. Each is compared right, without rules, and with three faults."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -504,7 +505,7 @@ class Tenth(nn.Module):
         return torch.sin(self.linear(x) * self.tenth)
 
 
-def test_a_function_without_points_is_compared_by_its_results():
+def test_a_function_is_compared_where_its_arrays_are_used():
     theirs = Tenth()
     state = arrays(theirs)
     parameters = {"kernel": state["linear.weight"].T, "bias": state["linear.bias"]}
@@ -515,11 +516,83 @@ def test_a_function_without_points_is_compared_by_its_results():
 
     report = compare((ours, parameters), theirs, batch)
     assert report.agrees, report.summary()
-    assert "outputs of only 0 of 1 modules" in report.summary()
+    assert "outputs of 1 of 1 modules" in report.summary()
     assert report.notes[-1].startswith("a constant of the model is rounded to float32 in one of")
     wrong = compare((lambda *each: ours(*each) + 1e-4, parameters), theirs, batch)
     assert "the results differ, by 0.0001" in wrong.summary()
+    wrong = compare((ours, parameters | {"bias": parameters["bias"] * 1.01}), theirs, batch)
+    assert wrong.first_fault is not None and wrong.first_fault.theirs == "linear"
+
+
+def test_a_function_that_uses_no_array_by_itself_is_compared_by_its_results():
+    theirs = Tenth()
+    state = arrays(theirs)
+    kernel, bias = state["linear.weight"].T, state["linear.bias"]
+    batch = np.random.default_rng(0).standard_normal((2, 3, 4))
+    report = compare((lambda p, x: jnp.sin((x @ kernel + bias) * 0.1), {}), theirs, batch)
+    assert report.agrees and "outputs of only 0 of 1 modules" in report.summary()
+    wrong = compare((lambda p, x: jnp.sin((x @ kernel + bias) * 0.2), {}), theirs, batch)
     assert "the JAX model has no modules: only results are compared" in wrong.summary()
+
+
+class TheirBlocks(nn.Module):
+    """Layers of an attention without softmax, and a gated feed-forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        names = {"norm": nn.LayerNorm(8), "q_proj": nn.Linear(8, 8), "k_proj": nn.Linear(8, 8)}
+        names |= {"v_proj": nn.Linear(8, 8, bias=False), "o_proj": nn.Linear(8, 8)}
+        layers = [nn.ModuleDict(copy.deepcopy(names)) for _ in range(3)]
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(8, 5, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            h = layer["norm"](x)
+            q, k, v = (layer[f"{n}_proj"](h).unflatten(-1, (2, 4)).transpose(1, 2) for n in "qkv")
+            x = x + layer["o_proj"]((q @ k.mT @ v).transpose(1, 2).flatten(2))
+        return self.head(x)
+
+
+def our_blocks(p: Any, ids: jax.Array) -> jax.Array:
+    def layer(x, w):
+        centred = x - x.mean(-1, keepdims=True)
+        h = w["g"] * centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) + w["b"]
+        q, k = (jnp.einsum("btd,dhe->bhte", h, w[n]) + w[f"b{n}"][:, None] for n in "qk")
+        scores = jnp.einsum("bhqe,bhke->bhqk", q, k)
+        mixed = jnp.einsum("bhqk,bhke->bhqe", scores, jnp.einsum("btd,dhe->bhte", h, w["v"]))
+        return x + (jnp.einsum("bhte,hed->btd", mixed, w["o"]) + w["bo"]), None
+
+    return jax.lax.scan(layer, p["embed"][ids], p["layers"])[0] @ p["head"]
+
+
+def test_a_function_of_plain_arrays_is_proposed_and_its_first_fault_named():
+    theirs, random = TheirBlocks().eval(), np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.from_numpy(random.normal(size=parameter.shape) / 2))
+    shapes = {"g": (8,), "b": (8,), "q": (8, 2, 4), "k": (8, 2, 4), "v": (8, 2, 4)}
+    shapes |= {"bq": (2, 4), "bk": (2, 4), "o": (2, 4, 8), "bo": (8,)}
+    stacked = {name: np.zeros((3, *shape), np.float32) for name, shape in shapes.items()}
+    zeros = {"embed": np.zeros((11, 8), np.float32), "head": np.zeros((8, 5), np.float32)}
+    zeros |= {"layers": stacked}
+    ids = random.integers(0, 11, (2, 6))
+    with jax.numpy_rank_promotion("allow"):
+        proposal = jt.weights.propose(theirs, (our_blocks, zeros), ids)
+        assert proposal.proven, str(proposal)
+        state = theirs.state_dict()
+        p = jt.weights.from_torch(state, proposal.table, into=zeros)
+        report = compare((our_blocks, p), theirs, ids)
+        assert report.agrees, report.summary()
+        assert "outputs of 17 of 17 modules" in report.summary(), report.summary()
+        for name, module in (("v", "v_proj"), ("bk", "k_proj"), ("g", "norm")):
+            wrong = {**p, "layers": {**p["layers"], name: np.array(p["layers"][name])}}
+            wrong["layers"][name][1] *= 1.01
+            report = compare((our_blocks, wrong), theirs, ids, gradients=False)
+            fault = report.first_fault
+            assert fault is not None and fault.theirs == f"layers.1.{module}", report.summary()
 
 
 def layers(parameters: list[Any], x: jax.Array, reverse: bool = False) -> jax.Array:

@@ -1,7 +1,7 @@
 """Run a Flax model and a PyTorch model on one batch, and compare them module by module."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import MatmulPrecision
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import coverage, difference, functions, pairs, recording, structures
+from jax_transformer.parity.difference import Entry
 from jax_transformer.parity.evaluation import itemsize
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.isolation import Isolation
@@ -27,6 +28,7 @@ from jax_transformer.weights.rules import Table
 TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
 _GUESSED = "the pairs of modules are guessed from order, shapes and names: pass rules to set them"
 _ONLY_RESULTS = "the JAX model has no modules: only results are compared; tap names points of it"
+_PART = "its output is a part of the other module's: it is not compared"
 TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 """Records a PyTorch model for a dtype, a seed and a batch, in this process or in another one."""
 
@@ -143,9 +145,11 @@ def compare_recorded(
     compared = PairedRuns(runs, native_dtype, widest, positions)
     getters = pairs.gradient_getters(table, function, paired)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
+    measured = compared.results()
+    if runs["float64"][0].of_arrays and not any(map(difference.differs, measured.values())):
+        entries = tuple(map(_if_it_agrees, entries))
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
     about |= {"pairs": len(paired), "guessed": guessed}
-    measured = compared.results()
     note = _GUESSED if paired else _ONLY_RESULTS
     notes += [*([note] if guessed else []), *results.note(measured)]
     report = Report(entries, measured, native_dtype, about, tuple(notes))
@@ -181,6 +185,15 @@ def compare_recorded(
     )
     as_it_is = (one.note for one in runs["float64"] if one.note)
     return covered(dataclasses.replace(report, notes=(*report.notes, *as_it_is)))
+
+
+def _if_it_agrees(entry: Entry) -> Entry:
+    """Return an entry of an array's use, without its output if that differs and the result does
+    not: it is not the whole of what the other module computes."""
+    if not difference.differs(entry.output):
+        return entry
+    pair = entry.ours, entry.theirs, entry.call
+    return Entry(*pair, parameters=entry.parameters, note=_PART)
 
 
 def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
@@ -225,22 +238,29 @@ def _pairs(
     if table is not None:
         return pairs.from_table(table, *called)
     sizes = {name: np.broadcast_to(0, size) for name, size in theirs.sizes.items()} or None
-    parameters = None if sizes is None or ours.points else model.parameters
-    guessed = pairs.guessed(_called(ours, parameters), _called(theirs, sizes))
-    if not guessed and called[0]:
+    parameters = None if sizes is None else model.parameters
+    guessed = pairs.guessed(_called(ours, parameters, ours.points), _called(theirs, sizes))
+    if not guessed and called[0] and not ours.points:
         raise ConfigError(
             "no modules correspond by order and shape: pass {'torch.name.{i}': 'flax.name.{i}'}"
         )
     return guessed
 
 
-def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
+def _called(
+    recording: Any, arrays: Mapping[str, Any] | None, points: Collection[str] = ()
+) -> list[Called]:
     """Return the modules that return an array, as their first calls ended, with their sizes."""
     outputs = {
         key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)
     }
+
+    def sizes(name: str) -> tuple[int, ...] | None:
+        known = None if arrays is None else pairs.sizes(arrays, name)
+        return None if not known and f"{name}#0" in points else known
+
     return [
-        Called(name, x.shape, None if arrays is None else pairs.sizes(arrays, name), _figures(x))
+        Called(name, x.shape, sizes(name), _figures(x))
         for name in dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
         if (x := outputs[name]) is not None
     ]

@@ -6,7 +6,7 @@ in narrower floats: casts to these are dropped.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from jax_transformer.errors import ConfigError
+from jax_transformer.parity import jaxprs
 
 if TYPE_CHECKING:
     from jax_transformer.parity.recording import Visitor
@@ -46,25 +47,25 @@ class Point(NamedTuple):
         return ".".join(part for part in self.name.split(".") if part != "{}")
 
 
-_tap = core.Primitive("parity_tap")
+TAP = core.Primitive("parity_tap")
 """The identity, with a Point."""
-_tap.def_impl(lambda x, *, point: x)
-_tap.def_abstract_eval(lambda x, *, point: x)
-mlir.register_lowering(_tap, lambda context, x, *, point: [x])
-ad.primitive_jvps[_tap] = lambda xs, dxs, *, point: (_tap.bind(*xs, point=point), dxs[0])
+TAP.def_impl(lambda x, *, point: x)
+TAP.def_abstract_eval(lambda x, *, point: x)
+mlir.register_lowering(TAP, lambda context, x, *, point: [x])
+ad.primitive_jvps[TAP] = lambda xs, dxs, *, point: (TAP.bind(*xs, point=point), dxs[0])
 # Under vmap the axis of the batch comes first, as in a model without vmap
-batching.primitive_batchers[_tap] = lambda args, axes, *, point: (
-    _tap.bind(jnp.moveaxis(args[0], axes[0], 0), point=point),
+batching.primitive_batchers[TAP] = lambda args, axes, *, point: (
+    TAP.bind(jnp.moveaxis(args[0], axes[0], 0), point=point),
     0,
 )
 
 
 def mark(x: jax.Array, point: Point) -> jax.Array:
     """Return ``x``, as the array of a point."""
-    return _tap.bind(x, point=point)
+    return TAP.bind(x, point=point)
 
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_vjp_call")
+_CALLS = (*jaxprs.CALLS, "custom_vjp_call")
 """Primitives whose body is run once; a function's own rule for its derivative is not used."""
 _AS_THEY_ARE = ("bitcast_convert_type", "pure_callback", "io_callback", "ffi_call", "pallas_call")
 """Primitives whose dtypes are a part of what they do."""
@@ -116,14 +117,14 @@ class Evaluation:
     ) -> Sequence[Any]:
         primitive, params = equation.primitive, equation.params
         narrow = _narrow_dtype(equation)
-        if primitive is _tap:
+        if primitive is TAP:
             return [self.visitor.visit(params["point"], iterations, inputs[0], narrow)]
-        tapped = any(each.primitive is _tap for each in _equations(equation))
+        tapped = any(each.primitive is TAP for each in jaxprs.equations(equation))
         if narrow and not tapped:
             self.visitor.compute_narrow(narrow)
         if not tapped and not (narrow and self.wide):
-            return _bind(equation, inputs)
-        bodies = list(_jaxprs(equation))
+            return jaxprs.bind(equation, inputs)
+        bodies = list(jaxprs.bodies(equation))
         if tapped and (len(bodies) != 1 or primitive.name == "while"):
             raise ConfigError(
                 f"a module is called inside {primitive.name}, whose body is not run a known number"
@@ -154,7 +155,7 @@ class Evaluation:
             jax.lax.convert_element_type(x, aval.dtype) if is_narrow(aval) else x
             for x, aval in zip(inputs, avals, strict=True)
         ]
-        return [widened(x) for x in _bind(equation, narrow)]
+        return [widened(x) for x in jaxprs.bind(equation, narrow)]
 
     def _wide_param(self, value: Any) -> Any:
         if isinstance(value, np.dtype):
@@ -173,11 +174,7 @@ class Evaluation:
     ) -> list[Any]:
         """Run the body of ``jax.lax.scan`` once for each of its iterations."""
         length, reverse = params["length"], params["reverse"]
-        if "ft_in" in params:  # from JAX 0.12 on
-            constants, carry, xs = params["ft_in"].update(inputs).unpack()
-        else:
-            first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-            constants, carry, xs = inputs[:first], inputs[first:last], inputs[last:]
+        constants, carry, xs = jaxprs.parts_of_scan(params, inputs)
         results: list[Any] = [None] * length
         for i in reversed(range(length)) if reverse else range(length):
             arguments = [*constants, *carry, *(x[i] for x in xs)]
@@ -199,14 +196,6 @@ class Evaluation:
 
         function.defjvp(derivative)
         return function(*inputs)
-
-
-def _bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
-    atoms = zip(equation.invars, inputs, strict=True)
-    named = {atom: value for atom, value in atoms if isinstance(atom, core.Var)}
-    info = core.DebugInfo("parity", equation.primitive.name, None, None)
-    alone = core.Jaxpr((), list(named), equation.outvars, [equation], equation.effects, info)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*named.values())
 
 
 # Dtypes
@@ -232,7 +221,8 @@ def widened(x: Any) -> Any:
 
 def _exact(rounded: Any) -> float | None:
     """Return the number that a narrow one was probably rounded from: a decimal of few digits, or
-    the root of a fraction of small numbers, as 1/√d of an attention and √(2/π) of a GELU.
+    the root of a fraction of small numbers, as 1/√d of an attention and √(2/π) of a GELU; in 16
+    bits that of a whole number, of which the one with the most factors of 2 is likeliest.
     """
     if not np.isfinite(rounded):
         return float(rounded)
@@ -244,6 +234,11 @@ def _exact(rounded: Any) -> float | None:
         if larger < 2**14:
             fraction = Fraction(larger).limit_denominator(int(math.sqrt(2**14 / larger)))
             numbers.append(math.sqrt((fraction if square > 1 else 1 / fraction) / factor))
+    if digits == 2 and 2**-14 < x * x < 2**14:
+        larger = max(x * x, 1 / (x * x))
+        near = range(math.ceil(larger * (1 - 2**-6)), int(larger * (1 + 2**-6)) + 1)
+        likely = sorted(near, key=lambda n: n & -n, reverse=True)
+        numbers += [math.sqrt(n) if x > 1 else 1 / math.sqrt(n) for n in likely]
     with np.errstate(over="ignore"):
         fitting = (number for number in numbers if rounded.dtype.type(number) == abs(rounded))
         exact = next(fitting, None)
@@ -252,7 +247,9 @@ def _exact(rounded: Any) -> float | None:
 
 def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
     """Return the narrowest dtype below float64 that an equation has anywhere."""
-    atoms: Any = (atom for each in _equations(equation) for atom in (*each.invars, *each.outvars))
+    atoms: Any = (
+        atom for each in jaxprs.equations(equation) for atom in (*each.invars, *each.outvars)
+    )
     names = [np.dtype(atom.aval.dtype).name for atom in atoms if is_narrow(atom.aval)]
     return min(names, key=itemsize, default=None)
 
@@ -260,19 +257,3 @@ def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
 def itemsize(dtype: str) -> int:
     """Return the bytes of a number."""
     return np.dtype(jnp.dtype(dtype)).itemsize
-
-
-def _equations(equation: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
-    yield equation
-    for body in _jaxprs(equation):
-        for each in body.jaxpr.eqns:
-            yield from _equations(each)
-
-
-def _jaxprs(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
-    for value in equation.params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, core.ClosedJaxpr):
-                yield each
-            elif isinstance(each, core.Jaxpr):
-                yield core.ClosedJaxpr(each, ())

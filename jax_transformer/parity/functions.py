@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from jax_transformer.parity import evaluation, recording
+from jax_transformer.parity import evaluation, points, recording
 from jax_transformer.parity.evaluation import Point
 from jax_transformer.parity.recording import ModelFunction
 from jax_transformer.weights import any_model
@@ -74,24 +74,8 @@ class _Marker:
                 layers = stacked[axes[0]]
                 around = [root for root, n in self._stacks if n == layers]
                 roots = [root for root in around if path == root or path.startswith(f"{root}.")]
-                return (roots or [self._root(path, layers)])[0], layers
+                return (roots or [points.root_of_layers(path, layers, self.shapes)])[0], layers
         return None
-
-    def _root(self, path: str, layers: int) -> str:
-        """Return the outermost module with several parts whose arrays all have so many layers."""
-        root = path
-        while "." in root:
-            parent = root.rpartition(".")[0]
-            inside = {
-                name.removeprefix(f"{parent}."): shape
-                for name, shape in self.shapes.items()
-                if name.startswith(f"{parent}.")
-            }
-            parts = {name.partition(".")[0] for name in inside}
-            if len(parts) < 2 or any(layers not in shape for shape in inside.values()):
-                break
-            root = parent
-        return root
 
 
 def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> ModelFunction:

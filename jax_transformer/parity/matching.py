@@ -16,11 +16,12 @@ from jax_transformer.weights.layouts import Layout, layouts
 from jax_transformer.weights.rules import Rule, Shape
 
 _SAME_WORDS = """
-    weight kernel scale gamma w table; bias beta b offset; attn attention mha selfattn sa;
+    weight kernel scale gamma w table g gain; bias beta b offset; attn attention mha selfattn sa;
     cross encoderattn encdecattention crossattention crossattn xattn; q query wq; k key wk;
     v value wv;
-    out o output; mlp ffn ff feedforward densereludense; up fc1 wi intermediate linear1 lin1 fc cfc;
-    down fc2 linear2 lin2 wo; gate wi0; norm ln layernorm rms rmsnorm groupnorm normalization;
+    out o output; mlp ffn ff feedforward densereludense;
+    up fc1 wi wi1 intermediate linear1 lin1 fc cfc w3;
+    down fc2 linear2 lin2 wo w2; gate wi0; norm ln layernorm rms rmsnorm groupnorm normalization;
     bn batchnorm; embed embedding embeddings emb embedder wte tokens token tok shared; inner input;
     pos position positions positional wpe; encoder enc; decoder dec; final last f post;
     head lmhead lm classifier logits unembed; conv convolution conv2d; mean runningmean;
@@ -31,7 +32,7 @@ _SYNONYMS = {
     word: group.split()[0] for group in _SAME_WORDS.split(";") for word in group.split()[1:]
 }
 _MOST_PARTS = 16
-_ROLES = {"weight", "bias", "mean", "var"}
+ROLES = {"weight", "bias", "mean", "var"}
 _SKIPPED = {"model", "module", "layers", "layer", "blocks", "block", "h", "proj", "self", "modules"}
 
 
@@ -88,9 +89,12 @@ def words(name: str) -> set[str]:
     result = set()
     for part in name.split("."):
         joined = part.replace("_", "").lower()
+        if joined in ("bq", "bk", "bv", "bo"):
+            result |= {"bias", _SYNONYMS.get(joined[1], joined[1])}
+            continue
         bare = joined.rstrip("0123456789")  # after all of it: fc2 and wi_0 are words of their own
         if (known := _SYNONYMS.get(joined) or _SYNONYMS.get(bare)) is not None:
-            result.add(known)
+            result |= {known, *([] if joined in _SYNONYMS else re.findall(r"\d+$", joined))}
             continue
         for word in re.findall(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*|(?<=[a-z])\d+", part):
             word = word.lower()
@@ -165,8 +169,8 @@ class _Likeness:
             for part in parts:
                 owners[owner(part.name)].append(part)
             for owned in owners.values():
-                owned.sort(key=_role)
-                side[tuple((_role(p), _is_vector(p), _size(p)) for p in owned)].append(owned)
+                owned.sort(key=lambda part: role(part.name))
+                side[tuple((role(p.name), _is_vector(p), _size(p)) for p in owned)].append(owned)
         both = [(sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
         return [match for pair in both for match in self.assigned(*pair)]
 
@@ -186,7 +190,7 @@ class _Likeness:
                 options[i, j] = allowed
                 likeness = self.of([p.name for p in one], [p.name for p in other])
                 near = (1.5 if ordered else 0.1) / (1 + abs(i - j * len(theirs) / len(ours)))
-                roles = [{_role(part) for part in pair} - {""} for pair in pairs]
+                roles = [{role(part.name) for part in pair} - {""} for pair in pairs]
                 apart = any(len(each) > 1 for each in roles) or any(_unlike(*p) for p in pairs)
                 # Parts of a joined array in the usual order have the highest sum of products
                 piece = re.search(r"\.(\d+)$", other[0].name)
@@ -279,9 +283,9 @@ def _is_vector(part: Part) -> bool:
     return is_bias(part.name) or sum(length > 1 for length in part.shape) < 2
 
 
-def _role(part: Part) -> str:
+def role(name: str) -> str:
     """Return what a tensor is in its module, as far as its name says so."""
-    return next(iter(sorted(_ROLES & words(_leaf(part.name)))), "")
+    return next(iter(sorted(ROLES & words(_leaf(name)))), "")
 
 
 def _unlike(tensor: Part, array: Part) -> bool:

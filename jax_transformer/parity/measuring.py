@@ -39,6 +39,8 @@ class PairedRuns:
         self.runs, self.native_dtype = runs, native_dtype
         self.positions, self.widest = positions, widest
         self.ours, self.theirs = runs["float64"]
+        widened = (side.narrow or {} for side in runs["float64"])
+        self._narrowest = [min(side.values(), key=itemsize, default="float32") for side in widened]
         self.calls: dict[str, str] = {}
         """The PyTorch model's call for each compared call of a Flax module."""
         self.narrow: dict[str, str] = {}
@@ -303,7 +305,7 @@ class PairedRuns:
             dtype: [self._compared(x) for x in (as_theirs(ours, order, theirs.shape), theirs)]
             for dtype, (ours, theirs) in arrays.items()
         }
-        return measured(both, self.widest, native_dtype)
+        return measured(both, self.widest, native_dtype, narrowest=self._narrowest)
 
     def _compared(self, array: np.ndarray) -> np.ndarray:
         """Return an array with zeros at the positions that are not compared."""
@@ -314,25 +316,31 @@ class PairedRuns:
 
 
 def measured(
-    both: Mapping[str, Sequence[np.ndarray]], widest: str, native_dtype: str, floor: float = 0.0
+    both: Mapping[str, Sequence[np.ndarray]],
+    widest: str,
+    native_dtype: str,
+    floor: float = 0.0,
+    narrowest: Sequence[str] | None = None,
 ) -> Measurement:
     """Return the measurement of an array of both models, by dtype. ``floor`` is a difference in
-    ``widest`` that rounding explains in any case.
+    ``widest`` that rounding explains in any case, ``narrowest`` that of ``rounding_floor``.
     """
     sides = list(zip(both["float32"], both["float64"], strict=True))
 
-    def in_dtype(key: str, dtype: str, least: float) -> tuple[difference.Difference, float]:
+    def in_dtype(
+        key: str, dtype: str, least: float = 0.0, narrowest: Sequence[str] | None = None
+    ) -> tuple[difference.Difference, float]:
         ours, theirs = both[key]
         measured = difference.difference(ours, theirs, dtype)
-        allowed = max(least, difference.rounding_floor(sides, dtype))
+        allowed = max(least, difference.rounding_floor(sides, dtype, narrowest))
         return measured, difference.times_floor(measured, allowed)
 
     errors = (
         difference.rounding_error(narrow, wide)
         for narrow, wide in zip(both[native_dtype], both["float64"], strict=True)
     )
-    wide, narrow = in_dtype("float64", widest, floor), in_dtype(native_dtype, native_dtype, 0.0)
-    return Measurement(*wide, *narrow, *errors)
+    wide = in_dtype("float64", widest, floor, narrowest)
+    return Measurement(*wide, *in_dtype(native_dtype, native_dtype), *errors)
 
 
 def without_other_inputs(entries: Iterable[Entry]) -> Iterator[Entry]:

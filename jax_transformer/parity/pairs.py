@@ -39,18 +39,23 @@ def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> 
     Two modules are a pair if they hold exactly the same weights, so blocks, attentions, norms and
     linear layers are paired whatever their names are. Of several modules around the same weights
     the innermost is taken. Modules without weights, and those whose weights the other side packs
-    into a larger tensor, are not paired.
+    into a larger tensor, are not paired. The point of an array is paired with the module of its
+    tensor.
     """
     # Tables of relative positions are left out: T5 keeps the stack's in its first block
     arrays = rules.without_aliases(table)
     arrays = [rule for rule in arrays if not any(".relative." in name for name in rule.flax)]
     our_modules = _by_weights(ours, [rule.flax for rule in arrays])
     their_modules = _by_weights(theirs, [(rule.torch,) for rule in arrays])
-    return [
-        Pair(module, their_modules[weights])
+    result = {
+        their_modules[weights]: module
         for weights, module in our_modules.items()
         if weights in their_modules
-    ]
+    }
+    for rule in arrays:
+        if rule.flax[0] in ours and (module := rule.torch.rpartition(".")[0]) in theirs:
+            result.setdefault(module, rule.flax[0])
+    return [Pair(*names) for names in map(reversed, result.items())]
 
 
 def _by_weights(
@@ -211,7 +216,10 @@ def _similarity(ours: Called, theirs: Called, innermost: bool) -> float:
     """Return 0 if the modules cannot be a pair, otherwise more for equal parameters than names.
     ``innermost`` is True if no part of either was called.
     """
-    if sorted(ours.shape) != sorted(theirs.shape) and not same_but_merged(ours.shape, theirs.shape):
+    shapes = ours.shape, theirs.shape
+    if sorted(ours.shape) != sorted(theirs.shape) and not (
+        same_but_merged(*shapes) or same_but_merged(*map(_heads_last, shapes))
+    ):
         return 0.0
     known = ours.sizes is not None and theirs.sizes is not None
     if known and bool(ours.sizes) != bool(theirs.sizes):
@@ -225,6 +233,11 @@ def _similarity(ours: Called, theirs: Called, innermost: bool) -> float:
     return score + bool(ours.sizes) * (3.0 * innermost + 4.0 * (ours.sizes == theirs.sizes))
 
 
+def _heads_last(shape: Sequence[int]) -> Sequence[int]:
+    """Return the shape of (b, h, t, e) as (b, t, h, e), other shapes as they are."""
+    return (shape[0], shape[2], shape[1], shape[3]) if len(shape) == 4 else shape
+
+
 def same_but_merged(ours: Sequence[int], theirs: Sequence[int]) -> bool:
     """Return True if one shape has neighbouring axes of the other as one, such as heads."""
     sizes = [{*itertools.accumulate(shape, operator.mul)} for shape in (ours, theirs)]
@@ -236,8 +249,8 @@ def same_but_merged(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 GradientGetters = dict[str, dict[str, tuple[Callable[[Any], list[np.ndarray]], str]]]
 """By Flax module and by parameter: a function that takes a recording of the Flax model and returns
 the gradient in each layout that it may have in PyTorch, and the parameter's name there."""
-_LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight"}
-"""Flax leaf to PyTorch leaf."""
+_KNOWN = ("bias", "scale", "embedding")
+"""Flax's names of parameters that have PyTorch's axes."""
 
 
 def gradient_getters(
@@ -248,9 +261,12 @@ def gradient_getters(
     if table is None:
         for pair in pairs:
             name, at = _stored(function.parameters, pair.ours)
-            for leaf, torch_leaf in _LEAVES.items():
-                if f"{name}.{leaf}" in function.parameters:
-                    get = partial(_layouts_of_leaf, f"{name}.{leaf}", at)
+            for path in function.parameters:
+                leaf = path.removeprefix(f"{name}.")
+                is_weight = path == name or leaf == "embedding"
+                torch_leaf = "weight" if is_weight else matching.role(leaf)
+                if path in (name, f"{name}.{leaf}") and torch_leaf:
+                    get = partial(_layouts_of_array, path, at)
                     getters.setdefault(pair.ours, {})[leaf] = get, f"{pair.theirs}.{torch_leaf}"
         return getters
     for rule in rules.restrict(table, function.parameters):
@@ -264,7 +280,7 @@ def gradient_getters(
 def sizes(parameters: Mapping[str, Any], module: str) -> tuple[int, ...]:
     """Return the sizes of a module's parameters and those of its parts, in ascending order."""
     name, at = _stored(parameters, module)
-    shapes = [np.shape(x) for path, x in parameters.items() if path.startswith(f"{name}.")]
+    shapes = [np.shape(x) for path, x in parameters.items() if _is_of(path, name)]
     layers = [1 if at is None else shape[at[0]] for shape in shapes]
     return tuple(sorted(math.prod(s) // n for s, n in zip(shapes, layers, strict=True)))
 
@@ -272,14 +288,14 @@ def sizes(parameters: Mapping[str, Any], module: str) -> tuple[int, ...]:
 def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, tuple[int, int] | None]:
     """Return the path of a module's parameters; if they hold all layers of a scan, also the axis of
     the layers, and the module's layer."""
-    if any(path.startswith(f"{module}.") for path in parameters):
+    if any(_is_of(path, module) for path in parameters):
         return module, None
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
             root = "".join(f"{around}." for around in parts[:i])
             stacked = ".".join(parts[:i] + parts[i + 1 :])
-            if any(path.startswith(f"{stacked}.") for path in parameters):
+            if any(_is_of(path, stacked) for path in parameters):
                 inside = [np.shape(x) for p, x in parameters.items() if p.startswith(root)]
                 # The one that all arrays have; if it is several, layers are few
                 axes = [a for a in range(min(map(len, inside))) if len({s[a] for s in inside}) == 1]
@@ -287,17 +303,23 @@ def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, tuple[int,
     return module, None
 
 
+def _is_of(path: str, module: str) -> bool:
+    """Return True for an array of a module, or the array itself."""
+    return f"{path}.".startswith(f"{module}.")
+
+
 def _layout_of_rule(rule: Rule, recording: Any) -> list[np.ndarray]:
     gradients = [recording.parameters.get(name) for name in rule.flax]
     return [] if any(x is None for x in gradients) else [rule.joined(gradients, own=True)]
 
 
-def _layouts_of_leaf(name: str, at: tuple[int, int] | None, recording: Any) -> list[np.ndarray]:
-    array = recording.parameters.get(name)
+def _layouts_of_array(name: str, at: tuple[int, int] | None, recording: Any) -> list[np.ndarray]:
+    array, leaf = recording.parameters.get(name), name.rpartition(".")[2]
     if array is None:
         return []
     array = array if at is None else array.take(at[1], at[0])
-    return _kernel_layouts(array) if name.endswith(".kernel") else [array]
+    same = [] if leaf == "kernel" else [array]
+    return same if leaf in _KNOWN else [*same, *_kernel_layouts(array)]
 
 
 def _kernel_layouts(kernel: np.ndarray) -> list[np.ndarray]:

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.extend import core
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import evaluation
+from jax_transformer.parity import evaluation, jaxprs, points
 from jax_transformer.parity.evaluation import Evaluation, Iterations, Point, itemsize
 
 Arrays = Mapping[str, np.ndarray]
@@ -57,7 +58,8 @@ class Recording:
 
     ``arrays`` are named ``CALL/input`` and so on, ``order`` lists the calls in the order in which
     they ended, and ``parameters`` holds gradients by path. The outputs of ``points`` are arrays
-    that :func:`jax_transformer.parity.tap` names: they belong to no module. ``narrow`` has
+    that :func:`jax_transformer.parity.tap` names, or if ``of_arrays``, what comes out where arrays
+    are used: they belong to no module. ``narrow`` has
     the dtypes below float64 that modules compute in by themselves, the model as "", if the run
     replaced these by float64; it is None if the run was left as it is. ``note`` says why it was.
     ``rounded`` names those with a constant that was rounded to such a dtype.
@@ -68,6 +70,7 @@ class Recording:
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     result: np.ndarray | None = None
     points: set[str] = field(default_factory=set)
+    of_arrays: bool = False
     narrow: dict[str, str] | None = None
     rounded: list[str] = field(default_factory=list)
     note: str = ""
@@ -234,11 +237,19 @@ class Program:
             else:
                 traced = jax.eval_shape(self.cast, self.arrays)
             self.jaxpr = jax.make_jaxpr(call)(*traced)
+            with jaxprs.on_one_device():
+                if jaxprs.is_sharded(self.jaxpr):
+                    self.jaxpr = jaxprs.inlined(self.jaxpr)
+                self.of_arrays = not any(map(_is_point, self.jaxpr.jaxpr.eqns))
+                if self.of_arrays:
+                    self.jaxpr = _with_points(self.jaxpr, function)
         self.arrays = jax.tree.map(
             lambda x, as_traced: x if is_inexact(x) else x.astype(as_traced.dtype),
             self.arrays,
             traced,
         )
+        with jaxprs.on_one_device():
+            self.arrays = jax.tree.map(jaxprs.array_on_one_device, self.arrays)
         self._compiled = jax.jit(self._run, static_argnums=0, compiler_options=_options())
 
     def _run(
@@ -250,7 +261,7 @@ class Program:
         replacements: Mapping[str, Any],
     ) -> tuple[Any, tuple[dict[str, Any], Any, dict[str, Any]]]:
         tables = dict.fromkeys(self.tables, "float32")
-        self.traced = Recording(narrow=tables, rounded=[*tables])
+        self.traced = Recording(narrow=tables, rounded=[*tables], of_arrays=self.of_arrays)
         visitor = Visitor(self.traced, perturbations, replacements)
         leaves = jax.tree.leaves(self.cast((parameters, *rest)))
         (output,) = Evaluation(visitor, self.wide).run(self.jaxpr, leaves)
@@ -270,7 +281,13 @@ class Program:
         values: Mapping[str, Any] | None = None,
     ) -> Recording:
         """Return the recording; ``values`` take the places of the model's weights."""
-        new, (*groups, batch) = values or {}, self.arrays
+        with jaxprs.on_one_device():
+            return self._record(seed, replacements, values or {})
+
+    def _record(
+        self, seed: int | None, replacements: Replacements, new: Mapping[str, Any]
+    ) -> Recording:
+        *groups, batch = self.arrays
         parameters, others = (
             {name: new.get(name, array) for name, array in group.items()} for group in groups
         )
@@ -309,6 +326,20 @@ class Program:
         """Return the model's first result, as a function to differentiate; ``parameters`` and
         ``rest`` are shaped like ``arrays``."""
         return self._run(None, parameters, rest, {}, {})[1][1]
+
+
+def _is_point(equation: core.JaxprEqn) -> bool:
+    """Return True if an array of a module, or a tap, is marked in an equation."""
+    every = jaxprs.equations(equation)
+    return any(each.primitive is evaluation.TAP and each.params["point"].name for each in every)
+
+
+def _with_points(jaxpr: core.ClosedJaxpr, function: ModelFunction) -> core.ClosedJaxpr:
+    """Return a jaxpr with a point for each use of a parameter; for a model without modules."""
+    shapes = {name: np.shape(x) for name, x in sorted(function.parameters.items())}
+    names = [points.module(name, shapes) for name in shapes]
+    names += [""] * (len(jaxpr.in_avals) - len(names))
+    return points.marked(jaxpr, names, shapes, lambda: next(calls))
 
 
 @functools.cache

@@ -188,6 +188,7 @@ class _Search:
         partners = {pair.ours: self._alike(pair.theirs) for pair in pairs.from_table(table, *names)}
         layers = sorted(matches, key=lambda match: len(self.shapes[match.flax[0]]))
         owners = {match.flax[0].rpartition(".")[0]: match for match in layers}
+        owners |= {match.flax[0]: match for match in layers}  # points of arrays
         calls: dict[str, list[np.ndarray]] = {}
         for key in self.ours.order:
             name, _, number = key.rpartition("#")
@@ -564,8 +565,9 @@ def _off(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def _ranks(order: Sequence[str], names: Iterable[str]) -> dict[str, int]:
-    """Return the place of each name's module in the order of execution: that of the first call in
-    it, or in the one around a part; that of the name before if there is none."""
+    """Return the place of each name's module in the order of execution: that of the array's point
+    or the first call in the module, or in the one around a part; that of the name before if there
+    is none."""
     first_calls: dict[str, int] = {}
     for i, key in enumerate(order):
         parts = key.rpartition("#")[0].split(".")
@@ -574,7 +576,8 @@ def _ranks(order: Sequence[str], names: Iterable[str]) -> dict[str, int]:
     ranks, last = {}, 0
     for name in names:
         module = matching.owner(name)
-        last = first_calls.get(module, first_calls.get(module.rpartition(".")[0], last))
+        near = [each for each in (name, module, module.rpartition(".")[0]) if each in first_calls]
+        last = first_calls[near[0]] if near else last
         ranks[name] = last
     return ranks
 

@@ -13,7 +13,7 @@ from flax import linen, nnx
 
 from jax_transformer.architectures import twins
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import comparison, difference, recording, search, structures
+from jax_transformer.parity import comparison, difference, jaxprs, recording, search, structures
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.recording import Program
 from jax_transformer.parity.steps_measured import ComparedSteps, Runs, Steps
@@ -155,6 +155,7 @@ def _tree_of(model: Any) -> Callable[[Mapping[str, Any]], Any]:
     return lambda values: jax.tree.map(only_arrays, merge(values))
 
 
+@jaxprs.on_one_device()
 def _trained(
     tx: optax.GradientTransformation, trees: _Trees, steps: int, epsilon: float, program: Program
 ) -> Runs:

@@ -1,0 +1,173 @@
+"""Points of functions without modules: where each array is used, and what comes out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import jaxprs, recording
+from jax_transformer.parity.functions import from_function
+
+X = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+
+
+def points(function, parameters, *batch) -> dict[str, np.ndarray]:
+    """Return the outputs of the points by call, in order, of a run in float64."""
+    recorder = recording.Recorder(from_function(function, parameters), batch or [X])
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        recorded = recorder.record(seed=None)
+    return {key: recorded.arrays[f"{key}/output"] for key in recorded.order}
+
+
+def arrays(**shapes) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def normalized(x):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+
+def moments(x):
+    return x - x.mean(-1, keepdims=True), x.var(-1, keepdims=True) + 1e-5
+
+
+NORMS = {
+    "scale last": lambda p, x: (m := moments(x))[0] / jnp.sqrt(m[1]) * p["g"] + p["b"],
+    "scale first": lambda p, x: p["g"] * (m := moments(x))[0] / jnp.sqrt(m[1]) + p["b"],
+    "scale of the factor": lambda p, x: (
+        p["g"] * jax.lax.rsqrt((m := moments(x))[1]) * m[0] + p["b"]
+    ),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_a_norm_is_whole_in_any_order_of_its_factors(norm):
+    p = arrays(g=4, b=4, w=(4, 3))
+    outputs = points(lambda p, x: norm(p, x) @ p["w"], p)
+    expected = normalized(X.astype(np.float64)) * p["g"] + p["b"]
+    assert list(outputs) == ["g#0", "w#0"]
+    np.testing.assert_allclose(outputs["g#0"], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_product_has_its_bias_and_no_more():
+    """Neither what comes before a transposed result, nor the residual, nor the activation."""
+    p = {"up": arrays(w=(4, 6), b=6), "down": arrays(kernel=(6, 4)), "wq": arrays(x=(4, 2, 3))["x"]}
+
+    def run(p, x):
+        heads = jnp.einsum("btd,dhe->bhte", x, p["wq"]).sum((1, 3))
+        return (
+            x
+            + jax.jit(lambda p, x: jax.nn.relu(x @ p["up"]["w"] + p["up"]["b"]))(p, x)
+            @ p["down"]["kernel"]
+            * heads[..., None]
+        )
+
+    outputs = points(run, p)
+    assert sorted(outputs) == ["down#0", "up#0", "wq#0"]
+    wide = X.astype(np.float64)
+    up = wide @ p["up"]["w"] + p["up"]["b"]
+    np.testing.assert_allclose(outputs["up#0"], up)
+    np.testing.assert_allclose(outputs["down#0"], np.maximum(up, 0) @ p["down"]["kernel"])
+    np.testing.assert_allclose(outputs["wq#0"], np.einsum("btd,dhe->bhte", wide, p["wq"]))
+
+
+def test_a_table_is_looked_up_before_positions_are_added():
+    p, ids = arrays(tokens=(7, 4), positions=(9, 4)), np.array([[1, 2, 6]])
+    outputs = points(lambda p, i: p["tokens"][i] + p["positions"][: i.shape[1]], p, ids)
+    np.testing.assert_array_equal(outputs["tokens#0"], p["tokens"][ids])
+
+
+@pytest.mark.parametrize("loop", ["scan", "remat", "python"])
+def test_arrays_of_several_layers_have_a_point_in_each(loop):
+    p = {
+        "head": arrays(w=(4, 2)),
+        "layers": {"one": arrays(w=(3, 4, 4)), "two": arrays(w=(3, 4, 4))},
+    }
+
+    def layer(x, p):
+        return jnp.tanh(x @ p["one"]["w"]) @ p["two"]["w"], None
+
+    def run(p, x):
+        if loop == "python":
+            for i in range(3):
+                x, _ = layer(x, jax.tree.map(lambda array, i=i: array[i], p["layers"]))
+        else:
+            x, _ = jax.lax.scan(jax.checkpoint(layer) if loop == "remat" else layer, x, p["layers"])
+        return x @ p["head"]["w"]
+
+    outputs = points(run, p)
+    names = [f"layers.{i}.{name}#0" for i in range(3) for name in ("one", "two")]
+    assert list(outputs) == [*names, "head#0"]
+    expected = X.astype(np.float64)
+    for i in range(3):
+        inner = expected @ p["layers"]["one"]["w"][i]
+        expected = np.tanh(inner) @ p["layers"]["two"]["w"][i]
+        np.testing.assert_allclose(outputs[f"layers.{i}.one#0"], inner)
+        np.testing.assert_allclose(outputs[f"layers.{i}.two#0"], expected)
+
+
+def test_a_scan_over_time_is_one_point_and_is_not_run_step_by_step():
+    p = arrays(w=(4, 4), u=(4, 4))
+
+    def run(p, x):
+        def step(h, x):
+            h = jnp.tanh(x @ p["w"] + h @ p["u"])
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros((2, 4)), x.swapaxes(0, 1))[1]
+
+    (point,) = points(run, p).values()
+    assert point.shape == (5, 2, 4)
+
+
+def test_taps_of_the_model_are_the_only_points():
+    p = arrays(w=(4, 4))
+    assert list(points(lambda p, x: recording.tap("mine", x @ p["w"]), p)) == ["mine#0"]
+
+
+def explicit() -> jax.sharding.Mesh:
+    return jax.make_mesh((1, 1), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+
+
+def test_a_model_on_a_mesh_with_explicit_axes_is_run_on_one_device_in_float64():
+    spec, mesh = jax.sharding.PartitionSpec, explicit()
+    with jax.set_mesh(mesh):
+        kernel = jax.device_put(jnp.ones((4, 4), jnp.bfloat16), jax.NamedSharding(mesh, spec("x")))
+
+        def run(p, x):
+            def layer(x, _):
+                x = jax.sharding.reshard(x.astype(jnp.bfloat16), spec("x", None, None))
+                return jnp.einsum(
+                    "btd,de->bte", x, p["w"].astype(x.dtype), out_sharding=spec("x", None, "y")
+                ), None
+
+            return jax.lax.cond(True, lambda x: x * 2, lambda x: x, layer(x, None)[0])
+
+        outputs = points(run, {"w": kernel})
+        assert jax.sharding.get_abstract_mesh().axis_names == ("x", "y")
+    np.testing.assert_allclose(outputs["w#0"], X.astype(np.float64) @ np.ones((4, 4)), rtol=1e-12)
+
+
+def test_shard_map_on_such_a_mesh_is_refused():
+    spec, mesh = jax.sharding.PartitionSpec, explicit()
+
+    def run(p, x):
+        sharded = jax.shard_map(
+            lambda x: jax.lax.psum(x, "y"), mesh=mesh, in_specs=spec("x"), out_specs=spec("x")
+        )
+        return sharded(jax.sharding.reshard(x, spec("x", None, None))) @ p["w"]
+
+    with jax.set_mesh(mesh), pytest.raises(ConfigError, match="shard_map on a mesh with explicit"):
+        points(run, arrays(w=(4, 4)))
+
+
+def test_constants_and_calls_are_inlined():
+    table = jnp.arange(4, dtype=jnp.float32)[None, None]
+    closed = jax.make_jaxpr(jax.jit(lambda x: jax.jit(lambda y: y + table)(x) * 2))(X)
+    flat = jaxprs.inlined(closed)
+    assert not [each for each in flat.jaxpr.eqns if each.primitive.name in jaxprs.CALLS]
+    np.testing.assert_array_equal(core.jaxpr_as_fun(flat)(X)[0], (X + np.asarray(table)) * 2)
