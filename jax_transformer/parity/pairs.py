@@ -263,9 +263,11 @@ def gradient_getters(
             name, at = _stored(function.parameters, pair.ours)
             for path in function.parameters:
                 leaf = path.removeprefix(f"{name}.")
+                if not _is_of(path, name) or (path != name and "." in leaf):
+                    continue
                 is_weight = path == name or leaf == "embedding"
                 torch_leaf = "weight" if is_weight else matching.role(leaf)
-                if path in (name, f"{name}.{leaf}") and torch_leaf:
+                if torch_leaf:
                     get = partial(_layouts_of_array, path, at)
                     getters.setdefault(pair.ours, {})[leaf] = get, f"{pair.theirs}.{torch_leaf}"
         return getters
