@@ -237,6 +237,7 @@ class AttentionBackend(enum.StrEnum):
     XLA = "xla"  # written out in nn/attention.py: exact, for every architecture
     SDPA = "sdpa"  # jax.nn.dot_product_attention, in float32 or 16 bits, where it is the same
     CUDNN = "cudnn"  # the same by cuDNN's flash attention, in 16 bits on an NVIDIA GPU
+    TOKAMAX = "tokamax"  # by tokamax's flash attention on such a GPU, with segments and biases
 
 
 class MatmulPrecision(enum.StrEnum):

@@ -264,7 +264,9 @@ def _check_backend(config: TransformerConfig) -> None:
             reasons.append(f"{name}.attention_span='{stack.attention_span}' is computed in blocks")
         if stack.mixing is enums.Mixing.SUMMED:
             reasons.append(f"{name}.mixing='{stack.mixing.value}' is not a product with the values")
-        if stack.positions in (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK):
+        relative = (enums.Positions.RELATIVE, enums.Positions.RELATIVE_PER_BLOCK)
+        tokamax = config.attention_backend is enums.AttentionBackend.TOKAMAX
+        if stack.positions in relative and not tokamax:
             reasons.append(f"{name}.positions='{stack.positions.value}' is a bias of the scores")
         if rate or stack.attention_dropout:
             which = "attention_dropout" if rate else f"{name}.attention_dropout"

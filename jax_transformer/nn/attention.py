@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_transformer.config import StackConfig, TransformerConfig, enums
 from jax_transformer.nn import sharding
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
+from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend, tokamax_attend
 from jax_transformer.nn.layers import linear
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
@@ -210,6 +210,10 @@ class MultiHeadAttention(HeadProjections):
             )
         elif self.backend is enums.AttentionBackend.CUDNN:
             mixed = cudnn_attend(queries, keys, values, mask, scale=self.scale, causal=causal)
+        elif self.backend is enums.AttentionBackend.TOKAMAX:
+            mixed = tokamax_attend(
+                queries, keys, values, mask, bias, scale=self.scale, causal=causal
+            )
         else:
             mixed = fused_attend(queries, keys, values, mask, scale=self.scale)
         if self.merge is enums.HeadMerge.RAW:

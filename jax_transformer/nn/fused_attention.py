@@ -1,7 +1,9 @@
-"""Attention by ``jax.nn.dot_product_attention``, for calls that need no weights."""
+"""Attention by kernels of JAX and of tokamax, for calls that need no weights."""
 
 import dataclasses
-from functools import partial
+import logging
+from functools import cache, partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +25,7 @@ def fused_attend(
 
     JAX is asked for no implementation: in 0.10 that is XLA on every device.
     """
-    if q.dtype.itemsize > 4:
-        takes = f"takes softmax in float32, and the model is {q.dtype}"
-        raise ConfigError(f"attention_backend='sdpa' {takes}: use attention_backend='xla'")
+    check_kernel(enums.AttentionBackend.SDPA, q.dtype)
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale)
     return mixed if mask is None else _zero_without_keys(mixed, mask)
 
@@ -45,7 +45,7 @@ def cudnn_attend(
     with a gradient (https://github.com/jax-ml/jax/issues/28974, .../30593). A row whose ``mask`` is
     another one, such as padding before the end, is NaN. Raises ConfigError without an NVIDIA GPU.
     """
-    check_cudnn(q.dtype)
+    check_kernel(enums.AttentionBackend.CUDNN, q.dtype)
     lengths = _key_lengths(mask, q.shape[0], k.shape[1])
     try:
         mixed = jax.nn.dot_product_attention(
@@ -69,32 +69,93 @@ def cudnn_attend(
     return _zero_without_keys(mixed, mask)
 
 
-def check_cudnn(dtype: jnp.dtype | str | None) -> None:
-    """Raise ConfigError if cuDNN cannot compute attention in this dtype on the present devices."""
-    name = jnp.dtype(dtype or jnp.float32).name
-    if name not in ("bfloat16", "float16"):
+def tokamax_attend(
+    q: Float[Array, "b q h e"],
+    k: Float[Array, "b k h e"],
+    v: Float[Array, "b k h e"],
+    mask: Bool[Array, "#b #h #q k"] | None,
+    bias: Float[Array, "#b h q k"] | None = None,
+    *,
+    scale: float,
+    causal: bool,
+) -> Float[Array, "b q h e"]:
+    """:func:`fused_attend` by tokamax's flash attention (Triton), which also takes a ``bias``.
+
+    Its backward pass stores the bias' gradient of each row, (b, h, q, k) in float32, before the
+    sum. ``causal`` says that the mask hides later keys, whose blocks are left out. Raises
+    ConfigError without the library, an NVIDIA GPU of compute capability 8.0, or on a mesh.
+    """
+    check_kernel(enums.AttentionBackend.TOKAMAX, q.dtype)
+    try:
+        mixed = _tokamax().dot_product_attention(
+            *(q, k, v),
+            bias=None if bias is None else bias.astype(jnp.float32),
+            mask=mask,
+            scale=scale,
+            is_causal=causal,
+            implementation="triton",
+        )
+    except NotImplementedError as error:  # a GPU that is too old
+        raise ConfigError(f"attention_backend='tokamax': {error}") from None
+    return mixed if mask is None else _zero_without_keys(mixed, mask)
+
+
+@cache
+def _tokamax() -> ModuleType:
+    """Import tokamax, which would read our command line, and warn for each shape not tuned."""
+    try:
+        import tokamax
+        from absl import flags
+    except ImportError:
+        needs = "needs the package tokamax: pip install 'jax-seq2seq[kernels]'"
+        raise ConfigError(f"attention_backend='tokamax' {needs}") from None
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    untuned = "Autotuning cache miss"
+    logging.getLogger("absl").addFilter(lambda line: not str(line.msg).startswith(untuned))
+    return tokamax
+
+
+def check_kernel(backend: enums.AttentionBackend, dtype: jnp.dtype | str | None) -> None:
+    """Raise ConfigError if a backend cannot compute attention in this dtype where JAX computes."""
+    dtype, name = jnp.dtype(dtype or jnp.float32), f"attention_backend='{backend}'"
+    if backend is enums.AttentionBackend.XLA:
+        return
+    if dtype.itemsize > 4:
+        takes = f"takes softmax in float32, and the model is {dtype}"
+        raise ConfigError(f"{name} {takes}: use attention_backend='xla'")
+    if backend is enums.AttentionBackend.SDPA:
+        return
+    if backend is enums.AttentionBackend.CUDNN and dtype.itemsize > 2:
         raise ConfigError(
-            f"attention_backend='cudnn' computes in bfloat16, and the model in {name}: "
+            f"{name} computes in bfloat16, and the model in {dtype}: "
             "use --model.precision bfloat16, or attention_backend='sdpa'"
         )
     if (platform := jax.default_backend()) != "gpu":
         needs = f"needs an NVIDIA GPU, and JAX computes on {platform}"
-        raise ConfigError(f"attention_backend='cudnn' {needs}; 'sdpa' and 'xla' do not")
+        raise ConfigError(f"{name} {needs}; 'sdpa' and 'xla' do not")
+    if backend is enums.AttentionBackend.TOKAMAX:
+        _tokamax()
+        if (devices := jax.sharding.get_abstract_mesh().size) > 1:
+            raise ConfigError(f"{name} computes on one device, and the mesh has {devices}")
 
 
-def with_cudnn(config: TransformerConfig, *, packed: bool = False) -> TransformerConfig:
-    """Return the configuration with cuDNN's attention.
+def with_kernel(
+    config: TransformerConfig, backend: enums.AttentionBackend | str, *, packed: bool = False
+) -> TransformerConfig:
+    """Return the configuration with ``cudnn`` or ``tokamax``.
 
-    Raises ConfigError with the reason if cuDNN does not compute this model, rows that are
+    Raises ConfigError with the reason if that does not compute this model, rows that are
     ``packed``, or anything on the present devices.
     """
-    config = dataclasses.replace(config, attention_backend=enums.AttentionBackend.CUDNN)
+    config = dataclasses.replace(config, attention_backend=enums.AttentionBackend(backend))
     if packed and config.unpackable:
         raise ConfigError(config.unpackable)
-    dtype = config.compute_dtype or jnp.float32
-    attention = partial(cudnn_attend, mask=None, scale=1.0, causal=False)
+    attend = cudnn_attend if backend == enums.AttentionBackend.CUDNN else tokamax_attend
+    attention = partial(attend, mask=None, scale=1.0, causal=False)
     for stack in (config.encoder, config.decoder):
-        heads = jax.ShapeDtypeStruct((1, 2, 1, config.head_width_of(stack)), dtype)
+        shape = (1, 2, 1, config.head_width_of(stack))
+        heads = jax.ShapeDtypeStruct(shape, config.compute_dtype or jnp.float32)
         jax.eval_shape(attention, heads, heads, heads)  # raises without cuDNN and on old GPUs
     return config
 

@@ -102,17 +102,21 @@ def check(config: TransformerConfig, options: MeshOptions) -> None:
     for axis, parts, name, size in sizes:
         if size % parts:
             raise ConfigError(f"mesh.{axis}={parts} does not divide {name}={size}")
-    if config.attention_backend is AttentionBackend.CUDNN:
-        fused_attention.check_cudnn(config.compute_dtype)
+    fused_attention.check_kernel(config.attention_backend, config.compute_dtype)
 
 
 def automatic_attention(config: TransformerConfig, *, packed: bool) -> TransformerConfig:
     """Return the configuration with the attention backend that ``auto`` is here, and print it."""
-    try:
-        config = fused_attention.with_cudnn(config, packed=packed)
-        distributed.say("model.attention_backend=auto is cudnn")
-    except ConfigError as error:
-        distributed.say(f"model.attention_backend=auto is xla: {error}")
+    reasons = []
+    for backend in (AttentionBackend.CUDNN, AttentionBackend.TOKAMAX):
+        try:
+            config = fused_attention.with_kernel(config, backend, packed=packed)
+        except ConfigError as error:
+            reasons.append(str(error))
+        else:
+            distributed.say(f"model.attention_backend=auto is {backend}")
+            return config
+    distributed.say(f"model.attention_backend=auto is xla: {'; '.join(reasons)}")
     return config
 
 

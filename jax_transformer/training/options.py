@@ -26,10 +26,11 @@ class Precision(enum.StrEnum):
 class Attention(enum.StrEnum):
     """An attention backend, or the choice of one."""
 
-    AUTO = "auto"  # cudnn if it computes this model on these devices, otherwise xla
+    AUTO = "auto"  # the first of cudnn, tokamax and xla that computes this model on these devices
     XLA = "xla"
     SDPA = "sdpa"
     CUDNN = "cudnn"
+    TOKAMAX = "tokamax"
 
 
 class Criterion(enum.StrEnum):
@@ -106,7 +107,8 @@ class ModelOptions:
         option.Rare[Attention],
         Option(group=MEMORY, synonyms="attn_implementation attn_backend attention flash_attention"),
     ] = Attention.XLA
-    """Implementation of attention; auto is cudnn on GPUs, where it computes the model."""
+    """Implementation of attention; auto is cudnn or tokamax on GPUs, where they compute
+    the model."""
     remat: Annotated[
         option.Rare[enums.Remat],
         Option(

@@ -60,10 +60,12 @@ def train(
 
             if options.freeze or options.lora.rank:
                 trainable.check(options, data.config)
-            check(data.config, options.mesh)
-            if options.model.attention_backend is Attention.AUTO:
-                config = automatic_attention(data.config, packed=options.data.packing is not None)
-                data = dataclasses.replace(data, config=config)
+            with devices.context():
+                check(data.config, options.mesh)
+                if options.model.attention_backend is Attention.AUTO:
+                    packed = options.data.packing is not None
+                    config = automatic_attention(data.config, packed=packed)
+                    data = dataclasses.replace(data, config=config)
             devices.check_memory(run.abstract_state(options, data.config, devices))
             saved = resume.newest_intact(folder)
             if saved is not None:

@@ -11,11 +11,12 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import MaskFill, Mixing, TransformerConfig
+from jax_transformer.config import AttentionBackend, MaskFill, Mixing, TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
+from jax_transformer.nn import fused_attention
 from jax_transformer.nn.attention import attend
-from jax_transformer.nn.fused_attention import check_cudnn, cudnn_attend, fused_attend, with_cudnn
+from jax_transformer.nn.fused_attention import check_kernel, cudnn_attend, fused_attend, with_kernel
 from jax_transformer.training import devices, step
 from parity_tests import preset_names
 from parity_tests.marks import quick_if
@@ -228,7 +229,7 @@ def test_cudnn_is_refused_without_a_gpu_and_in_32_bits(monkeypatch):
     with pytest.raises(ConfigError, match=r"the model in float32: use --model.precision bfloat16"):
         jax.eval_shape(lambda: random_model(wide, dtype="float32")(*ids))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    check_cudnn("float16")
+    check_kernel(AttentionBackend.CUDNN, "float16")
     with pytest.raises(ConfigError, match="attention_backend='cudnn': cuDNN is not detected"):
         jax.eval_shape(lambda: random_model(config.with_sizes(**CUDNN), dtype="float32")(*ids))
 
@@ -257,8 +258,8 @@ ROWS = {
 
 def refusal(config: TransformerConfig, backend: str, packed: bool) -> str:
     try:
-        if backend == "cudnn":
-            with_cudnn(config, packed=packed)
+        if backend in ("cudnn", "tokamax"):
+            with_kernel(config, backend, packed=packed)
         elif packed and config.with_sizes(attention_backend=backend).unpackable:
             return "packed"
         else:
@@ -268,16 +269,17 @@ def refusal(config: TransformerConfig, backend: str, packed: bool) -> str:
     return ""
 
 
-def test_the_page_lists_what_each_backend_computes(in_place_of_cudnn):
+def test_the_page_lists_what_each_backend_computes(in_place_of_cudnn, monkeypatch):
+    monkeypatch.setattr(fused_attention, "tokamax_attend", lambda *arrays, **_: arrays[0])
     page = (Path(__file__).parents[3] / "docs/accelerators.md").read_text(encoding="utf-8")
-    table = page.partition("| | `xla` | `sdpa` | `cudnn` |\n")[2].partition("\n\n")[0]
+    table = page.partition("| | `xla` | `sdpa` | `cudnn` | `tokamax` |\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[1:]]
     assert sorted(ROWS) == sorted(row[0] for row in rows)
     for name, *cells in rows:
         changes = PLAIN | dict(compute_dtype="bfloat16") | ROWS[name]
         packed = changes.pop("packed", False)
         config = tiny(**changes)
-        have = [refusal(config, backend, packed) for backend in ("xla", "sdpa", "cudnn")]
+        have = [refusal(config, backend, packed) for backend in AttentionBackend]
         assert ["no" if reason else "yes" for reason in have] == cells, (name, have)
 
 
