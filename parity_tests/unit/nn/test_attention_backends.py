@@ -253,6 +253,7 @@ ROWS = {
     "heads of any width, not only multiples of 8 up to 256": dict(d_model=24),
     "float32": dict(compute_dtype="float32"),
     "several pairs in a row (`--data.packing`)": dict(packed=True),
+    "several devices": dict(devices=4),
 }
 
 
@@ -270,16 +271,23 @@ def refusal(config: TransformerConfig, backend: str, packed: bool) -> str:
 
 
 def test_the_page_lists_what_each_backend_computes(in_place_of_cudnn, monkeypatch):
-    monkeypatch.setattr(fused_attention, "tokamax_attend", lambda *arrays, **_: arrays[0])
+
+    def checked(q, *_, **__):
+        fused_attention.check_kernel(AttentionBackend.TOKAMAX, q.dtype)
+        return q
+
+    monkeypatch.setattr(fused_attention, "tokamax_attend", checked)
     page = (Path(__file__).parents[3] / "docs/accelerators.md").read_text(encoding="utf-8")
     table = page.partition("| | `xla` | `sdpa` | `cudnn` | `tokamax` |\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[1:]]
     assert sorted(ROWS) == sorted(row[0] for row in rows)
     for name, *cells in rows:
         changes = PLAIN | dict(compute_dtype="bfloat16") | ROWS[name]
-        packed = changes.pop("packed", False)
+        packed, count = changes.pop("packed", False), changes.pop("devices", 1)
         config = tiny(**changes)
-        have = [refusal(config, backend, packed) for backend in AttentionBackend]
+        mesh = jax.sharding.AbstractMesh((count,), ("data",))
+        with jax.sharding.use_abstract_mesh(mesh):
+            have = [refusal(config, backend, packed) for backend in AttentionBackend]
         assert ["no" if reason else "yes" for reason in have] == cells, (name, have)
 
 
