@@ -14,7 +14,7 @@ from torch import nn
 
 from jax_transformer import weights
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import Report, comparison, functions, golden
+from jax_transformer.parity import Report, compare_training, comparison, functions, golden
 from parity_tests.test_parity_models import arrays, compare, fill, randomized
 from torch_reference import recording
 
@@ -223,6 +223,58 @@ def test_models_that_cannot_be_compared_are_refused(sequential):
         assert message in str(error.value)
 
 
+NO_TORCH = "pass an instance of torch.nn.Module"
+NO_NUMBERS = "first.bias of the JAX model has a shape and no numbers, as from eval_shape"
+NO_ARRAY = "argument 0 of the batch is not an array"
+RAGGED = f"{NO_ARRAY}: ValueError: setting an array element with a sequence"
+TORCH_FAILS = "the PyTorch model fails on this batch: TypeError: Sequential.forward() "
+JAX_FAILS = "the JAX model fails on this batch: TypeError: Custom.__call__() "
+NO_TENSOR = "the PyTorch model returns no floating-point tensor (its result is torch.int64)"
+X = np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("models", "x", "options", "message"),
+    [
+        (lambda ours, theirs: (ours, theirs.state_dict()), X, {}, f"a OrderedDict: {NO_TORCH}"),
+        (lambda ours, theirs: (theirs, ours), X, {}, f"PyTorch model is a Custom: {NO_TORCH}"),
+        (lambda ours, theirs: (ours, nn.ReLU), X, {}, f"is the class ReLU: {NO_TORCH}"),
+        (lambda ours, theirs: (Custom, theirs), X, {}, "the class Custom is neither an nnx.Module"),
+        (lambda ours, theirs: ((Dense, {}), theirs), X, {}, "a tuple is neither an nnx.Module, "),
+        (lambda ours, theirs: (nnx.eval_shape(Custom), theirs), X, {}, NO_NUMBERS),
+        (None, None, {}, "the batch is a NoneType: pass a list of arrays"),
+        (None, [None], {}, f"{NO_ARRAY} of numbers"),
+        (None, [[[1.0], [2.0, 3.0]]], {}, RAGGED),
+        (None, {}, {}, f"{TORCH_FAILS}missing 1 required positional argument"),
+        (None, [X, X], {}, f"{TORCH_FAILS}takes 2 positional arguments but 3 were given"),
+        (None, [X, X], {"call_torch": lambda m, x, y: m(x)}, f"{JAX_FAILS}takes 2 positional"),
+        (None, {"x": X}, {}, f"{TORCH_FAILS}got an unexpected keyword argument 'x'"),
+        (None, {"input": X}, {}, f"{JAX_FAILS}got an unexpected keyword argument 'input'"),
+        (None, X, {"call_torch": lambda m, x: m(x).argmax(-1)}, NO_TENSOR),
+    ],
+)
+def test_what_does_not_fit_is_one_line_that_names_it(sequential, models, x, options, message):
+    both = ported(sequential), sequential
+    flax_model, module = models(*both) if models else both
+    for function, arguments in (
+        (compare, (flax_model, module)),
+        (compare_training, (flax_model, module)),
+        (weights.propose, (module, flax_model)),
+    ):
+        with pytest.raises(ConfigError) as error:
+            function(*arguments, x, **options)
+        assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_memory_that_runs_out_is_no_error_of_the_model(sequential):
+    def call(*_: Any) -> None:
+        raise MemoryError
+
+    for name in ("call_flax", "call_torch"):
+        with pytest.raises(MemoryError):
+            compare(ported(sequential), sequential, batch(), RULES, **{name: call})
+
+
 def test_padding_is_not_compared(sequential):
     positions = np.arange(5) < np.array([[5], [3], [1]])
     model, other = ported(sequential), jnp.where(positions[..., None], 0, 1)
@@ -378,12 +430,6 @@ def test_train_mode_is_named_if_the_models_differ_and_stays(sequential):
     assert report.agrees and not dropping.training and "train mode" not in report.summary()
     report = compare(model, nn.Sequential(*sequential).train(), batch(), RULES, gradients=False)
     assert report.agrees and not report.notes
-
-
-def test_a_pytorch_module_without_a_floating_point_output_is_refused(sequential):
-    indices = {"call_torch": lambda module, x: module(x).argmax(-1)}
-    with pytest.raises(TypeError, match="returns no floating-point tensor"):
-        compare(ported(sequential), sequential, batch(), RULES, **indices)
 
 
 def test_the_flax_model_runs_under_jit(sequential):

@@ -532,6 +532,14 @@ def wide():
     return torch.nn.Linear(4, 3)
 
 
+def kind():
+    return torch.nn.Linear
+
+
+def empty():
+    return nnx.eval_shape(ours)
+
+
 def call_flax(model, x):
     return 2 * model(x)
 
@@ -572,6 +580,16 @@ def test_the_command_prints_the_table_as_code(tmp_path, capfd):
             [f"{path}:wide", f"{path}:ours", "--batch", str(batch)],
             2,
             "mat1 and mat2 shapes cannot be multiplied",
+        ),
+        (
+            [f"{path}:kind", f"{path}:ours", "--batch", str(batch)],
+            2,
+            "the PyTorch model is the class Linear: pass an instance of torch.nn.Module",
+        ),
+        (
+            [f"{path}:theirs", f"{path}:empty", "--batch", str(batch)],
+            2,
+            "bias of the JAX model has a shape and no numbers",
         ),
         ([f"{path}:theirs", "models"], 2, "give my_file.py:NAME or package.module:NAME"),
     ):

@@ -76,11 +76,13 @@ def compare(
             ``flax_model.config.architecture`` if None. Only for this project's models.
 
     Raises:
-        ConfigError: modules cannot be paired, the batch is not one of arrays, the models' outputs
-            differ in shape, or the dtype is not one of float64, float32, float16 and bfloat16.
+        ConfigError: modules cannot be paired, a model has no weights or fails on the batch, the
+            models' outputs differ in shape, or the dtype is not one of float64, float32, float16
+            and bfloat16.
     """
     from jax_transformer.architectures import twins
 
+    structures.check_torch(torch_module)
     ordered, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
 
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
@@ -134,12 +136,15 @@ def compare_recorded(
         with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
             return ours.record(dtype=dtype, **options)
 
-    def record(dtype: str) -> tuple[Recording, Any]:
-        theirs = recorder(dtype, gradient_seed, batch)
+    def run_ours(theirs: Any, dtype: str) -> Recording:
         results.theirs = theirs.outputs
-        return record_ours(dtype, seed=gradient_seed, wide=theirs.narrow is not None), theirs
+        return record_ours(dtype, seed=gradient_seed, wide=theirs.narrow is not None)
 
-    runs, widest, notes = recording.in_each_dtype(record, ("float64", "float32", native_dtype))
+    runs, widest, notes = recording.in_each_dtype(
+        lambda dtype: recorder(dtype, gradient_seed, batch),
+        run_ours,
+        ("float64", "float32", native_dtype),
+    )
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, widest, positions)
@@ -210,10 +215,10 @@ def model_function(model: Any, call: Callable[..., Any] | None) -> ModelFunction
     if isinstance(model, tuple) and len(model) == 2:
         if isinstance(model[0], linen.Module):
             return functions.from_linen(*model, call)
-        if callable(model[0]):
+        if callable(model[0]) and not isinstance(model[0], type):
             return functions.from_function(*model, call)
     raise ConfigError(
-        f"a {type(model).__name__} is neither an nnx.Module, nor (linen.Module, variables), nor"
+        f"{structures.kind(model)} is neither an nnx.Module, nor (linen.Module, variables), nor"
         " (function, parameters)"
     )
 

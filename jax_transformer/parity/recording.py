@@ -4,6 +4,7 @@ The model is traced once, with its modules' arrays marked. The jaxpr is then eva
 in float64 in every place if float64 is asked for. ``torch_reference.recording`` is the counterpart.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, Refusal, is_out_of_memory
 from jax_transformer.parity import evaluation, jaxprs, points
 from jax_transformer.parity.evaluation import Evaluation, Iterations, Point, itemsize
 
@@ -37,6 +38,14 @@ class ModelFunction:
     """Calls the model with the given arrays and batch, and marks its modules' arrays."""
     constants: frozenset[str] = frozenset()
     """Those of ``others`` that training never changes, such as a table of sines."""
+
+    def __post_init__(self) -> None:
+        for name, x in (*self.parameters.items(), *self.others.items()):
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise ConfigError(
+                    f"{name} of the JAX model has a shape and no numbers, as from eval_shape: fill"
+                    " the model first, with weights.from_torch"
+                )
 
 
 calls = itertools.count()
@@ -180,24 +189,40 @@ class Recorder:
 
 
 def in_each_dtype(
-    run: Callable[[str], Any], dtypes: Sequence[str]
+    run_torch: Callable[[str], Any], run_jax: Callable[[Any, str], Any], dtypes: Sequence[str]
 ) -> tuple[dict[str, Any], str, list[str]]:
-    """Return the runs by dtype, and the widest dtype in which the models run: if float64 fails, it
-    is float32, whose run takes its place, and a note says so."""
+    """Return the runs of both models by dtype, and the widest dtype in which they run: if float64
+    fails, it is float32, whose run takes its place, and a note says so. ``run_jax`` gets the run of
+    the PyTorch model too. Raises ConfigError if a model fails in another dtype."""
     runs, failure = dict[str, Any](), None
     for dtype in dict.fromkeys(dtypes):
+        model = "PyTorch"
         try:
-            runs[dtype] = run(dtype)
+            theirs = run_torch(dtype)
+            model = "JAX"
+            runs[dtype] = run_jax(theirs, dtype), theirs
         except ConfigError:
             raise
         except Exception as error:  # of a model's own code
+            failure = failure or (model, error)
             if dtype != "float64":
-                raise failure or error from None
-            failure = error
+                with failures_of(failure[0]):
+                    raise failure[1] from None
     if failure is None:
         return runs, "float64", []
-    note = f"compared in float32: float64 fails with {line_of(failure)}"
+    note = f"compared in float32: float64 fails with {line_of(failure[1])}"
     return runs | {"float64": runs["float32"]}, "float32", [note]
+
+
+@contextlib.contextmanager
+def failures_of(model: str) -> Iterator[None]:
+    """Raise ConfigError with one line for an error of a model's own code."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, Refusal) or is_out_of_memory(error):
+            raise
+        raise ConfigError(f"the {model} model fails on this batch: {line_of(error)}") from error
 
 
 def line_of(error: Exception) -> str:

@@ -19,7 +19,7 @@ from jax_transformer.parity import comparison, difference, matching, measuring, 
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.matching import Match, Part, template
 from jax_transformer.parity.proposal import SAME, Entry, Line, Proposal
-from jax_transformer.parity.recording import Program, Recording
+from jax_transformer.parity.recording import Program, Recording, failures_of
 from jax_transformer.weights import any_model, arrays, layouts
 from jax_transformer.weights.any_model import Stacked, Unused
 from jax_transformer.weights.layouts import FeatureOrder
@@ -66,6 +66,7 @@ def propose(
     Raises:
         ConfigError: the models cannot be run, or no tensor has the size of any array.
     """
+    structures.check_torch(module)
     inputs, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         return _Search(module, flax_module, inputs, call_flax, call_torch).run()
@@ -92,10 +93,13 @@ class _Search:
         others = {name: x for name, x in every.items() if name not in self.floating}
         self.others = sorted(others)
         self.state = {name: arrays.of(name, x) for name, x in module.state_dict().items()}
-        theirs = self._torch(self.state, None)
+        with failures_of("PyTorch"):
+            theirs = self._torch(self.state, None)
         chosen = structures.Results(theirs.outputs).chosen(function)
-        self.program, self.x64 = _program(ModelFunction(self.floating, others, chosen.run), batch)
-        self.ours = self._flax(None, {})
+        model = ModelFunction(self.floating, others, chosen.run)
+        with failures_of("JAX"):
+            self.program, self.x64 = _program(model, batch)
+            self.ours = self._flax(None, {})
         assert self.ours.result is not None
         recorded = self.ours.arrays.items()
         self.own = {name: (False, x) for name, x in recorded if name.endswith("/output")}

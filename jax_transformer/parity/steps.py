@@ -68,6 +68,7 @@ def compare_training(
         raise ConfigError(f"steps={steps}: must be at least 1")
     if (optimizer_flax is None) != (optimizer_torch is None):
         raise ConfigError("optimizer_flax and optimizer_torch: pass both, or neither for AdamW")
+    structures.check_torch(torch_module)
     tx = optimizer_flax or optax.adamw(1e-3, weight_decay=1e-2)
     inputs, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
     results = structures.Results()
@@ -86,9 +87,11 @@ def compare_training(
         function = comparison.model_function(model, call_flax)
     trees = _Trees(model, function)
 
-    def run(dtype: str) -> tuple[Runs, Any]:
+    def train_theirs(dtype: str) -> Any:
         options = {"steps": steps, "dtype": dtype, "seed": seed, "call": call_torch}
-        theirs = twins.trained(torch_module, inputs, optimizer_torch, **options)
+        return twins.trained(torch_module, inputs, optimizer_torch, **options)
+
+    def train_ours(theirs: Any, dtype: str) -> Runs:
         results.theirs = theirs.outputs
         goal = np.random.default_rng(seed).standard_normal(theirs.shape)
         loss = dataclasses.replace(function, run=partial(_loss, function, results))
@@ -98,9 +101,10 @@ def compare_training(
             train = partial(_trained, tx, trees, steps, difference.epsilon(dtype))
             ours, note = recorder.attempt(train, dtype)
         notes.update(dict.fromkeys(filter(None, (note, theirs.note))))
-        return ours, theirs
+        return ours
 
-    runs, widest, more = recording.in_each_dtype(run, ("float64", "float32"))
+    dtypes = "float64", "float32"
+    runs, widest, more = recording.in_each_dtype(train_theirs, train_ours, dtypes)
     return ComparedSteps(runs, widest, table, function).report([*notes, *more])
 
 

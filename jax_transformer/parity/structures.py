@@ -1,6 +1,6 @@
 """Batches of named arrays, and results that are dicts, dataclasses, tuples or named tuples."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ def positional(batch: Any, *calls: Callable[..., Any] | None) -> list[Any]:
 
     def by_name(call: Callable[..., Any] | None) -> Callable[..., Any]:
         def called(*values: Any) -> Any:
-            first, arrays = values[: -len(names)], values[-len(names) :]
+            count = len(values) - len(names)
+            first, arrays = values[:count], values[count:]
             function, *more = first if call is None else (call, *first)
             return function(*more, **dict(zip(names, arrays, strict=True)))
 
@@ -37,12 +38,33 @@ def arrays_of(batch: Any, names: list[str] | None = None) -> list[np.ndarray]:
             "the batch is a dict: pass a list of arrays in the order of the models' arguments, and"
             " call_flax= and call_torch= if a model takes them by name"
         )
-    arrays = [np.asarray(array) for array in ([batch] if hasattr(batch, "shape") else batch)]
-    for i, array in enumerate(arrays):
-        if array.dtype.kind not in "biufcV":
-            name = repr(names[i]) if names else i
-            raise ConfigError(f"argument {name} of the batch is not an array of numbers")
+    if not isinstance(batch, Iterable):
+        raise ConfigError(f"the batch is a {type(batch).__name__}: pass a list of arrays")
+    arrays = []
+    for i, value in enumerate([batch] if hasattr(batch, "shape") else batch):
+        problem = f"argument {repr(names[i]) if names else i} of the batch is not an array"
+        try:
+            arrays.append(np.asarray(value))
+        except Exception as error:  # lists of unequal lengths, a tensor without a dtype of NumPy's
+            raise ConfigError(f"{problem}: {recording.line_of(error)}") from error
+        if arrays[-1].dtype.kind not in "biufcV":
+            raise ConfigError(f"{problem} of numbers")
     return arrays
+
+
+def check_torch(module: Any) -> None:
+    """Raise ConfigError if this is not an instance of torch.nn.Module."""
+    if isinstance(module, type) or not hasattr(module, "named_modules"):
+        raise ConfigError(
+            f"the PyTorch model is {kind(module)}: pass an instance of torch.nn.Module (the second"
+            " argument of parity.compare, the first one of weights.propose)"
+        )
+
+
+def kind(model: Any) -> str:
+    """Return the words for what was passed in place of a model."""
+    is_class = isinstance(model, type)
+    return f"the class {model.__name__}" if is_class else f"a {type(model).__name__}"
 
 
 def other_shapes(ours: Any, theirs: Any, name: str = "") -> ConfigError:
