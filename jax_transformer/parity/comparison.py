@@ -148,7 +148,7 @@ def compare_recorded(
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, widest, positions)
-    getters = pairs.gradient_getters(table, function, paired)
+    getters = pairs.gradient_getters(table, function, paired, runs["float64"][0].biases)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     measured = compared.results()
     if runs["float64"][0].of_arrays and not any(map(difference.differs, measured.values())):
@@ -261,8 +261,9 @@ def _called(
     }
 
     def sizes(name: str) -> tuple[int, ...] | None:
-        known = None if arrays is None else pairs.sizes(arrays, name)
-        return None if not known and f"{name}#0" in points else known
+        is_point = f"{name}#0" in points
+        known = None if arrays is None else pairs.sizes(arrays, name, is_point)
+        return None if not known and is_point else known
 
     return [
         Called(name, x.shape, sizes(name), _figures(x))

@@ -38,6 +38,8 @@ class Point(NamedTuple):
     """``input``, ``input 1``, ..., ``output``, or ``point`` if there is no module."""
     layers: int | None = None
     """The length of the scan that is meant by ``{}``; None for the outermost."""
+    bias: str = ""
+    """The path of the array that a point adds at its end, if that is used nowhere else."""
 
     def path(self, iterations: Iterations) -> str:
         """Return the name in these iterations. Without a scan, the part ``{}`` is left out."""

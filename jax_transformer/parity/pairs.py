@@ -254,13 +254,17 @@ _KNOWN = ("bias", "scale", "embedding")
 
 
 def gradient_getters(
-    table: Table | None, function: ModelFunction, pairs: Sequence[Pair]
+    table: Table | None,
+    function: ModelFunction,
+    pairs: Sequence[Pair],
+    biases: Mapping[str, Collection[str]],
 ) -> GradientGetters:
-    """Return the getters of each module's own parameters, by the weight table or usual names."""
+    """Return the getters of each module's own parameters, by the weight table or usual names;
+    ``biases`` are those of points."""
     getters: GradientGetters = {}
     if table is None:
         for pair in pairs:
-            name, at = _stored(function.parameters, pair.ours)
+            name, at = _stored(function.parameters, pair.ours, pair.ours in biases)
             for path in function.parameters:
                 leaf = path.removeprefix(f"{name}.")
                 if not _is_of(path, name) or (path != name and "." in leaf):
@@ -270,6 +274,13 @@ def gradient_getters(
                 if torch_leaf:
                     get = partial(_layouts_of_array, path, at)
                     getters.setdefault(pair.ours, {})[leaf] = get, f"{pair.theirs}.{torch_leaf}"
+            bias, *more = biases.get(pair.ours, ("",))
+            path, at = _stored(function.parameters, bias, is_point=True)
+            # The gradient of an array that several points add is a sum
+            shared = sum(bias in each for each in biases.values()) > 1
+            if path in function.parameters and not (more or shared):
+                get = partial(_layouts_of_array, path, at)
+                getters.setdefault(pair.ours, {})[path] = get, f"{pair.theirs}.bias"
         return getters
     for rule in rules.restrict(table, function.parameters):
         names = [p.ours for p in pairs if all(name.startswith(f"{p.ours}.") for name in rule.flax)]
@@ -279,17 +290,19 @@ def gradient_getters(
     return getters
 
 
-def sizes(parameters: Mapping[str, Any], module: str) -> tuple[int, ...]:
+def sizes(parameters: Mapping[str, Any], module: str, is_point: bool) -> tuple[int, ...]:
     """Return the sizes of a module's parameters and those of its parts, in ascending order."""
-    name, at = _stored(parameters, module)
+    name, at = _stored(parameters, module, is_point)
     shapes = [np.shape(x) for path, x in parameters.items() if _is_of(path, name)]
     layers = [1 if at is None else shape[at[0]] for shape in shapes]
     return tuple(sorted(math.prod(s) // n for s, n in zip(shapes, layers, strict=True)))
 
 
-def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, tuple[int, int] | None]:
+def _stored(
+    parameters: Mapping[str, Any], module: str, is_point: bool = False
+) -> tuple[str, tuple[int, int] | None]:
     """Return the path of a module's parameters; if they hold all layers of a scan, also the axis of
-    the layers, and the module's layer."""
+    the layers, the first one if the module is a point, and the module's layer."""
     if any(_is_of(path, module) for path in parameters):
         return module, None
     parts = module.split(".")
@@ -298,6 +311,8 @@ def _stored(parameters: Mapping[str, Any], module: str) -> tuple[str, tuple[int,
             root = "".join(f"{around}." for around in parts[:i])
             stacked = ".".join(parts[:i] + parts[i + 1 :])
             if any(_is_of(path, stacked) for path in parameters):
+                if is_point:
+                    return stacked, (0, int(part))
                 inside = [np.shape(x) for p, x in parameters.items() if p.startswith(root)]
                 # The one that all arrays have; if it is several, layers are few
                 axes = [a for a in range(min(map(len, inside))) if len({s[a] for s in inside}) == 1]

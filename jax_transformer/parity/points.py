@@ -6,6 +6,7 @@ bias that is added, is what the module of another model returns that holds the s
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -67,15 +68,15 @@ def marked(
             outputs = jaxprs.bind(equation, inputs)
         points = map(uses.points.get, equation.outvars)
         return [
-            x if name is None else evaluation.mark(x, Point(call(), name, "point"))
-            for name, x in zip(points, outputs, strict=True)
+            x if point is None else evaluation.mark(x, point(call()))
+            for point, x in zip(points, outputs, strict=True)
         ]
 
     return jaxprs.retraced(closed, step)
 
 
 class _Uses:
-    """The uses of arrays in a jaxpr: ``points`` are names by the variable that comes out, and
+    """The uses of arrays in a jaxpr: ``points`` make Points by the variable that comes out, and
     ``of_scans`` the names of the inputs of the body, by the first output of a scan over layers.
     """
 
@@ -90,7 +91,7 @@ class _Uses:
                 self.users[atom].append(equation)
         for atom in _variables(jaxpr.outvars):
             self.users[atom].append(None)
-        self.points: dict[Any, str] = {}
+        self.points: dict[Any, Callable[[int], Point]] = {}
         self.of_scans: dict[Any, list[str]] = {}
         uses = list[tuple[core.JaxprEqn, str]]()
         for equation in jaxpr.eqns:
@@ -112,14 +113,16 @@ class _Uses:
             floats = [v for v in outputs if jnp.issubdtype(v.aval.dtype, jnp.floating)]
             if floats:
                 value = max(floats, key=lambda v: v.aval.size)
-                self.points[self._end(value, equation, ended)] = name
+                end, bias = self._end(value, equation, ended)
+                self.points[end] = partial(Point, name=name, kind="point", bias=bias)
 
     def _named(self, equation: core.JaxprEqn, name: str) -> str:
         """Return the name of what an equation makes of an array: that of a layer, if it is the only
         one that is left of an array of several."""
+        if equation.primitive.name != "squeeze" or "{}" in name:
+            return name
         v: Any = equation.invars[0]
-        maker = self.makers.get(v)
-        if equation.primitive.name != "squeeze" or maker is None or "{}" in name:
+        if (maker := self.makers.get(v)) is None:
             return name
         stacked: Any = maker.invars[0]
         starts = maker.params.get("start_indices")
@@ -149,12 +152,13 @@ class _Uses:
         ]
         return [*constants, *[""] * len(carry), *layered]
 
-    def _end(self, value: Any, equation: core.JaxprEqn, ended: set[int]) -> Any:
+    def _end(self, value: Any, equation: core.JaxprEqn, ended: set[int]) -> tuple[Any, str]:
         """Return what the whole of a layer makes of a value: a bias is added to a product, and a
-        scale may be multiplied before the division of a norm, or by its factor alone."""
-        kind, last = equation.primitive.name, value
+        scale may be multiplied before the division of a norm, or by its factor alone. The second
+        result is the name of the bias."""
+        kind, last, bias = equation.primitive.name, value, ""
         if kind not in ("dot_general", "conv_general_dilated", "mul"):
-            return value
+            return value, bias
         inputs = [atom for atom in _variables(equation.invars) if atom not in self.sources]
         is_factor = kind == "mul" and all(map(self._is_by_row, inputs))
         while len(users := self.users[value]) == 1 and (user := users[0]) is not None:
@@ -167,11 +171,26 @@ class _Uses:
                 last = value if name == "transpose" else last
             elif (name in ("add", "sub") and arrays) or by_row or (name == "mul" and is_factor):
                 is_factor = is_factor and name != "mul"
+                bias = bias or (self._unchanged(arrays[0]) if name == "add" else "")
                 value = last = user.outvars[0]
                 ended.add(id(user))
             else:
                 break
-        return last
+        return last, bias
+
+    def _unchanged(self, atom: Any) -> str:
+        """Return the name of an array that is used as it is, and nowhere else: where it is added,
+        its gradient is that of a bias. Return "" otherwise."""
+        name = self.sources[atom]
+        while True:
+            users = [each and each.primitive.name for each in self.users[atom]]
+            if len(users) > 1 and {*users} != {"slice"}:
+                return ""
+            if (maker := self.makers.get(atom)) is None:
+                return name
+            if maker.primitive.name not in (*_MOVES, "slice", "stop_gradient"):
+                return ""
+            atom = maker.invars[0]
 
     def _is_by_row(self, atom: Any) -> bool:
         """Return True if a value is the same along the last axis."""

@@ -68,10 +68,11 @@ class Recording:
     ``arrays`` are named ``CALL/input`` and so on, ``order`` lists the calls in the order in which
     they ended, and ``parameters`` holds gradients by path. The outputs of ``points`` are arrays
     that :func:`jax_transformer.parity.tap` names, or if ``of_arrays``, what comes out where arrays
-    are used: they belong to no module. ``narrow`` has
-    the dtypes below float64 that modules compute in by themselves, the model as "", if the run
-    replaced these by float64; it is None if the run was left as it is. ``note`` says why it was.
-    ``rounded`` names those with a constant that was rounded to such a dtype.
+    are used: they belong to no module. ``biases`` are the arrays that are added there, by the
+    point's name; "" for none. ``narrow`` has the dtypes below float64 that modules compute in by
+    themselves, the model as "", if the run replaced these by float64; it is None if the run was
+    left as it is. ``note`` says why it was. ``rounded`` names those with a constant that was
+    rounded to such a dtype.
     """
 
     order: list[str] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Recording:
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     result: np.ndarray | None = None
     points: set[str] = field(default_factory=set)
+    biases: dict[str, set[str]] = field(default_factory=dict)
     of_arrays: bool = False
     narrow: dict[str, str] | None = None
     rounded: list[str] = field(default_factory=list)
@@ -428,6 +430,8 @@ class Visitor:
         kind = point.kind
         if kind == "point":
             self.recording.points.add(key)
+            biases = self.recording.biases.setdefault(point.path(iterations), set())
+            biases.add(point._replace(name=point.bias).path(iterations))
             kind = "output"
         if kind == "output":
             self.recording.order.append(key)
