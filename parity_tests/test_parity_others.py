@@ -275,6 +275,14 @@ def test_memory_that_runs_out_is_no_error_of_the_model(sequential):
             compare(ported(sequential), sequential, batch(), RULES, **{name: call})
 
 
+def test_of_failures_in_every_dtype_the_first_is_named(sequential):
+    def call(_: Any, x: torch.Tensor) -> None:
+        raise ValueError(f"no {x.dtype}")
+
+    with pytest.raises(ConfigError, match=r"PyTorch model fails .* ValueError: no torch\.float64"):
+        compare(ported(sequential), sequential, batch(), RULES, call_torch=call)
+
+
 def test_padding_is_not_compared(sequential):
     positions = np.arange(5) < np.array([[5], [3], [1]])
     model, other = ported(sequential), jnp.where(positions[..., None], 0, 1)

@@ -9,6 +9,7 @@ from jax.extend import core
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import jaxprs, recording
 from jax_transformer.parity.functions import from_function
+from jax_transformer.parity.points import root_of_layers
 
 X = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 
@@ -59,12 +60,8 @@ def test_a_product_has_its_bias_and_no_more():
 
     def run(p, x):
         heads = jnp.einsum("btd,dhe->bhte", x, p["wq"]).sum((1, 3))
-        return (
-            x
-            + jax.jit(lambda p, x: jax.nn.relu(x @ p["up"]["w"] + p["up"]["b"]))(p, x)
-            @ p["down"]["kernel"]
-            * heads[..., None]
-        )
+        up = jax.jit(lambda p, x: jax.nn.relu(x @ p["up"]["w"] + p["up"]["b"]))(p, x)
+        return (x + up @ p["down"]["kernel"]) * heads[..., None]
 
     outputs = points(run, p)
     assert sorted(outputs) == ["down#0", "up#0", "wq#0"]
@@ -73,6 +70,20 @@ def test_a_product_has_its_bias_and_no_more():
     np.testing.assert_allclose(outputs["up#0"], up)
     np.testing.assert_allclose(outputs["down#0"], np.maximum(up, 0) @ p["down"]["kernel"])
     np.testing.assert_allclose(outputs["wq#0"], np.einsum("btd,dhe->bhte", wide, p["wq"]))
+
+
+def test_a_factor_of_features_is_no_part_of_a_norm():
+    p = arrays(g=4, w=(4, 1, 3))
+    outputs = points(lambda p, x: p["g"] * x * x.sum((0, 1)) @ p["w"][:, 0], p)
+    assert list(outputs) == ["g#0", "w#0"]
+    np.testing.assert_allclose(outputs["g#0"], p["g"] * X.astype(np.float64))
+
+
+def test_the_root_of_layers_has_several_parts_and_all_of_their_arrays():
+    layers = {"net.layers.one.w": (3, 4, 4), "net.layers.two.w": (3, 4, 4)}
+    assert root_of_layers("net.layers.one", 3, layers) == "net.layers"
+    assert root_of_layers("net.layers.one", 3, layers | {"net.head.w": (4, 2)}) == "net.layers"
+    assert root_of_layers("net.layers.one", 3, layers | {"net.more.w": (3, 2)}) == "net"
 
 
 def test_a_table_is_looked_up_before_positions_are_added():
