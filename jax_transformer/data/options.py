@@ -166,6 +166,9 @@ class DataOptions:
     """Most batch shapes, and so compiled programs."""
 
     def __post_init__(self) -> None:
+        for name in _SOURCES:
+            if isinstance(value := getattr(self, name), tuple):
+                object.__setattr__(self, name, parallel_text.matching(value))
         check = partial(check_numbers, self, "data.")
         check("vocab_size tokens_per_batch buckets", "be at least 1", lambda x: x >= 1)
         check("max_source_length max_target_length packing", "be at least 2", lambda x: x >= 2)

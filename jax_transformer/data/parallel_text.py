@@ -7,6 +7,7 @@ dropped, and refusals.
 """
 
 import functools
+import glob
 import gzip
 import hashlib
 import io
@@ -177,6 +178,15 @@ def paired(
     if len(sources) != len(targets):
         raise _uneven((source_path, target_path), (len(sources), len(targets)))
     return checked(list(zip(sources, targets, strict=True)), f"{source_path} and {target_path}")
+
+
+def matching(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the files that paths or patterns name. A pattern without files stays as it is."""
+    files = list[str]()
+    for path in paths:
+        matches = [] if os.path.exists(path) else glob.glob(path, recursive=True)
+        files += sorted(matches) or [path]
+    return tuple(files)
 
 
 def suffix(path: str) -> str | None:

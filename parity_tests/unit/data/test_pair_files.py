@@ -10,6 +10,7 @@ import pytest
 
 from jax_transformer import errors
 from jax_transformer.data import parallel_text
+from jax_transformer.data.options import DataOptions, Task
 from jax_transformer.data.parallel_text import Pairs
 
 
@@ -41,6 +42,24 @@ def test_the_suffix_decides_the_format(path, expected):
 
 
 PACKINGS = [bytes, gzip.compress, b"\xef\xbb\xbf".__add__, lambda x: x.replace(b"\n", b"\r\n")]
+
+
+def test_a_pattern_names_its_files_in_the_order_of_names(tmp_path):
+    """A file of the pattern's own name is that file; a pattern without files stays, as missing."""
+    for name in ("b.tsv", "a.tsv", "[ab].tsv", "c.txt", "in/d.tsv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        written(tmp_path / name, "x\ty\n")
+    root = f"{tmp_path}/"
+    options = dict(train=(f"{root}in/*", f"{root}?.tsv"), valid=(f"{root}[ab].tsv",))
+    data = DataOptions(**options, train_weights=(1.0, 2.0, 0.5))
+    assert data.train == (f"{root}in/d.tsv", f"{root}a.tsv", f"{root}b.tsv")
+    assert data.valid == options["valid"]
+    sources = DataOptions(
+        task=Task.PREFIX_LM, train_source=(f"{root}**/*.tsv",), valid_source=(f"{root}x*",)
+    )
+    names = ("[ab].tsv", "a.tsv", "b.tsv", "in/d.tsv")
+    assert sources.train_source == tuple(f"{root}{name}" for name in names)
+    assert sources.valid_source == (f"{root}x*",)
 
 
 @pytest.mark.parametrize("pack", PACKINGS)
