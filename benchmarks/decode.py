@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -437,12 +436,7 @@ def main() -> None:
             os.mkdir(f"{folder}/{number}")
             compared.append(compare(f"{folder}/{number}", inputs, args.rounds, args.against_self))
             print(table(compared[-1]), flush=True)
-    versions = "".join(
-        f", {name} {metadata.version(name)}"
-        for name in ("transformers", "ctranslate2")
-        if not args.against_self
-    )
-    print(f"{train_step.machine(args.device)}{versions}; load average before: {load:.1f}")
+    print(f"load average before: {load:.1f}")
     if args.json:
         Path(args.json).write_text(json.dumps(compared, indent=1))
 

@@ -1,7 +1,6 @@
 """The table of Hugging Face families in docs/huggingface.md, from tests that have just passed.
 
-    python benchmarks/families_table.py            # runs the tests of the suite, with --slow all
-    python benchmarks/families_table.py --write    # and puts the table into docs/huggingface.md
+Runs the tests of the suite, with ``--slow`` all.
 
 A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter
 that is the name of a case or of a family, or by further arguments of the mark.
@@ -19,10 +18,8 @@ from xml.etree import ElementTree
 from jax_transformer.architectures import huggingface
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/huggingface.md"
 ASPECTS = ("logits", "gradients", "greedy", "beam", "round trip", "tokenizer", "fine-tuning")
 FAMILIES = huggingface.families()
-BEGIN, END = "<!-- families: made by benchmarks/families_table.py -->", "<!-- families end -->"
 # A tokenizer that is not a family's first one has a case of its own name, such as mbart50
 _OTHER_NAMES = {
     recipe.name.lower(): name
@@ -74,7 +71,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     parser.add_argument(
         "--slow", action="store_true", help="run the tests under the marker slow, too"
     )
@@ -85,14 +81,9 @@ def main() -> int:
         marks = "slow or not slow" if options.slow else "not slow"
         command = [sys.executable, "-m", "pytest", "-q", "-m", marks, f"--junit-xml={report}"]
         command += map(str, tests)
-        status = subprocess.run(command, cwd=ROOT).returncode
+        status = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
         lines = table(outcomes(report))
     print(lines)
-    if options.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(
-            f"{before}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
-        )
     return status
 
 

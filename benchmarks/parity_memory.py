@@ -10,10 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import pages
-
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = 48
 COLUMNS = ["float32 weights of each model", "without gradients", "with gradients"]
@@ -60,19 +56,15 @@ def in_another_process(mib: float, gradients: bool, **variables: str) -> float:
 
 
 def main() -> None:
-    """Print the table, or write it to its page."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--mib", nargs="+", type=int, default=[192, 1024], help="weights, in MiB")
-    parser.add_argument("--write", action="store_true", help="write docs/parity-report.md")
     args = parser.parse_args()
-    rows, variables = [], {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+    print(f"| {' | '.join(COLUMNS)} |\n|---|---|---|")
     for mib in args.mib:
+        variables = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
         figures = (in_another_process(mib, each, **variables) for each in (False, True))
-        rows.append([f"{mib} MiB", *(f"{figure:.1f}" for figure in figures)])
-        print(" | ".join(rows[-1]), flush=True)
-    if args.write:
-        page, command = ROOT / "docs/parity-report.md", "python benchmarks/parity_memory.py --write"
-        pages.write_rows(page, command, COLUMNS, rows)
+        cells = " | ".join(f"{figure:.1f}" for figure in figures)
+        print(f"| {mib} MiB | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,6 @@ def main() -> None:
         lines = ["<2de> Monday, May 5"] * args.batch
         translator(lines)
         print(python(lambda: translator(lines), 10 * args.rounds))
-    print(train_step.machine("cpu"))
 
 
 if __name__ == "__main__":

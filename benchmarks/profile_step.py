@@ -132,7 +132,6 @@ def main() -> None:
             if key:
                 print(f"| {key} | {counts[key]} | {1000 * seconds:.1f} | {seconds / total:.1%} |")
         print()
-    print(train_step.machine("cpu"))
 
 
 if __name__ == "__main__":

@@ -176,7 +176,6 @@ def main() -> None:
                     time.sleep(0.5)
             results[axis][value] = known[name]
     print(table(results))
-    print(f"\n{train_step.machine('cpu')}")
     if args.plot:
         plot(results, args.plot)
     if args.json:

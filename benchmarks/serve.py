@@ -106,13 +106,13 @@ def sources(count: int) -> list[str]:
 async def speed(run: str, count: int) -> None:
     lines = sources(count)
     expected = jt.Translator.load(run)(lines)
-    print("clients  lines/s  p50 ms  p99 ms")
+    print("| clients | lines/s | p50, ms | p99, ms |\n|---:|---:|---:|---:|")
     async with server(run) as (_, port):
         for clients in CLIENTS:
             share = count if clients > 1 else max(count // 8, 50)
             seconds, total = await _measure(port, lines[:share], expected, clients)
             p50, p99 = 1000 * np.quantile(seconds, [0.5, 0.99])
-            print(f"{clients:7}  {share / total:7.0f}  {p50:6.1f}  {p99:6.1f}", flush=True)
+            print(f"| {clients} | {share / total:.0f} | {p50:.1f} | {p99:.1f} |", flush=True)
 
 
 async def _measure(

@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import jax_transformer as jt  # noqa: E402
-from benchmarks import pages  # noqa: E402
 from jax_transformer.config import TransformerConfig  # noqa: E402
 from jax_transformer.training import optimizer, step  # noqa: E402
 from parity_tests import levels, test_gradients  # noqa: E402
@@ -45,7 +44,6 @@ PRECISIONS = {
     "float16": (torch.float16, "default"),
 }
 STEPS = (10, 100)
-PAGE = ROOT / "docs" / "tolerances.md"
 Errors = dict[str, tuple[float, float]]
 """Our and PyTorch's error against the oracle, by level."""
 ErrorTable = dict[str, dict[str, list[tuple[float, float]]]]
@@ -274,9 +272,6 @@ def main() -> None:
         "--seeds", type=int, default=3, help="random weights of each configuration (%(default)s)"
     )
     parser.add_argument(
-        "--publish", action="store_true", help="write the tables into docs/tolerances.md"
-    )
-    parser.add_argument(
         "--results",
         type=Path,
         help="file of results; precisions with results are not measured again",
@@ -287,10 +282,7 @@ def main() -> None:
     errors_by_name = measure(
         options.seeds, options.results, lambda text: print(text, file=sys.stderr, flush=True)
     )
-    lines = list(page(errors_by_name, options.seeds))
-    print("\n".join(lines))
-    if options.publish:
-        pages.write(PAGE, "python benchmarks/tolerances.py", "\n".join(lines))
+    print("\n".join(page(errors_by_name, options.seeds)))
     over = [
         f"{level} {ratio(several):.2f}"
         for level, several in errors_by_name["bfloat16"].items()

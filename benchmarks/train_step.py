@@ -13,13 +13,12 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ SIZES: dict[str, dict[str, int]] = {
     # Only to try the command
     "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),
 }
-OURS, AGAIN, MEDIUM = "JAX", "JAX again", "JAX, medium"
+OURS, AGAIN, MEDIUM = OURS_NAMES = ("JAX", "JAX again", "JAX, medium")
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 # Precision -> name -> (torch.set_float32_matmul_precision, torch.compile)
 TWINS = {
@@ -404,21 +403,29 @@ def table(compared: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def machine(device: str) -> str:
-    """The machine and the versions."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("jax", "flax", "optax", "torch")
-    )
-    return (
-        f"{model}, {cores()} cores, JAX device {device}; Python {platform.python_version()},"
-        f" {versions}"
-    )
+def summary(compared: Sequence[dict[str, Any]]) -> str:
+    """A row for each batch and length: ours at its fastest, and the fastest twin."""
+    lines = [
+        "| pairs x (source + target tokens) | ours, s/step | best twin, s/step"
+        " | speed, best twin = 1 | share of peak | memory, GB: ours, the twin |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in compared:
+        rounds = {name: result.get("rounds") for name, result in each["contenders"].items()}
+        times = {name: [r["seconds"] for r in taken] for name, taken in rounds.items() if taken}
+        fastest = sorted(times, key=lambda name: statistics.median(times[name]))
+        ours = next(name for name in fastest if name in OURS_NAMES)
+        twin = next((name for name in fastest if name not in OURS_NAMES), ours)
+        middle = {name: statistics.median(times[name]) for name in (ours, twin)}
+        speed = statistics.median(b / t for b, t in zip(times[twin], times[ours], strict=True))
+        peak = max(statistics.median(r["flops"] for r in rounds[name]) for name in times)
+        memory = ", ".join(f"{rounds[name][-1]['memory']:.2f}" for name in (ours, twin))
+        lines.append(
+            f"| {each['size'].partition(', ')[2].removesuffix(' tokens')}"
+            f" | {middle[ours]:.3f} ({ours}) | {middle[twin]:.3f} ({twin}) | {speed:.2f}"
+            f" | {each['flops'] / middle[ours] / peak:.0%} | {memory} |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -458,8 +465,11 @@ def main() -> None:
         sizes = ("big", "small") if args.size == "both" else (args.size,)
         for size, batch, length in itertools.product(sizes, args.batch, args.length):
             compared.append(compare(size, batch, length, args, folder))
-            print(table(compared[-1]), flush=True)
-    print(f"{machine(compared[0]['device'])}; load average before: {load:.1f}")
+            if len(args.batch) * len(args.length) == 1:
+                print(table(compared[-1]), flush=True)
+    if len(args.batch) * len(args.length) > 1:
+        print(f"{summary(compared)}\n")
+    print(f"JAX device {compared[0]['device']}; load average before: {load:.1f}")
     if args.json:
         Path(args.json).write_text(json.dumps(compared, indent=1))
 

@@ -3,13 +3,14 @@
 import csv
 import json
 import re
+import shlex
 import statistics
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from benchmarks import config_fields
+from benchmarks import config_fields, pages
 from campaigns.mutants import faults
 from parity_tests.unit import runs
 from tools import excerpts, notebooks
@@ -79,6 +80,33 @@ def test_a_page_of_evidence_begins_with_its_claim_and_a_plot(name: str):
     text = (runs.ROOT / "docs" / name).read_text(encoding="utf-8")
     _, first, plot = text.split("\n\n")[:3]
     assert len(sentences(first)) == 2 and plot.startswith(("<!-- dots\n", "![")), first
+
+
+def test_the_commands_of_a_page_s_tables_are_known():
+    """`python benchmarks/pages.py` can run each of them again, and knows where its output ends."""
+    for page in (page for page in PAGES if page.suffix == ".md"):
+        text = page.read_text(encoding="utf-8")
+        for command in pages.commands(page):
+            table = text.partition(f"<!-- {command} -->\n")[2].partition("<!-- python")[0]
+            assert pages.END in table and text.count(f"<!-- {command} -->") == 1, command
+            _, script, *flags = shlex.split(command)
+            source = (runs.ROOT / script).read_text(encoding="utf-8")
+            assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--")), command
+
+
+def test_what_a_command_prints_replaces_its_part_of_a_page(tmp_path, capfd):
+    page, command = tmp_path / "page.md", "python benchmarks/input_pipeline.py --help"
+    text = "before\n\n<!-- {} -->\n\nold\n\n<!-- end -->\n\nafter\n"
+    page.write_text(text.format(command) + text.format("python benchmarks/no_such.py"))
+    pages.main([str(page)])
+    assert capfd.readouterr().out == f"{command}\npython benchmarks/no_such.py\n"
+    pages.main([str(page), "pipeline"])
+    new, rest = page.read_text().split("<!-- end -->\n", 1)
+    assert rest == "\nafter\n" + text.format("python benchmarks/no_such.py")
+    assert "--rounds" in new and "old" not in new and f"`{command}`" in new
+    with pytest.raises(SystemExit, match="failed with exit code 2"):
+        pages.main([str(page), "no_such"])
+    assert page.read_text() == f"{new}<!-- end -->\n{rest}"
 
 
 def test_an_installation_by_name_is_detected():
@@ -230,8 +258,21 @@ def figures(page: str, number: int, row: str, columns: slice) -> list[float]:
     return [float(match[0].replace(",", "")) for cell in cells if (match := NUMBER.search(cell))]
 
 
-def ends(row: str, *numbers: int, end: int | None = None) -> tuple[float, float]:
-    values = [x for n in numbers for x in figures("speed.md", n, row, slice(1, end))]
+def of_steps(precision: str, row: str) -> tuple[float, float]:
+    """Return the least and the largest speed of a step, best torch = 1, on both processors."""
+    values = figures("speed.md", 2, f"speed of {precision}, best", slice(1, None))
+    printed = [line for number in (3, 4) for line in tables("speed.md")[number - 1]]
+    values += [float(line[4]) for line in printed if line[0] == row]
+    return min(values), max(values)
+
+
+def of_decoding(library: str, end: int | None = None) -> tuple[float, float]:
+    """The same of decoding, over the columns up to ``end``."""
+    rows = f"speed of ours, {library}", f"speed of ours, the best {library}"
+    count = len(tables("speed.md")) + 1
+    values = [
+        x for n in range(1, count) for r in rows for x in figures("speed.md", n, r, slice(1, end))
+    ]
     return min(values), max(values)
 
 
@@ -240,11 +281,11 @@ def totals(page: str, table: int, *columns: int) -> list[float]:
 
 
 SUMMARIES = [
-    ("speed.md", "32 pairs runs at {:.2f} to {:.2f} times", ends("speed of medium, best", 2, 3)),
-    ("../README.md", "32 pairs has {:.2f} to {:.2f} times", ends("speed of highest, best", 2, 3)),
-    ("../README.md", "and {:.2f} to {:.2f} times with", ends("speed of medium, best", 2, 3)),
-    ("../README.md", "Decoding has {:.2f} to {:.1f} times", ends("speed of ours, tr", 8, 9)),
-    ("../README.md", "in batches {:.2f} to {:.2f} times", ends("speed of ours, CT", 8, 9, end=3)),
+    ("speed.md", "32 pairs runs at {:.2f} to {:.2f} times", of_steps("medium", "JAX, medium")),
+    ("../README.md", "32 pairs has {:.2f} to {:.2f} times", of_steps("highest", "JAX")),
+    ("../README.md", "and {:.2f} to {:.2f} times with", of_steps("medium", "JAX, medium")),
+    ("../README.md", "Decoding has {:.2f} to {:.1f} times", of_decoding("transformers")),
+    ("../README.md", "in batches {:.2f} to {:.2f} times", of_decoding("CTranslate2", end=3)),
     (
         "ports.md",
         "{:.0f} faults, {:.0f} named in float32, {:.0f} in bfloat16, and {:.0f} pairs",
