@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jax_transformer.cli import translate
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.inference import translation
 from jax_transformer.storage import checkpoint
@@ -160,6 +162,19 @@ def test_lines_are_translated_as_they_come(run, monkeypatch):
 def score(line: str) -> float:
     """The score of a line of an n-best list."""
     return float(line.rpartition(" ||| ")[2])
+
+
+def test_lines_that_keep_coming_are_not_awaited_for_long(monkeypatch):
+    def slowly(path: str):
+        for number in range(60):
+            time.sleep(0.02)
+            yield [str(number)]
+
+    monkeypatch.setattr(translate.parallel_text, "read_chunks", slowly)
+    monkeypatch.setattr(translate, "WAIT", 0.1)
+    windows = [*translate.windows_of("file", 1000)]
+    assert len(windows) > 2, "each ends a while after its first line"
+    assert [line for lines in windows for line in lines] == [str(number) for number in range(60)]
 
 
 def test_small_buffers_give_the_same_translations(console, run):

@@ -98,6 +98,12 @@ def test_describing_a_file_reads_no_array(tmp_path):
     assert described["a", "kernel"].shape == (1000, 1000, 2)
 
 
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
+    for path, reason in ((tmp_path / "none", "no such file"), (tmp_path, "not a file")):
+        with pytest.raises(InputError, match=f"{path}: {reason}"):
+            msgpack.header(path)
+
+
 def test_a_file_cut_anywhere_is_refused(tmp_path):
     content = small()
     for length in range(len(content)):

@@ -17,6 +17,7 @@ from flax import serialization
 import jax_transformer as jt
 from jax_transformer import cli
 from jax_transformer.config import Positions
+from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_format, zarr
@@ -139,6 +140,22 @@ def test_the_axis_of_the_layers_is_found(axis):
     layout = layouts.find(infos(t5x_files.params(sizes)))
     assert (layout.encoder_layers, layout.decoder_layers) == (2, 6)
     assert layout.shapes() == {name: a.shape for name, a in t5x_files.params(sizes).items()}
+
+
+@pytest.mark.parametrize("layers", [MOST_LAYERS, MOST_LAYERS + 1])
+def test_layers_are_read_up_to_their_limit(layers):
+    sizes = Sizes(**SMALL | {"encoder": 2, "decoder": 3, "scan_axis": 1}, scalable=True)
+    described = {
+        name: TensorInfo((x.shape[0], layers, *x.shape[2:]), x.dtype)
+        if name.startswith("decoder.decoder.")
+        else x
+        for name, x in infos(t5x_files.params(sizes)).items()
+    }
+    if layers > MOST_LAYERS:
+        with pytest.raises(InputError, match=f"{layers:,} layers, and no model has so many"):
+            layouts.find(described, 1)
+    else:
+        assert layouts.find(described, 1).decoder_layers == layers
 
 
 def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):

@@ -113,6 +113,8 @@ def test_scales_of_layers_are_seen_next_to_their_matrices():
     assert matching.stacks(arrays, [], tensors[:-1]) == {"layers.w": (0, 0)}
     other = [*tensors, Part("table", (27,), 0)]
     assert matching.stacks(arrays, [], other) == {"layers.w": (0, 0)}
+    elsewhere = {"layers.w": (3, 9, 7), "other.scale": (3, 9)}
+    assert matching.stacks(elsewhere, [], tensors)["other.scale"] != (0, 0)
 
 
 def test_a_table_is_matched_with_a_matrix_though_a_scale_has_its_size():
@@ -121,6 +123,14 @@ def test_a_table_is_matched_with_a_matrix_though_a_scale_has_its_size():
     parts = [Part("n.scale", (32,), 0), Part("rel.embedding", (8, 4), 1)]
     matches = {match.torch: match.flax for match in matching.matched(tensors, parts)}
     assert matches == {"bias.weight": ("rel.embedding",), "norm.weight": ("n.scale",)}
+
+
+@pytest.mark.parametrize("kind", ["Embedding", "Linear", "LayerNorm"])
+@pytest.mark.parametrize("leaf", ["embedding", "kernel", "scale"])
+def test_a_table_and_the_matrix_of_a_product_are_unlike(kind, leaf):
+    unlike = (kind, leaf) in {("Embedding", "kernel"), ("Linear", "embedding")}
+    sides = Part("a.weight", (3, 4), 0, kind), Part(f"b.{leaf}", (3, 4), 0)
+    assert matching._unlike(*sides) == unlike
 
 
 def test_arrays_of_a_function_are_matched_by_layer_and_by_their_shapes():

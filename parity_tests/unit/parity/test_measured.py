@@ -24,6 +24,7 @@ from jax_transformer.parity import (
     pairs,
     plugin,
     recording,
+    steps_report,
     structures,
 )
 from jax_transformer.parity import difference as differences
@@ -158,6 +159,21 @@ def test_every_figure_has_its_own_place_in_the_data():
         numbers = dataclasses.asdict(part) | {"times_floor": times}
         numbers |= {"errors": [33, 44]} if name == "run" else {}
         assert data[name] == json.loads(json.dumps(numbers))
+
+
+def test_a_layer_has_its_share_of_the_numbers_of_all_layers():
+    arrays = {"first.kernel": np.zeros((3, 4)), "first.bias": np.zeros(4)}
+    arrays |= {"layers.kernel": np.zeros((5, 3, 4)), "layers.bias": np.zeros((5, 4))}
+    assert pairs.sizes(arrays, "first", False) == pairs.sizes(arrays, "layers.2", False) == (4, 12)
+    assert pairs.sizes(arrays, "layers", False) == (20, 60)
+
+
+def test_a_column_of_steps_shows_the_furthest_of_its_measurements():
+    assert steps_report._column({}).split() == ["-"]
+    assert steps_report._column({"a": GOOD}).split()[0] == "agree"
+    for both in ({"a": GOOD, "b": BAD}, {"b": BAD, "a": GOOD}):
+        assert steps_report._column(both) == steps_report._column({"b": BAD})
+    assert steps_report._column({"b": BAD}).split()[0] == "DIFFER"
 
 
 def test_a_placeholder_is_one_part_of_a_name():

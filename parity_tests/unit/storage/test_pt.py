@@ -75,6 +75,27 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
         assert all(member.start % 64 == 0 for member in ours.members.values())
 
 
+def test_every_number_of_a_64_bit_directory_counts(path, monkeypatch):
+    """But for the two versions of ZIP that it names."""
+    monkeypatch.setattr(zip_archive, "LARGE", 0)  # as if every file were a large one
+    writer.write(path, STATE)
+    content = path.read_bytes()
+    locator = len(content) - zip_archive._END.size - zip_archive._LOCATOR.size
+    record = locator - zip_archive._END64.size
+    with zip_archive.Archive(path) as archive:
+        assert "archive/data.pkl" in archive.members
+    refused = pytest.raises((InputError, UnsafeFileError))
+    parts = (zip_archive._END64, record, (2, 3)), (zip_archive._LOCATOR, locator, ())
+    for form, at, versions in parts:
+        signature, *numbers = form.unpack_from(content, at)
+        for i in range(len(numbers)):
+            changed = [number + (i == place) for place, number in enumerate(numbers)]
+            written = form.pack(signature, *changed)
+            path.write_bytes(content[:at] + written + content[at + form.size :])
+            with contextlib.nullcontext() if i + 1 in versions else refused:
+                zip_archive.Archive(path).__exit__()
+
+
 def test_shapes_are_read_without_reading_storages(path):
     writer.write(path, STATE)
     content = path.read_bytes()

@@ -215,6 +215,16 @@ def test_the_average_of_steps_that_are_made_again_is_made_again(run):
     assert run.validations() == [(2, 2.0, False)]
 
 
+def test_only_averages_up_to_the_step_of_a_resume_stay(run):
+    """That of the step stays, the next one goes."""
+    run.train(steps=2, eval_every=1, average=2)
+    shutil.copytree(run.folder.averaged / "2", run.folder.averaged / "3")
+    run.stop_at = 3
+    with pytest.raises(Preempted):
+        run.train(steps=4, eval_every=4, average=2)
+    assert checkpoint.steps(run.folder.averaged) == [2]
+
+
 def test_patience_averaging_and_the_best_checkpoint_work_together(run, monkeypatch):
     """Two without a new best end it, however often it is continued; the best two are averaged."""
     options = dict(steps=9, eval_every=1, keep=1, patience=2, best_by=Criterion.LOSS)

@@ -129,6 +129,10 @@ def test_sgd_with_momentum(momentum, nesterov):
         return
     tx = chain(OptimizerName.SGD, momentum=momentum, nesterov=nesterov)
     assert_close(steps(tx, *problem()), by_hand(sgd, *problem(), memories=1))
+    state = jax.tree.leaves(tx.init(problem()[0]))
+    assert any(array.ndim for array in state) == bool(momentum), (
+        "without it, no memory of that size"
+    )
 
 
 def test_lion_steps_by_the_sign():

@@ -49,6 +49,20 @@ def test_the_loss_is_of_all_pairs_and_scores_of_the_first(corpus):
     assert report.figures["exact_match"] == 0
 
 
+def test_examples_walk_through_the_pairs_and_show_the_reference_of_a_wrong_one():
+    lines = [("one", "eins", "eins"), ("two", "zwei", "drei"), ("six", "sechs", "sechs")]
+    figures = {"valid_loss": 1.0, "bleu": 2.0, "chrf": 3.0, "exact_match": 4.0}
+    report = evaluation.ValidationReport(figures, lines)
+    shown = [f"    {source}\n      -> {hypothesis}" for source, _, hypothesis in lines]
+    shown[1] += "\n         (reference: zwei)"
+    first, *examples = report.describe("step 3", 0, 2)
+    assert first == "step 3  validation loss 1.000  BLEU 2.0  chrF 3.0  exact match 4.0 %"
+    assert examples == shown[:2]
+    assert [*report.describe("step 6", 1, 2)][1:] == [shown[2], shown[0]]
+    assert [*report.describe("step 6", 1, 5)][1:] == [shown[2], shown[0], shown[1]]
+    assert len([*report.describe("step 6", 1, 0)]) == 1
+
+
 def test_texts_without_translations_have_a_loss_alone(corpus):
     vars(corpus).update(valid_pairs=[])
     report = evaluation.Validation(TrainOptions(), corpus, Devices.take(1))({})
