@@ -275,7 +275,8 @@ def test_invalid_training_checkpoints_are_refused(trained, console, tmp_path):
     refused(3, ["bare.pt", "optimizer"], bare, folder, carry)
     refused(2, ["--dtype"], folder, file, carry, "--dtype", "float16")
     refused(2, ["--dry-run"], folder, file, carry, "--dry-run")
-    refused(2, ["between a run and a PyTorch file"], folder, tmp_path / "a.safetensors", carry)
+    for source, target in ((folder, "a.safetensors"), (folder, "b"), (bare, "b.pt")):
+        refused(2, ["between a run and a PyTorch file"], source, tmp_path / target, carry)
     assert console.say("convert", folder, file, carry, "--weights", "100")[0] == 0
     refused(2, ["give --training"], file, place)
     refused(3, ["holds step 200"], file, folder, carry)

@@ -38,7 +38,7 @@ CASES = {
         tied_embeddings_all="false", tied_embeddings_src="true"
     ),
 }
-FAST = ("OPUS-MT", "two vocabularies, tied output")
+FAST = ("OPUS-MT", "pre-norm, relu", "two vocabularies, tied output")
 LENGTHS = [7, 4, 1]
 
 

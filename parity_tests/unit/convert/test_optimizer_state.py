@@ -477,6 +477,10 @@ def test_momentum_needs_an_optimizer_that_has_it():
     with pytest.raises(ConfigError, match="not sgd's"):
         opt_state.into_optax(state, moments, 0)
     opt_state.into_optax(state, read(saved("sgd") | {"state": {}}), 0)
+    assert opt_state.from_optax(state, "sgd", {"momentum": 0.0}, {}).first == {}
+    for kind, settings in (("sgd", {"momentum": 0.9}), ("adamw", {})):
+        with pytest.raises(ConfigError, match=f"not {kind}'s: no moments"):
+            opt_state.from_optax(state, kind, settings, {})
 
 
 def test_another_optax_state_is_refused():

@@ -493,6 +493,13 @@ def test_advice_begins_with_what_takes_most(state, mesh, sizes, first, rest):
     assert "--data.tokens-per-batch 1" in advice and "chunks" not in " ".join(advice)
 
 
+def test_a_step_has_no_time_if_a_figure_of_it_is_unknown():
+    four = on_four_devices()
+    assert four.times is not None
+    assert dataclasses.replace(four, traffic=None).times is None
+    assert dataclasses.replace(four, topology=Topology("cpu", (1,))).times is None
+
+
 def test_a_step_that_takes_all_of_the_memory_fits():
     for available, fits in ((0, True), (319, False), (320, True), (321, True)):
         assert example(available=available).fits is fits

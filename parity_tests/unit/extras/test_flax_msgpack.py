@@ -202,6 +202,10 @@ INVALID: dict[str, tuple[bytes, str]] = {
         pieces({"0": 4}, {"0": array(), "1": array((1,), "float64")}),
         "are not flat arrays of one dtype",
     ),
+    "pieces that are no arrays": (
+        pieces({"0": 4}, {"0": array(), "1": 4}),
+        "are not flat arrays of one dtype",
+    ),
     "pieces with a number missing": (pieces({"0": 2}, {"1": array()}), "'a' is not in pieces"),
 }
 UNSAFE: dict[str, tuple[bytes, str]] = {

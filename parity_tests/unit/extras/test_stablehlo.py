@@ -1,6 +1,8 @@
 """Exported programs give the model's own tokens, in a process that cannot import this package."""
 
+import contextlib
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -55,8 +57,11 @@ def exported(model, tmp_path_factory) -> Path:
     """The folder that the command writes of this model."""
     path = tmp_path_factory.mktemp("exported")
     jt.convert.save(model, path / "run")
-    with runs.as_a_user(), helpers.unchecked():  # annotations say int, and sizes are symbolic
+    redirected = contextlib.redirect_stdout(io.StringIO())
+    # Annotations say int, and sizes are symbolic
+    with runs.as_a_user(), helpers.unchecked(), redirected as out:
         assert runs.main("convert", path / "run", path / "out", "--to", "stablehlo") == 0
+    assert "ran the program greedy next to the model: the same tokens" in out.getvalue()
     return path / "out"
 
 

@@ -418,6 +418,8 @@ def zarray(folder: Path) -> Path:
         ({"shape": [0, 4]}, 3, "has no numbers"),
         ({"chunks": [0, 4]}, 3, "do not divide"),
         ({"chunks": [7]}, 3, "do not divide"),
+        ({"shape": [1] * 33}, 3, "and not a list of lengths"),
+        ({"shape": [1] * 32}, 3, "do not divide"),
         ({"chunks": [7, 2**40]}, 4, "cannot hold them"),
         ({"chunks": [9, 9]}, 3, "does not hold the 324 bytes of a chunk"),
         ({"compressor": None}, 3, "a chunk has 112"),

@@ -96,6 +96,8 @@ def test_errors_list_it(folder, capsys):
         registry.of(folder / "text")
     with pytest.raises(ConfigError, match=r"\.xyz is none of .*\.raw"):
         registry.to_write(folder / "model.xyz")
+    for name in ("model", "v0.1", "v0.2a", "v1."):
+        assert registry.to_write(folder / name).name == "run", "no name of a kind of file"
     with pytest.raises(ConfigError, match="did you mean 'raw'"):
         registry.get("rwa")
 

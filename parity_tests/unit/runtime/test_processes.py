@@ -63,6 +63,15 @@ def test_only_a_launcher_of_several_processes_begins_a_distributed_run(environme
         assert named.several(environment) is (count == 2)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_of_the_runtime_may_be_the_death_of_another_process(count, monkeypatch):
+    monkeypatch.setattr(distributed, "count", lambda: count)
+    lost = jax.errors.JaxRuntimeError("UNAVAILABLE: connection reset")
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+    assert distributed.may_be_lost(lost) == (count > 1)
+    assert not any(map(distributed.may_be_lost, (full, ValueError(), None)))
+
+
 def test_one_process_waits_for_nobody():
     assert (distributed.index(), distributed.count(), distributed.first()) == (0, 1, True)
     distributed.barrier("anything")
