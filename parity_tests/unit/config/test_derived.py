@@ -31,6 +31,11 @@ DOCUMENTS = [name for name in NAMES if f"{name}_repaired" in NAMES]
 CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 
+@pytest.mark.parametrize("name", ["../architectures/blog2023", "registry", "blog2023.py", "", "x"])
+def test_what_names_no_architecture_is_none(name):
+    assert registry.find(name) is None
+
+
 def test_with_sizes_knows_its_shorthands():
     for name, layers in (("num", (3, 3)), ("encoder", (2, 6)), ("decoder", (6, 2))):
         config = LESSON10.with_sizes(**{f"{name}_layers": min(layers)})

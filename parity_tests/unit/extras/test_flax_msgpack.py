@@ -224,6 +224,7 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
     "a length below zero": (of((-2, -1)), "an array has the shape [-2, -1]"),
     "a length that is true": (of((True, 2)), "an array has the shape [True, 2]"),
     "a fraction of a length": (of((2.0,)), "an array has the shape [2.0]"),
+    "bytes that overflow": (of((2**61, 0), content=b""), "an array has the shape"),
     "a shape that overflows": (of((2**62, 2**62, 0), content=b""), "an array has the shape"),
     "65 dimensions": (of((1,) * 64 + (2,)), "an array has the shape"),
     "pieces of another size": (

@@ -329,6 +329,14 @@ def test_yaml_stays_text():
     assert yaml_data.parse("some.yml", text) == expected
 
 
+@pytest.mark.parametrize("named", [None, "a", ["a"], ["a", "b", "c"], [["a"], "b"]])
+def test_vocabularies_are_found_by_their_names_unless_two_are_named(named, folder):
+    usual = marian_model._vocabularies(folder, {})
+    assert marian_model._vocabularies(folder, {"vocabs": named}) == usual
+    with pytest.raises(InputError, match="missing, and decoder.yml names it"):
+        marian_model._vocabularies(folder, {"vocabs": ["a", usual[0].name]})
+
+
 @pytest.mark.parametrize("named", ["..", "a" * 300, '"\\x1b[2J"'])
 def test_names_in_decoder_yml_are_plain_names(named, folder):
     (folder / "decoder.yml").write_text(f"models: [{named}]\nvocabs: [a, b]\n")

@@ -344,6 +344,9 @@ def test_a_state_that_is_larger_than_the_memory_is_refused(monkeypatch):
                 else contextlib.nullcontext()
             ):
                 several.check_memory(state)
+    for unknown in (None, {}):
+        device.memory_stats = lambda it=unknown: it
+        several.check_memory(state)
 
 
 def test_a_process_keeps_its_part_of_an_array(monkeypatch):
