@@ -333,7 +333,7 @@ def test_yaml_stays_text():
 def test_vocabularies_are_found_by_their_names_unless_two_are_named(named, folder):
     usual = marian_model._vocabularies(folder, {})
     assert marian_model._vocabularies(folder, {"vocabs": named}) == usual
-    with pytest.raises(InputError, match="missing, and decoder.yml names it"):
+    with pytest.raises(InputError, match=r"missing, and decoder\.yml names it"):
         marian_model._vocabularies(folder, {"vocabs": ["a", usual[0].name]})
 
 
