@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.extras.toolkits.marian import marian_model
+from jax_transformer.extras.toolkits.marian import marian_model, marian_names
 from jax_transformer.formats import registry
 from jax_transformer.storage import safetensors, yaml_data
 from parity_tests import marian_files
@@ -89,6 +89,28 @@ def test_what_cannot_be_expressed_is_refused_by_name(changes, message, tmp_path,
     assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
     assert message in error and str(path) in error and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("all_tied", ["false", "true"])
+def test_an_option_that_is_left_out_has_marian_s_default(all_tied):
+    options = {
+        name: str(value) if isinstance(value, int) else value
+        for name, value in marian_files.options(tied_embeddings_all=all_tied).items()
+    }
+    options |= {"transformer-ffn-activation": "relu", "transformer-decoder-dim-ffn": "0"}
+    options |= {"dim-vocabs": ["11", "11"], "output-omit-bias": "false"}
+    options |= {"transformer-postprocess-emb": "", "transformer-postprocess": "an"}
+    expected, needed = marian_names.configuration(options), set()
+    for name in options:
+        rest = {other: value for other, value in options.items() if other != name}
+        try:
+            assert marian_names.configuration(rest) == expected or name == "tied-embeddings-all"
+        except InputError as error:
+            assert name.removeprefix("transformer-") in str(error)
+            needed.add(name)
+    depths = {"enc-depth", "dec-depth", "dim-emb", "dim-vocabs"}
+    sizes = {f"transformer-{name}" for name in ("dim-ffn", "heads", "postprocess")}
+    assert needed == depths | sizes
 
 
 def test_missing_and_unexpected_arrays_are_named(tmp_path, capsys):

@@ -188,3 +188,14 @@ def test_layers_are_read_up_to_their_limit(layers):
     else:
         with pytest.raises(InputError, match=f"n={layers:,}"):
             Options({"n": layers}).layers("n")
+
+
+def test_the_start_of_opennmt_py_is_a_token_of_both_vocabularies():
+    tokens = ["<blank>", "</s>", "<unk>", "<s>", "⦅s⦆", "a"]
+    vocab: dict[str, Any] = {"src": tokens, "tgt": tokens[::-1]}
+    for named, begin in ((None, "<s>"), ("", "<s>"), ("</s>", "</s>"), ("⦅s⦆", "⦅s⦆")):
+        read = opennmt_py._vocabularies(vocab | {"decoder_start_token": named})
+        assert (read.bos, read.source, read.target) == (begin, tuple(tokens), tuple(tokens[::-1]))
+    for named, words in ((5, "decoder_start_token is 5, and no text"), ("<go>", "has no <go>")):
+        with pytest.raises(InputError, match=words):
+            opennmt_py._vocabularies(vocab | {"decoder_start_token": named})
