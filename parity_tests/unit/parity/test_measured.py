@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -33,7 +35,7 @@ from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
 from parity_tests.unit.helpers import tiny
-from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, report
+from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, measured, report
 from parity_tests.unit.parity.test_golden import BATCH, FakeRecorder, path, python
 
 __all__ = ["path"]  # a fixture
@@ -174,6 +176,37 @@ def test_a_column_of_steps_shows_the_furthest_of_its_measurements():
     for both in ({"a": GOOD, "b": BAD}, {"b": BAD, "a": GOOD}):
         assert steps_report._column(both) == steps_report._column({"b": BAD})
     assert steps_report._column({"b": BAD}).split()[0] == "DIFFER"
+
+
+@pytest.mark.parametrize("count", [1, 2, steps_report._SHOWN, steps_report._SHOWN + 1])
+def test_of_several_gradients_that_differ_the_furthest_are_shown(count):
+    gradients = {f"p{i:02}": measured(1e-3 * (i + 1)) for i in range(count)} | {"same": GOOD}
+    report = steps_report.TrainingReport((steps_report.Step(GOOD, gradients, {}),))
+    names = [line.split(":")[0].strip() for line in report.lines() if line.startswith("  p")]
+    furthest = [f"p{i:02}" for i in range(count)][::-1][: steps_report._SHOWN]
+    assert names == (furthest if count > 1 else [])
+    others = f"; so do {count - 1} others of {count + 1}" if count > 1 else ""
+    assert report.summary().startswith(f"p{count - 1:02}: ") and others in report.summary()
+
+
+@pytest.mark.parametrize("description", [{}, {"config": "c.json"}, {"preset": "lesson10"}])
+@pytest.mark.parametrize("own", [None, "own"])
+@pytest.mark.parametrize("others", [None, "bare", "described"])
+def test_a_configuration_is_the_file_s_the_other_file_s_or_that_of_the_command(
+    description, own, others, monkeypatch
+):
+    settled = SimpleNamespace(config="settled")
+    monkeypatch.setattr(ModelDescription, "settle", lambda self, source: settled)
+    source = SimpleNamespace(config=own, path="a.pt")
+    other = others and SimpleNamespace(config="other" if others == "described" else None)
+    chosen = functools.partial(from_files._config, ModelDescription(**description), source, other)
+    if own is not None and description:
+        with pytest.raises(ConfigError, match=r"a\.pt has its own config\.json"):
+            chosen()
+    elif own is not None:
+        assert chosen() is own
+    else:
+        assert chosen() == ("other" if others == "described" and not description else "settled")
 
 
 def test_a_placeholder_is_one_part_of_a_name():
