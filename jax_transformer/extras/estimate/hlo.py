@@ -224,7 +224,7 @@ def _read(inside: _Computation, parameter: _Instruction) -> int:
     """Return the bytes that a fusion reads of an operand: only a slice, if it takes a slice."""
     if parameter.opcode != "parameter":
         return 0
-    names, sizes = [parameter.name], []
+    names, read = [parameter.name], 0
     for name in names:
         for user in inside.values():
             if name not in user.operands:
@@ -233,12 +233,10 @@ def _read(inside: _Computation, parameter: _Instruction) -> int:
             if user.opcode == "bitcast":
                 names.append(user.name)
             elif user.opcode in _SLICES and first:
-                sizes.append(user.size)
-            elif user.opcode == "dynamic-update-slice" and first:
-                sizes.append(0)  # it is updated in place
-            else:
+                read += user.size
+            elif user.opcode != "dynamic-update-slice" or not first:  # updated in place
                 return parameter.size
-    return min(sum(sizes), parameter.size)
+    return min(read, parameter.size)
 
 
 def _written(inside: _Computation, result: _Instruction) -> int:

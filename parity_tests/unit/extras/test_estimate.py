@@ -104,6 +104,11 @@ def test_local_attention_computes_whole_blocks_of_queries():
     for length, queries, keys in ((4, 4, 12), (5, 8, 13), (8, 8, 13), (10, 12, 14)):
         part = config, config.encoder, enums.Part.SELF, length, length
         assert estimate._attend(*part) == 2 * queries * keys * width
+    spans = {enums.AttentionSpan.TRANSIENT_GLOBAL: 2, enums.AttentionSpan.LOCAL: 0}
+    for span, keys in spans.items():
+        stack = dataclasses.replace(config.encoder, attention_span=span)
+        assert estimate._global_keys(stack, enums.Part.SELF, 10) == keys
+        assert estimate._global_keys(stack, enums.Part.CROSS, 10) == 0
 
 
 def test_the_traffic_of_a_loop_is_that_of_its_iterations():
@@ -340,9 +345,11 @@ def test_products_in_bfloat16_are_those_of_the_device(kind, products, monkeypatc
 
     monkeypatch.setattr(estimate, "lower", lower)
     monkeypatch.setattr(Topology, "devices", lambda _: jax.devices()[:1])
-    with pytest.raises(ConfigError, match="enough"):
-        estimate.estimate(options_of(precision=Precision.BFLOAT16), Topology(kind, (1,)), length=6)
-    assert seen == [("bfloat16", products)]
+    medium = {"matmul_precision": enums.MatmulPrecision.MEDIUM}
+    for options in (options_of(precision=Precision.BFLOAT16), options_of(**medium)):
+        with pytest.raises(ConfigError, match="enough"):
+            estimate.estimate(options, Topology(kind, (1,)), length=6)
+    assert seen == [("bfloat16", products), (None, "medium")]
 
 
 @pytest.mark.parametrize(("unit", "size"), [("K", 2**10), ("M", 2**20), ("G", 2**30), ("T", 2**40)])

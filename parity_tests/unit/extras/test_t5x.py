@@ -1,5 +1,6 @@
 """Checkpoints of T5X: their arrays, names, sizes and configuration, and what is refused."""
 
+import contextlib
 import gzip
 import json
 import random
@@ -105,6 +106,12 @@ def test_an_array_of_many_chunks_comes_back(tmp_path, monkeypatch):
     stored = zarr.open_array(tmp_path / "a")
     assert stored.chunks == (1, 5, 3) and [*stored.indices()] == [(i, 0, 0) for i in range(7)]
     np.testing.assert_array_equal(stored.read(), array)
+
+
+def test_an_array_of_one_number_is_the_chunk_0(tmp_path):
+    zarr.write(tmp_path / "a", np.array(3, np.float32))
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {".zarray", "0"}
+    assert zarr.open_array(tmp_path / "a").read() == 3
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -290,6 +297,16 @@ def test_gin_is_read_line_by_line(tmp_path):
             registry.open(folder)
 
 
+def test_gin_is_read_up_to_its_limit(tmp_path, monkeypatch):
+    folder = written(tmp_path / "model")
+    size = (folder / "config.gin").stat().st_size
+    for limit in (size, size - 1):
+        monkeypatch.setattr(t5x_format, "_LONGEST", limit)
+        refused = pytest.raises(InputError, match=f"has more than {limit:,} bytes")
+        with contextlib.nullcontext() if limit == size else refused:
+            assert t5x_format.find_gin(folder).path == folder / "config.gin"
+
+
 def test_gin_in_the_folder_of_a_checkpoint_goes_first_and_its_dropout_counts(tmp_path):
     folder = written(tmp_path / "t5x", Sizes(**SMALL))
     (folder / "config.gin").unlink(missing_ok=True)
@@ -460,6 +477,7 @@ OTHER = {"driver": "file", "path": "target.encoder.encoder_norm.scale"}
         ({"kvstore": {"driver": "file", "path": "../other"}}, 4, "is not a plain name"),
         ({"kvstore": {"driver": "file", "path": "/etc"}}, 4, "is not a plain name"),
         ({"kvstore": {"driver": "file", "path": ".."}}, 4, "is not a plain name"),
+        ({"kvstore": {"driver": "file", "path": "checkpoint"}}, 4, "is not a plain name"),
         ({"kvstore": {"driver": "file", "path": "a" * 300}}, 4, "is not a plain name"),
         ({"kvstore": {"driver": "http", "path": "a"}}, 3, "is in a store 'http'"),
         ({"kvstore": {"driver": "file", "path": "nothing"}}, 3, "no such file"),
