@@ -61,13 +61,13 @@ def exported(model, tmp_path_factory) -> Path:
     # Annotations say int, and sizes are symbolic
     with runs.as_a_user(), helpers.unchecked(), redirected as out:
         assert runs.main("convert", path / "run", path / "out", "--to", "stablehlo") == 0
-    (path / "said").write_text(out.getvalue())
+    (path / "report").write_text(out.getvalue())
     return path / "out"
 
 
 def test_an_export_is_run_next_to_its_model(exported):
-    said = exported.with_name("said").read_text()
-    assert "ran the program greedy next to the model: the same tokens" in said
+    report = exported.with_name("report").read_text()
+    assert "ran the program greedy next to the model: the same tokens" in report
 
 
 def padded(rows: list[str]) -> np.ndarray:
