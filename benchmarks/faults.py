@@ -261,7 +261,7 @@ def main() -> None:
     figure(
         results, f"The cost of the documents' faults: {options.steps:,} steps on the built-in task"
     ).savefig(picture, dpi=150)
-    print(picture)
+    print(picture, file=sys.stderr)
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))
 
