@@ -272,13 +272,16 @@ class PairedRuns:
         return measured
 
     def inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
-        """Pair inputs: the first with the first, others with the first free one of their shape."""
+        """Pair inputs: the first with the first, others with the first free one of their shape.
+
+        Of arrays with heads and without, one may be projected already: they are paired if alike.
+        """
         pairs = [("input", "input")]
         our_arrays, their_arrays = self.ours.arrays, self.theirs.arrays
         free = list(_further_inputs(their_arrays, theirs))
         for name in _further_inputs(our_arrays, ours):
             array = our_arrays[f"{ours}/{name}"]
-            fitting = (b for b in free if axes(array, their_arrays[f"{theirs}/{b}"]) is not None)
+            fitting = (b for b in free if _alike(array, their_arrays[f"{theirs}/{b}"]))
             if (other := next(fitting, None)) is not None:
                 free.remove(other)
                 pairs.append((name, other))
@@ -397,6 +400,15 @@ def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str
     return itertools.takewhile(
         lambda name: f"{call}/{name}" in arrays, (f"input {i}" for i in itertools.count(1))
     )
+
+
+def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Return True for inputs of one shape; of which one has axes of the other as one, if they have
+    much in common."""
+    order = axes(ours, theirs)
+    if order is None or ours.ndim == theirs.ndim:
+        return order is not None
+    return difference.difference(as_theirs(ours, order, theirs.shape), theirs).cosine > 0.5
 
 
 def as_theirs(ours: np.ndarray, order: Sequence[int], shape: Sequence[int]) -> np.ndarray:

@@ -163,6 +163,17 @@ def test_every_figure_has_its_own_place_in_the_data():
         assert data[name] == json.loads(json.dumps(numbers))
 
 
+def test_an_input_with_heads_is_paired_with_one_without_if_they_are_alike():
+    """Keys that are projected outside of an attention here are its memory there."""
+    draw = np.random.default_rng(0)
+    keys, memory = draw.standard_normal((3, 7, 2, 4)), draw.standard_normal((7, 3, 8))
+    turned = keys.reshape(3, 7, 8).swapaxes(0, 1)
+    assert measuring._alike(keys, turned) and measuring._alike(keys, turned + 0.5 * memory)
+    assert not measuring._alike(keys, memory), "other arrays"
+    assert measuring._alike(turned, memory), "of one shape, which may differ"
+    assert not measuring._alike(keys, memory[1:])
+
+
 def test_a_layer_has_its_share_of_the_numbers_of_all_layers():
     arrays = {"first.kernel": np.zeros((3, 4)), "first.bias": np.zeros(4)}
     arrays |= {"layers.kernel": np.zeros((5, 3, 4)), "layers.bias": np.zeros((5, 4))}

@@ -180,7 +180,9 @@ def test_a_header_of_safetensors_fits_its_file(length, path):
         assert safetensors.is_safetensors(path) == (length <= 2 + len(rest))
 
 
-SHAPES = [(3, 70), (70, 3), (32, 33), (64, 31), (1, 65), (0, 4), (2, 3, 40), (5,), ()]
+TILE = tensors._TILE
+SHAPES = [(3, 2 * TILE + 6), (2 * TILE + 6, 3), (TILE, TILE + 1), (2 * TILE, TILE - 1)]
+SHAPES += [(1, 2 * TILE + 1), (0, 4), (2, 3, TILE + 8), (5,), ()]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
