@@ -159,6 +159,13 @@ def test_arrays_of_a_function_are_matched_by_layer_and_by_their_shapes():
     assert matches == expected
 
 
+def test_the_order_of_arrays_of_a_function_says_nothing():
+    tensors = [Part(f"{n}_proj.weight", (4, 4), i, "Linear") for i, n in enumerate("qkvo")]
+    parts = [Part(f"w{name}", (4, 4), 0) for name in "ovkq"]
+    matches = {match.torch: match.flax for match in matching.matched(tensors, parts)}
+    assert matches == {f"{name}_proj.weight": (f"w{name}",) for name in "qkvo"}
+
+
 @pytest.mark.parametrize("kind", ["Linear", "Conv1D"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_square_matrix_has_the_layout_of_the_others_of_its_class(kind, turned):

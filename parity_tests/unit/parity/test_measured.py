@@ -373,6 +373,14 @@ def test_parameters_count_more_than_names_in_a_guess():
     assert pairs.guessed(nameless, nameless[::-1]) == [("up", "up"), ("down", "down")]
 
 
+def test_a_layer_is_the_counterpart_of_a_layer_not_of_the_module_around_it():
+    """A linear layer and its activation have the layer's parameters, and here its name."""
+    around = [pairs.Called("up.linear", (2, 8), (8, 64)), pairs.Called("up", (2, 8), (8, 64))]
+    layer = [pairs.Called("up", (2, 8), (8, 64))]
+    assert pairs.guessed(around, layer) == [("up.linear", "up")]
+    assert pairs.guessed(layer, around) == [("up", "up.linear")]
+
+
 def test_equal_outputs_count_more_than_the_order_in_a_guess():
     ours, theirs = (
         [pairs.Called(f"{side}.{i}", (2, 8), None, (float(i), 1.0)) for i in order]

@@ -72,6 +72,13 @@ def test_a_product_has_its_bias_and_no_more():
     np.testing.assert_allclose(outputs["wq#0"], np.einsum("btd,dhe->bhte", wide, p["wq"]))
 
 
+def test_a_product_ends_before_its_gate():
+    p = arrays(up=(4, 6), gate=(4, 6))
+    outputs = points(lambda p, x: (x @ p["up"]) * jnp.tanh(x @ p["gate"]), p)
+    for name in ("up", "gate"):
+        np.testing.assert_allclose(outputs[f"{name}#0"], X.astype(np.float64) @ p[name])
+
+
 def test_a_factor_of_features_is_no_part_of_a_norm():
     p = arrays(g=4, w=(4, 1, 3))
     outputs = points(lambda p, x: p["g"] * x * x.sum((0, 1)) @ p["w"][:, 0], p)
