@@ -74,9 +74,8 @@ class Pair:
 
     @property
     def copies(self) -> bool:
-        """True if a tensor is in memory twice: it is transposed, or read from a run for another."""
-        from_run, to_run = (kind not in TORCH_NAMES for kind in (self.source, self.target))
-        return from_run or to_run
+        """True if a tensor is in memory twice: it is read from a run, or transposed for one."""
+        return not {self.source, self.target} <= {*TORCH_NAMES}
 
 
 BY_HAND = [

@@ -37,7 +37,7 @@ SIZES: dict[str, dict[str, int]] = {
     # Only to try the command
     "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),
 }
-OURS, AGAIN, MEDIUM = OURS_NAMES = ("JAX", "JAX again", "JAX, medium")
+OURS, AGAIN, MEDIUM = "JAX", "JAX again", "JAX, medium"
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 # Precision -> name -> (torch.set_float32_matmul_precision, torch.compile)
 TWINS = {
@@ -414,8 +414,8 @@ def summary(compared: Sequence[dict[str, Any]]) -> str:
         rounds = {name: result.get("rounds") for name, result in each["contenders"].items()}
         times = {name: [r["seconds"] for r in taken] for name, taken in rounds.items() if taken}
         fastest = sorted(times, key=lambda name: statistics.median(times[name]))
-        ours = next(name for name in fastest if name in OURS_NAMES)
-        twin = next((name for name in fastest if name not in OURS_NAMES), ours)
+        ours = next(name for name in fastest if name in (OURS, MEDIUM))
+        twin = next((name for name in fastest if name not in (OURS, MEDIUM)), ours)
         middle = {name: statistics.median(times[name]) for name in (ours, twin)}
         speed = statistics.median(b / t for b, t in zip(times[twin], times[ours], strict=True))
         peak = max(statistics.median(r["flops"] for r in rounds[name]) for name in times)
