@@ -128,7 +128,7 @@ def shards(path: Path) -> list[Path]:
     paths = [path.parent / file for file in sorted(set(weight_map(path).values()))]
     for shard in paths:
         if not shard.is_file():
-            names = sorted(other.name for other in path.parent.iterdir())
+            names = sorted(other.name for other in path.parent.iterdir() if other.is_file())
             raise InputError(
                 f"{path}: names {shown(shard.name)}, which is missing{nearest(shard.name, names)}"
             )
