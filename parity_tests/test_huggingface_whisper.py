@@ -488,9 +488,20 @@ def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_pa
         pattern = f"{file}: (unknown |has lang_to_id and no )?{key}{message}"
         with pytest.raises(InputError, match=pattern):
             read_with(folder, tmp_path, file, **{key: value})
-    (tmp_path / "processor_config.json").write_text('{"feature_extractor": {"hop_length": 80}}')
-    with pytest.raises(InputError, match=r"processor_config.json: hop_length=80"):
+    both = tmp_path / "processor_config.json"
+    both.write_text('{"feature_extractor": {"hop_length": 80}}')
+    with pytest.raises(InputError, match=r"/processor_config.json: hop_length=80"):
         read_with(folder, tmp_path, whisper)
+    both.write_text('{"feature_extractor": {"hop_length": 160}}')
+    with pytest.raises(InputError, match=r"/preprocessor_config.json: n_fft=80"):
+        read_with(folder, tmp_path, features, n_fft=80)
+
+
+def test_only_the_first_forced_token_may_be_a_language_to_detect(folder: Path, tmp_path: Path):
+    pairs, several = [[1, None], [2, None], [3, 5]], {"language": None, "task": None}
+    read = functools.partial(read_with, folder, tmp_path, "generation_config.json")
+    for more, forced in ((several, (None, 5)), ({"is_multilingual": False}, (5,))):
+        assert read(forced_decoder_ids=pairs, **more).forced == forced
 
 
 def read_with(folder: Path, place: Path, file: str, **settings: Any) -> speech_config.SpeechConfig:

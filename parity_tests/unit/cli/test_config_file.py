@@ -277,5 +277,8 @@ def test_names_of_earlier_versions_work_and_name_the_new_ones(capsys, write):
         "updates is now called steps",
         "optimizer.rate is now called optimizer.learning_rate",
     ]
-    assert codec.from_dict(Renamed, {"updates": 7, "optimizer": {"rate": 0.5}}) == expected
+    data = {"updates": 7, "optimizer": {"rate": 0.5}}
+    assert codec.from_dict(Renamed, data) == expected
+    assert data == {"updates": 7, "optimizer": {"rate": 0.5}}
+    assert codec.from_dict(Renamed, data | {"steps": 3}).steps == 3
     assert capsys.readouterr().err == ""  # files that a run wrote are read silently

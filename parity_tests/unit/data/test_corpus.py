@@ -199,7 +199,7 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
         for split, pairs in (("train", TRAIN), ("dev", VALID))
     }
     library = types.ModuleType("datasets")
-    library.load_dataset = lambda path, name=None, *, split: rows[split]
+    library.load_dataset = lambda path, name=None, *, split: rows[split] if name else Rows()
     monkeypatch.setitem(sys.modules, "datasets", library)
     halves = [*write_lines(tmp_path, half=TRAIN[:20], rest=TRAIN[20:]).values()]
     several = {"train_source": halves[0] + halves[2], "train_target": halves[1] + halves[3]}
@@ -208,10 +208,11 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
     assert expected.valid_pairs == VALID
     mixed = (table(tmp_path / "a.tsv.gz", TRAIN[:31]), objects(tmp_path / "b.jsonl", TRAIN[31:]))
     validation = (objects(tmp_path / "v.jsonl", VALID),)
+    more = {"dataset_config": "en-de", "valid_split": "dev"}
     for kind, changes in (
         (DataSource.LINES, {**lines, **several}),
         (DataSource.PAIRS, {"train": mixed, "valid": validation, **FIELDS}),
-        (DataSource.DATASET, {"dataset": "house/words", "valid_split": "dev", **FIELDS}),
+        (DataSource.DATASET, {"dataset": "house/words", **more, **FIELDS}),
     ):
         assert options(**changes).data.kind is kind
         assert prepared(tmp_path, **changes).about == expected.about

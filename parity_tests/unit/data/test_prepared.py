@@ -273,6 +273,8 @@ def test_tokens_are_wide_where_a_number_of_a_record_would_not_fit(tmp_path, text
         assert preparation.prepare(chosen, tmp_path / str(most), 1).wide == wide
     sizes = [prepared._record_dtype(count).itemsize for count in (1, 2**32, 2**32 + 1)]
     assert sizes == [4, 4, 8]
+    most = [np.iinfo(prepared.token_dtype(wide)).max for wide in (False, True)]
+    assert most == [2**16 - 1, 2**32 - 1]
     for side, size in itertools.product(("source", "target"), (2**16 - 1, 2**16)):
         words = encoding.load_tokenizer(tmp_path / str(2**15))
         words = TokenizerPair(copy.copy(words), copy.copy(words))
@@ -420,6 +422,9 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     for other in ({"too_long": TooLong.CUT}, {"vocab_size": 400}):
         message = refusal(lambda chosen=again | other: prepare(tmp_path, **chosen))
         assert f"corpus was begun with another {next(iter(other))} (options.json)" in message
+    other = dataclasses.replace(options(**again), model=ModelOptions(preset="lesson10_repaired"))
+    message = refusal(lambda: preparation.prepare(other, tmp_path / "corpus", 1))
+    assert "was begun with another" in message and "preset" in message
     tsv(Path(text["train"][1]), [*PAIRS[52:-1], ("cat", "HUND")])
     changed = refusal(lambda: prepare(tmp_path, **again))
     assert "train-00004.array_record: its lines have changed since it was made" in changed

@@ -207,7 +207,10 @@ GIVEN = """
 FUSIONS = {
     "slice": "%b = f32[10,8] bitcast(%x)|ROOT %r = f32[2,8] dynamic-slice(%b, %i, %i)",
     "whole": "%r = f32[2,8] dynamic-slice(%x, %i, %i)|ROOT %n = f32[10,8] negate(%x)",
+    "twice": "%r = f32[8,8] dynamic-slice(%x, %i, %i)|%s = f32[8,8] dynamic-slice(%x, %i, %i)|"
+    "ROOT %n = f32[8,8] add(%r, %s)",
     "update": "ROOT %r = f32[10,8] dynamic-update-slice(%x, %u, %i, %i)",
+    "flat": "%r = f32[10,8] dynamic-update-slice(%x, %u, %i, %i)|ROOT %b = f32[80] bitcast(%r)",
     "both": "%r = f32[10,8] dynamic-update-slice(%x, %u, %i, %i)|%n = f32[2,8] negate(%u)|"
     "ROOT %t = (f32[10,8], f32[2,8]) tuple(%r, %n)",
 }
@@ -241,7 +244,9 @@ def program_of(instruction: str) -> str:
         ("(f32[10,8], s32[]) tuple(%x, %i)", 0),
         # A fusion that takes a slice reads a slice, and one that updates in place writes the update
         ("f32[2,8] fusion(%x, %u, %i), calls=%slice", 64 + 4 + 64),
+        ("f32[8,8] fusion(%x, %u, %i), calls=%twice", 320 + 4 + 256),  # the operand, once
         ("f32[10,8] fusion(%x, %u, %i), calls=%update", 64 + 4 + 64),
+        ("f32[80] fusion(%x, %u, %i), calls=%flat", 64 + 4 + 64),
         ("(f32[10,8], f32[2,8]) fusion(%x, %u, %i), calls=%both", 64 + 4 + 64 + 64),
         ("f32[10,8] fusion(%x, %u, %i), calls=%whole", 320 + 4 + 320),
         ("f32[10,8]{1,0:T(8)S(1)} negate(%x)", 320),  # on a chip
@@ -350,6 +355,14 @@ def test_products_in_bfloat16_are_those_of_the_device(kind, products, monkeypatc
         with pytest.raises(ConfigError, match="enough"):
             estimate.estimate(options, Topology(kind, (1,)), length=6)
     assert seen == [("bfloat16", products), (None, "medium")]
+
+
+def test_a_model_that_exists_is_computed_as_the_options_say(monkeypatch):
+    model = helpers.tiny("lesson10")
+    monkeypatch.setattr(estimate.init_source, "read_config", lambda folder, options: model)
+    options = ModelOptions(remat=Remat.FULL, scan_layers=True)
+    config = estimate.config_of(TrainOptions(init="folder", model=options))
+    assert config == model.with_sizes(remat="full", scan_layers=True)
 
 
 @pytest.mark.parametrize(("unit", "size"), [("K", 2**10), ("M", 2**20), ("G", 2**30), ("T", 2**40)])

@@ -183,6 +183,7 @@ def test_requests_of_equal_options_share_batches(served, monkeypatch):
         ({"text": "a", "beam": 2, "sample": True}, 422, "exclude each other"),
         ({"text": "a", "sample": 1}, 422, "sample must be true or false"),
         ({"text": "a", "sample": True, "seed": 2**64}, 422, "seed must be between"),
+        ({"text": "a", "sample": True, "seed": 2**31}, 422, "seed must be between"),
         ({"text": "a", "beam": 4, "length_penalty": "x"}, 422, "length_penalty must be a number"),
         ({"text": "a", "penalty": "x"}, 422, "gnmt, average"),
         ({"text": "a", "max_length": 17}, 422, "max_length=17"),
@@ -414,6 +415,25 @@ def test_a_request_past_its_timeout_is_504_and_leaves_the_queue(served, monkeypa
     assert (service.accepted, service.answered) == (before[0] + 2, before[1] + 2)
 
 
+def test_the_timeout_of_a_request_begins_before_its_body(served, monkeypatch):
+    service, client = served
+    times, body, before = [], service._body, app._before
+
+    async def noted_body(request):
+        times.append(asyncio.get_running_loop().time())
+        return await body(request)
+
+    async def noted_deadline(deadline, *rest):
+        times.append(deadline)
+        return await before(deadline, *rest)
+
+    monkeypatch.setattr(service, "_body", noted_body)
+    monkeypatch.setattr(app, "_before", noted_deadline)
+    assert client.post("/translate", json={"text": "one", "timeout": 16}).status_code == 200
+    arrived, deadline = times
+    assert deadline <= arrived + 16
+
+
 def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch, caplog):
     service, client = served
     with monkeypatch.context() as patch, ThreadPoolExecutor(3) as threads:
@@ -581,7 +601,7 @@ def test_metrics_count_requests_and_batches(served):
     client.post("/translate", json={"text": ["one", "two"]})
     client.post("/translate", json={"text": 1})
     answer = client.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     after = [value("jax_transformer_requests_total", each) for each in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
     assert f'jax_transformer_requests_total{{status="200"}} {after[0]}' in answer.text
@@ -596,4 +616,5 @@ def test_the_page_loads_nothing_from_elsewhere(client):
     assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "a <model>" not in answer.text and "a \\u003cmodel\\u003e" in answer.text
+    assert re.search(r'"service": ?{"beam": ?4, ?"max_beam": ?6}', answer.text)
     assert not re.findall(r"https?:|url\(|@import|innerHTML|eval\(", answer.text)

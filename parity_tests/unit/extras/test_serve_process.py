@@ -188,11 +188,23 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
             assert lines[-1], lines
         port = int(re.search(r"127\.0\.0\.1:(\d+)", lines[0])[1])
         chunk = "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
-        for nonsense in ("no HTTP\r\n\r\n", chunk.replace("/ ", "/translate ")):
+        live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        no_http = "no HTTP\r\n\r\n"
+        for nonsense, first in (
+            (no_http, b""),
+            (chunk.replace("/ ", "/translate "), b""),
+            (no_http, live),
+        ):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                connection.sendall(first)
+                answer = b"" if first else b"}"
+                while not answer.endswith(b"}"):
+                    answer += connection.recv(1 << 12)
                 connection.sendall(nonsense.encode())
-                head, body = connection.makefile("rb").read().split(b"\r\n\r\n")
-            assert b"400 Bad Request" in head and b"application/json" in head
+                answer = connection.makefile("rb").read()
+            assert b"400 Bad Request" in answer, answer
+            head, body = answer.split(b"\r\n\r\n")
+            assert b"application/json" in head
             assert json.loads(body) == {"error": "Invalid HTTP request received."}
         answers: list[bool] = []
 

@@ -161,10 +161,10 @@ def test_special_tokens_of_joeynmt_come_before_its_languages():
 def test_a_value_of_any_kind_is_read_or_refused_by_name(value):
     options = Options({"n": value}, "model")
     choices = {"a": 1, "b": 2}
-    readers = [options.number, options.layers, options.real, options.flag]
-    for read in (*readers, lambda name, _: options.choice(name, choices, "a")):
+    readers = {options.number: int, options.layers: int, options.real: float, options.flag: bool}
+    for read, kind in readers.items() | {(lambda name, _: options.choice(name, choices, "a"), int)}:
         try:
-            assert type(read("n", 1)) in (int, float, bool)
+            assert type(read("n", 1)) is kind
         except InputError as error:
             assert str(error).startswith(("model.n=", "model: n=")), error
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from dataclasses import dataclass
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from jax_transformer import generate
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import beam_search, decoding, logits, transformers_config
+from jax_transformer.generate import beam_search, decoding, logits, prepare, transformers_config
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
@@ -165,6 +166,47 @@ def test_options_of_another_function_are_refused():
         generate.beam(model, SOURCE, num_beems=2)
 
 
+FEW = np.array([[2, 5, 7]] * len(SOURCE), np.int32)
+VALUES = dict(max_length=4, bos_id=9, eos_id=7, num_beams=3, length_penalty=1.5, prompt=FEW)
+VALUES |= dict(forced_bos_token_id=6, num_return_sequences=3, temperature=0.5, top_k=3, top_p=0.5)
+VALUES |= dict(rows=np.arange(len(SOURCE))[::-1], row_ids=np.arange(len(SOURCE))[::-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "first"),
+    [
+        (generate.greedy, ()),
+        (generate.sample, (jax.random.key(0),)),
+        (generate.beam, ()),
+        (generate.n_best, ()),
+        (generate.generate, (GenerationConfig(do_sample=True, max_new_tokens=3),)),
+        (generate.generate, (GenerationConfig(num_beams=2, max_new_tokens=3),)),
+    ],
+)
+def test_every_keyword_of_a_function_reaches_its_loop(monkeypatch, function, first):
+    class Called(Exception):
+        pass
+
+    def loop(structure, arrays, *traced, static_args):
+        raise Called(*map(str, jax.tree.leaves(traced)), static_args)
+
+    def call(**options):
+        with pytest.raises(Called) as called:
+            function(model, SOURCE, *first, **options)
+        return called.value.args
+
+    monkeypatch.setattr(decoding, "_decode", loop)
+    monkeypatch.setattr(beam_search, "_search", loop)
+    model = prepare.split(loud(CONFIG, 0))
+    names = [*inspect.signature(function).parameters][2 + len(first) :]
+    names = [name for name in names if name != "options"]
+    if first and getattr(first[0], "num_beams", 1) > 1:
+        names.remove("row_ids")  # of draws
+    usual = {} if function is generate.generate else {"max_length": 3}
+    before = call(**usual)
+    assert names and not [n for n in names if call(**usual | {n: VALUES[n]}) == before]
+
+
 def test_each_row_has_its_own_first_token_without_recompilation():
     model = loud(CONFIG, 0)
     before = decoding._decode._cache_size()
@@ -274,6 +316,16 @@ def test_the_file_of_an_opus_model():
         **dict(num_beams=4, length_penalty=1.0, max_new_tokens=511, constraints=rules),
         **dict(beam_scorer=BeamScorer.AVERAGE, decoder_start_token_id=12, eos_token_id=0),
     )
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_a_setting_is_named_with_the_file_that_has_it(name, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / name).write_text('{"model_type": "t5", "num_beams": 0}')
+    if name == "generation_config.json":
+        (tmp_path / name).write_text('{"num_beams": 0}')
+    with pytest.raises(InputError, match=rf"^{tmp_path}/{name}: num_beams=0 must be at least 1"):
+        transformers_config.of_folder(tmp_path, CONFIG)
 
 
 def test_missing_keys_have_transformers_defaults():

@@ -240,6 +240,7 @@ def test_heads_that_cudnn_does_not_have_are_refused(width):
     tiny("vaswani2017_base", **sizes, **SDPA)
     with pytest.raises(ConfigError, match=rf"encoder: heads of width {width}, not a multiple of 8"):
         tiny("vaswani2017_base", **sizes, **CUDNN)
+    tiny("vaswani2017_base", **sizes | dict(d_model=2 * (8 if width < 256 else 256)), **CUDNN)
 
 
 PLAIN = dict(name="vaswani2017_base", d_model=16, num_heads=2, attention_dropout=0.0)
