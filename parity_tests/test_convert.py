@@ -125,6 +125,15 @@ def test_a_configuration_without_a_twin_is_refused():
         twins.twin(jt.preset("lesson10", norm_placement="pre"))
 
 
+def test_weights_that_do_not_fit_the_twin_are_no_fault_of_the_twin():
+    """Otherwise the self-check would be left out."""
+    config = config_of("lesson10")
+    state = {name: tensor.numpy() for name, tensor in random_twin(config).state_dict().items()}
+    state.popitem()
+    with pytest.raises(InputError):
+        twins.outputs(config, state, *conversion.random_batch(config), {})
+
+
 # ``convert``: files of torch.save, torch.load of ours, and the self-check
 
 ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.values())

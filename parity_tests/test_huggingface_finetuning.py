@@ -21,7 +21,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.data.options import DataOptions, Task
 from jax_transformer.inference import translation
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, devices, evaluation, optimizer, step
+from jax_transformer.training import corpus, devices, evaluation, init_source, optimizer, step
 from jax_transformer.training.optimizer import OptimizerOptions, Schedule
 from jax_transformer.training.options import TrainOptions
 from parity_tests import huggingface
@@ -219,6 +219,13 @@ def exported(tuned) -> Path:
     folder, _, _ = tuned
     assert runs.main("convert", folder / "run", folder / "new", "--to", "hf") == 0
     return folder / "new"
+
+
+def test_weights_of_64_bits_train_as_float32(tmp_path):
+    folders.save_model("marian", tmp_path / "model", torch.float64)
+    source = init_source.find(TrainOptions(init=str(tmp_path / "model")), RunFolder(tmp_path))
+    with jax.enable_x64(False):
+        assert {array.dtype.name for array in source.arrays().values()} == {"float32"}
 
 
 @pytest.mark.proves("fine-tuning", "marian")

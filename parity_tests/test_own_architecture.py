@@ -373,12 +373,13 @@ def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     assert registry.resolve("my_translator").reference == "my_model:MyTranslator"
 
 
-BROKEN = [("my_missing:X", "ModuleNotFoundError")]
+BROKEN = [("my_missing:X", "ModuleNotFoundError"), ("my_broken:X", "AssertionError")]
 BROKEN += [("my_model:MyTranslator", "not an Architecture of that name")]
 
 
 @pytest.mark.parametrize(("value", "message"), BROKEN)
 def test_a_broken_package_is_named_and_hides_no_other(folder, capsys, value, message):
+    (folder / "my_broken.py").write_text("assert False")
     runs.install(folder, GROUP, my_translator=value)
     sys.path.append(str(folder))
     assert "lesson10" in registry.names()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from jax_transformer.config import (
     Positions,
     Tying,
 )
+from jax_transformer.convert import models
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import transformers_config
 from jax_transformer.weights import rules
@@ -150,6 +152,14 @@ def test_the_output_layer_of_t5(family, changes, names, equal, tying, scaled):
     config = from_config({"model_type": family} | changes, names=names, same=same)
     assert config.tying is tying
     assert config.logit_scale is (LogitScale.INVERSE_SQRT_D_MODEL if scaled else LogitScale.NONE)
+
+
+def test_the_names_of_a_file_of_weights_decide_as_those_of_a_folder(tmp_path):
+    path, data = tmp_path / "config.json", {"model_type": "t5"} | UNTIED
+    path.write_text(json.dumps(data))
+    for names in (HEADED, EMBEDDED):
+        assert models.read_config(path, names) == from_config(data, names=names)
+    assert models.read_config(path, HEADED) != models.read_config(path, EMBEDDED)
 
 
 def test_mt5_never_scales():

@@ -9,7 +9,7 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.architectures import base, registry
+from jax_transformer.architectures import base, registry, twins
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.embeddings import Frozen
 from parity_tests.marks import quick_if
@@ -145,3 +145,6 @@ def test_a_twin_s_refusal_names_what_differs_from_the_nearer_preset():
     config = replace(config, **dict(zip(rates, (0.1, 0.1, 0.9), strict=True)))
     with pytest.raises(ConfigError, match=r"^activation_dropout=0.9: .* has one rate, dropout=0.1"):
         base.one_rate(config, *rates)
+    for name in ("encoder.attention_dropout", "decoder.attention_dropout"):
+        with pytest.raises(ConfigError, match=rf"^{name}: .* has one rate, dropout=0.1"):
+            twins.twin(jt.preset("bart", **{name: 0.0}))

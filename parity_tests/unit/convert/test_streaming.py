@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,28 @@ def test_an_error_while_reading_ahead_is_that_of_its_tensor(tmp_path, monkeypatc
         safetensors.save(tmp_path / "a", state, target="a")
 
 
+def test_what_is_not_read_yet_stays_unread_at_an_early_end(monkeypatch):
+    reads, waits, shutdown = [], threading.Event(), ThreadPoolExecutor.shutdown
+
+    def tensor(i: int) -> LazyTensor:
+        def read() -> np.ndarray:
+            reads.append(i)
+            assert i != 1 or waits.wait(60)
+            return np.zeros(2)
+
+        return LazyTensor(TensorInfo((2,), "float64"), read)
+
+    def noted(pool: ThreadPoolExecutor, wait: bool = True, **options: Any) -> None:
+        shutdown(pool, wait=False, **options)
+        waits.set()
+        shutdown(pool, wait=wait)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", noted)
+    with contextlib.closing(tensors.read_ahead(map(tensor, range(3)))) as arrays:
+        next(arrays)
+    assert 2 not in reads
+
+
 def test_tied_tensors_are_read_once_for_a_file(tmp_path):
     counted = Counted()
     state = counted.state()
@@ -181,6 +204,8 @@ def test_the_hash_of_a_folder_depends_on_each_name_dtype_shape_and_number(tmp_pa
         with read_back.Hashes() as thread:
             watched = thread.watched({name: LazyTensor.of(array) for name, array in state.items()})
             assert all(tensor.read() is state[name] for name, tensor in watched.items())
+            hashes.add(read_back.NewFolder(tmp_path, tmp_path, watched, thread).sha256())
+            watched = dict(reversed(watched.items()))  # their order does not count
             hashes.add(read_back.NewFolder(tmp_path, tmp_path, watched, thread).sha256())
     assert len(hashes) == len(states)
 

@@ -42,7 +42,7 @@ def folder(request, nothing_added) -> Path:
     """A folder with the format of the page, which the registry knows."""
     if request.param == "entry point":
         ((group, points),) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
-        runs.install(nothing_added, group, **points)
+        runs.install(nothing_added, group, a_broken_one="no_such_module:FORMAT", **points)
     else:
         registry.register(importlib.import_module("raw_arrays").FORMAT)
     return nothing_added

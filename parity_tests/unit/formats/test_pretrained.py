@@ -51,6 +51,13 @@ def test_widths_are_the_powers_of_two_from_16_below_the_longest(tmp_path):
         assert file.widths == of_run.widths == expected  # a converted run was not trained here
     (tmp_path / "data.json").write_text('{"widths": [4, 12]}')
     assert of_run.widths == (4, 12)
+    (tmp_path / "train_config.json").touch()  # a run that was trained has its own
+    (tmp_path / "data.json").write_text("{}")
+    with pytest.raises(Exception, match=r"data\.json: 'widths'$"):
+        _ = of_run.widths
+    (tmp_path / "data.json").unlink()
+    with pytest.raises(InputError, match=r"not a run folder \(data\.json is missing\)"):
+        _ = of_run.widths
 
 
 def test_tied_weights_that_differ_are_refused_by_every_reader():

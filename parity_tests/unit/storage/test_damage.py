@@ -1,6 +1,7 @@
 """A changed byte anywhere: in a folder that is inspected, and in a file that is being written."""
 
 import contextlib
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,26 @@ def test_the_tensors_that_differ_on_the_disk_are_named(tmp_path):
             for tensor in new.state.values():
                 tensor.read()
             again = {name: -array if name in changed else array for name, array in state.items()}
+            with pytest.raises(Refusal, match="new: b, d reads back different"):
+                new.compare(tensors.in_memory({"a": state["a"], "c": state["c"], "d": state["a"]}))
             if changed:
                 message = f"{', '.join(sorted(changed))} reads back different"
                 with pytest.raises(Refusal, match=message):
                     new.compare(tensors.in_memory(again))
             else:
                 new.compare(tensors.in_memory(again))
+
+
+@pytest.mark.parametrize("shape", [(13,), (9, 13), (13, 9), (3, 5, 4)])
+def test_a_number_that_differs_anywhere_is_noticed(shape, monkeypatch):
+    """Whatever the layout of the two arrays, which are compared in pieces."""
+    monkeypatch.setattr(tensors, "_PIECE", 64)
+    monkeypatch.setattr(tensors, "_TILE", 4)
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    layouts = (np.array, np.asfortranarray)
+    for one, other in itertools.product(layouts, layouts):
+        assert tensors.same(one(array), other(array.copy()))
+        for at in np.ndindex(shape):
+            changed = array.copy()
+            changed[at] += 1
+            assert not tensors.same(one(array), other(changed)), at

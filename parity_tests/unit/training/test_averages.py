@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import NonFiniteLossError
+from jax_transformer.formats import registry
 from jax_transformer.storage import saving
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import metrics_logger
@@ -65,6 +66,16 @@ def test_the_mean_is_that_of_the_validated_weights_in_float64_rounded_once(saved
 def test_the_mean_is_over_the_chosen_steps_only(saved):
     assert mean_weights(saved[0], [10], saved[1])["kernel"].tolist() == [1.0, -1.0]
     assert mean_weights(saved[0], [20, 30], saved[1])["kernel"].tolist() == [2.0**-24, -(2.0**-24)]
+
+
+def test_what_a_checkpoint_has_besides_weights_is_named_with_its_reason(saved):
+    folder, state = saved
+    notes = {note.name: note.reason for note in registry.open(folder.checkpoints / "10").dropped}
+    expected = {"step": "the place in training"}
+    if state.ema:
+        average = "the moving average of the weights is taken instead"
+        expected["params/ (1 arrays)"] = average
+    assert notes == expected
 
 
 def measured(loss: float, tokens: int, norm: float = 1.0, nll_loss: float = 0.0) -> dict:

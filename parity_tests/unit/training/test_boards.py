@@ -185,3 +185,12 @@ def test_progress_shows_both_losses_and_hours(capsys, monkeypatch):
     resumed.began, resumed.step = 0.0, 501
     resumed.show(train(501))
     assert capsys.readouterr().err.endswith("  31:01 left\n"), "3.723 s a step"
+
+
+def test_a_bar_and_the_lines_above_it_are_on_standard_error(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = metrics_logger.Progress(0, 3)
+    progress.say("a line")
+    progress.bar.close()
+    out, err = capsys.readouterr()
+    assert (out, err.count("a line\n")) == ("", 1) and "0/3" in err

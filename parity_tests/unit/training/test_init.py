@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from jax_transformer import cli, convert, transformer
 from jax_transformer.cli.train import TrainCommand
 from jax_transformer.config import RATES, codec
+from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
@@ -21,6 +23,7 @@ from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.optimizer import ADAPTERS, FINE_TUNING, FROM_SCRATCH, Schedule
 from jax_transformer.training.options import ModelOptions, Precision, TrainOptions, read_options
+from parity_tests import tokenizer_models
 from parity_tests.unit import helpers, runs
 
 OPTIONS = [
@@ -322,3 +325,13 @@ def test_a_model_of_two_vocabularies_is_trained_with_two_tokenizers(tmp_path):
     assert done.code == 0, done.err
     assert {path.name for path in run.glob("*.json")} >= set(run_files.SIDE_FILES)
     assert one.code == 2 and "not given: data.target_tokenizer" in one.err
+
+
+def test_the_languages_of_the_options_are_those_of_a_run_s_tokenizer(tmp_path):
+    tokenizer_models.write(tmp_path, tokenizer_models.fairseq("MBart", "mbart"))
+    languages = {"source_lang": "de_DE", "target_lang": "ro_RO"}
+    own = load_huggingface(tmp_path, source_lang="ro_RO", target_lang="de_DE")
+    fields = dict(format=registry.get("run"), path=tmp_path, run=None, extra_files={})
+    opened = mock.Mock(**fields, has_tokenizer=True, tokenizer=lambda *_: own)
+    tokenizer = init_source._tokenizer(opened, DataOptions(**languages))
+    assert tokenizer.hash == own.with_languages(**languages).hash != own.hash
