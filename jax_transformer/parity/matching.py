@@ -4,9 +4,10 @@ modules run, and the numbers of layers. Nothing here is proven."""
 import difflib
 import itertools
 import math
+import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -150,6 +151,7 @@ class _Likeness:
     def __init__(self, torch: Sequence[Part], flax: Sequence[Part]):
         self.words = {part.name: words(part.name) for part in (*torch, *flax)}
         self.counts = Counter(word for group in self.words.values() for word in group)
+        self.torch = torch
 
     def of(self, one: Iterable[str], other: Iterable[str]) -> float:
         """Return a score of two groups of names."""
@@ -179,7 +181,7 @@ class _Likeness:
         from scipy.optimize import linear_sum_assignment
 
         for side in (theirs, ours):
-            side.sort(key=lambda parts: (parts[0].rank, numbers(parts[0].name)[-1:]))
+            side[:] = _in_order(side)
         ordered = len({parts[0].rank for parts in ours}) > 1 or len(ours) == 1
         scores = np.full((len(theirs), len(ours)), -1e3)
         options: dict[tuple[int, int], list[list[Layout]]] = {}
@@ -231,7 +233,7 @@ class _Likeness:
                     if sum(map(math.prod, shapes)) != size:
                         continue
                     if allowed := layouts(tensor.shape, shapes, tensor.kind):
-                        place = abs(_place(tensor, theirs) - _place(free[names[0]], ours))
+                        place = abs(_place(tensor, self.torch) - _place(free[names[0]], ours))
                         score = self.of([tensor.name], names) - place + 9 * (names in near)
                         options.append((score, tensor, names, allowed))
             ended = set()
@@ -272,6 +274,17 @@ class _Likeness:
         """Return the usual place of a part in a packed tensor."""
         order = ("q", "k", "v", "gate", "up")
         return next((order.index(word) for word in order if word in self.words[name]), len(order))
+
+
+def _in_order(side: Sequence[list[Part]]) -> Iterator[list[Part]]:
+    """Return modules' arrays in the order of execution; those of one place by the last number that
+    not all of them have, and those without such a number at the end."""
+    rank = lambda parts: parts[0].rank  # noqa: E731
+    for _, group in itertools.groupby(sorted(side, key=rank), key=rank):
+        same = [(numbers(parts[0].name), parts) for parts in group]
+        common = len(os.path.commonprefix([each for each, _ in same]))
+        last = [(each[common:] or (math.inf,))[-1] for each, _ in same]
+        yield from (same[i][1] for i in sorted(range(len(same)), key=last.__getitem__))
 
 
 def _size(part: Part) -> int:
@@ -327,6 +340,7 @@ def stacks(
     size, but with enough of the size of its parts, holds these along its first axis, an inner one,
     or one after the other along its last one.
     """
+    tensors = list(tensors)
     sizes = Counter((is_bias(part.name), math.prod(part.shape)) for part in tensors)
     result: dict[str, tuple[int, int]] = {}
     counts: dict[str, int] = {}
@@ -344,10 +358,12 @@ def stacks(
         ]
         if axes:
             result[root] = axes[0], 0
-    near = set[tuple[str, Shape]]()
+    near, more = set[tuple[str, Shape]](), _more_than_tensors(arrays, sizes)
+    shapes = {tuple(sorted(part.shape)) for part in tensors}
     for name, shape in sorted(arrays.items(), key=lambda each: -len(each[1])):
         bias, size = is_bias(name), math.prod(shape)
-        if any(name.startswith(f"{root}.") for root in result) or (bias, size) in sizes:
+        free = more.get(name, Counter() if (bias, size) in sizes else sizes)
+        if any(name.startswith(f"{root}.") for root in result):
             continue
         packed = any((bias, size * n) in sizes for n in (2, 3, 4))  # a part of a tensor itself
         layers = name.rpartition(".")[0], shape[:1]
@@ -356,12 +372,43 @@ def stacks(
         options = [(0, 0, shape[0])] if stacked else []
         if not packed:
             options += [(a, 0, n) for a, n in enumerate(shape[1:-1], 1) if n in (2, 3, 4)]
-            options += [(len(shape) - 1, n, n) for n in (2, 3, 4) if shape]
+            options += _pieces(shape, shapes)
         for axis, pieces, count in options:
             fits = count > 1 and shape[axis] % count == 0
-            if fits and sizes[bias, size // count] >= count:
+            if fits and free[bias, size // count] >= count:
                 result[name] = axis, pieces
                 if axis == pieces == 0:
                     near.add(layers)
                 break
     return {name: result[name] for name in (*counts, *arrays) if name in result}
+
+
+def _more_than_tensors(
+    arrays: Mapping[str, Shape], sizes: Counter[tuple[bool, int]]
+) -> dict[str, Counter[tuple[bool, int]]]:
+    """Return the arrays that are more than the tensors of their size, with the numbers of tensors
+    of each size for which there is no array: joined keys and values may be as large as the queries.
+    """
+    alike: dict[tuple[bool, int], list[str]] = defaultdict(list)
+    for name in sorted(arrays, key=lambda name: ("kv" not in name.lower(), -len(arrays[name]))):
+        alike[is_bias(name), math.prod(arrays[name])].append(name)
+    short = sizes - Counter({key: len(names) for key, names in alike.items()})
+    return {
+        name: short
+        for key, names in alike.items()
+        if key in sizes
+        for name in names[: max(0, len(names) - sizes[key])]
+    }
+
+
+def _pieces(shape: Shape, shapes: Collection[Shape]) -> list[tuple[int, int, int]]:
+    """Return the cuts of an array into equal parts along its last axis; also along its first one,
+    which may be that of outputs, if the parts have the shape of a tensor."""
+
+    def alike(axis: int, count: int) -> bool:
+        part = [n // count if a == axis else n for a, n in enumerate(shape)]
+        return tuple(sorted(part)) in shapes
+
+    last = [(len(shape) - 1, n, n) for n in (2, 3, 4) if shape]
+    first = [(0, n, n) for n in (2, 3, 4) if len(shape) > 1 and alike(0, n)]
+    return sorted([*last, *first], key=lambda each: not alike(*each[:2]))

@@ -197,3 +197,42 @@ def test_a_table_converts_if_all_comes_back_and_the_outputs_agree(proven, missin
     assert [text[0] for text in texts[:2]] == [" ", " " if proven else "?"]
     assert ("! no tensor for x" in texts) == bool(missing) == ("no tensor for x" in proposal.code())
     assert proposal.summary().startswith(f"{1 + proven} of 2 rules proven, {len(missing)} array")
+
+
+def parts(**shapes: tuple[int, ...]) -> list[Part]:
+    """Return parts that run one after the other, by their names with `_` in place of `.`."""
+    names = [name.replace("_", ".") for name in shapes]
+    return [Part(name, shape, i) for i, (name, shape) in enumerate(zip(names, shapes.values()))]
+
+
+def test_a_packed_tensor_in_the_last_module_has_the_arrays_of_the_last_one():
+    theirs = parts(a_q=(4, 4), a_k=(4, 4), a_v=(4, 4), pool_in=(12, 4))
+    ours = [Part(f"{m}.{n}.w", (4, 2, 2), 3 * i) for i, m in enumerate("xy") for n in "qkv"]
+    flax = {match.torch: match.flax for match in matching.matched(theirs, ours)}
+    assert flax["pool.in"] == ("y.q.w", "y.k.w", "y.v.w")
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4, 2), (2, 4, 2)])
+def test_keys_and_values_are_cut_if_they_are_as_large_as_the_queries(shape):
+    """Two heads of queries and one of keys: three arrays have the size of two tensors."""
+    tensors = parts(q=(4, 4), k=(2, 4), v=(2, 4), o=(4, 4))
+    arrays = {"kv.w": shape, "out.w": (2, 2, 4), "q.w": (2, 4, 2)}
+    assert matching.stacks(arrays, (), tensors) == {"kv.w": (0, 0)}
+    assert not matching.stacks(arrays | {"kv.w": (4, 5)}, (), tensors)
+    assert not matching.stacks(arrays, (), [*tensors, Part("p", (4, 4), 0)])
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((12, 4), 0), ((4, 12), 1), ((36, 12), 0)])
+def test_a_joined_matrix_is_cut_along_its_outputs(shape, axis):
+    width = min(shape)
+    tensors = parts(q=(width, width), k=(width, width), v=(width, width))
+    assert matching.stacks({"qkv": shape}, (), tensors) == {"qkv": (axis, 3)}
+
+
+def test_arrays_of_one_module_are_in_the_order_of_their_own_numbers():
+    """The number of a module around all of them says nothing."""
+    tensors = parts(gate=(6, 4), up=(6, 4), down=(4, 6))
+    ours = [Part(f"m_0.{n}", shape, 0) for n, shape in (("w.0", (4, 6)), ("w.1", (4, 6)))]
+    ours.append(Part("m_0.z", (6, 4), 0))
+    matches = {match.torch: match.flax[0] for match in matching.matched(tensors, ours)}
+    assert matches == {"gate": "m_0.w.0", "up": "m_0.w.1", "down": "m_0.z"}
