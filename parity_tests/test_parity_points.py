@@ -164,3 +164,60 @@ def test_only_an_array_that_is_added_once_has_the_gradient_of_a_bias(run, change
     assert report.agrees, report.summary()
     names = [name for entry in report.entries for name in entry.parameters]
     assert [name for name in names if name.startswith("b")] == compared
+
+
+class Embedded(torch.nn.Module):
+    """Tokens and positions, a norm, a softmax and a product; positions return their rows alone."""
+
+    def __init__(self, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.dtype = dtype
+        self.tokens, self.positions = torch.nn.Embedding(9, 4), torch.nn.Embedding(6, 4)
+        self.norm, self.up = torch.nn.LayerNorm(4, 1e-5), torch.nn.Linear(4, 6)
+        torch.nn.init.normal_(self.norm.weight)
+
+    def forward(self, ids):
+        rows = self.positions(torch.arange(ids.shape[1]).expand(ids.shape))
+        x = self.norm(self.tokens(ids) + rows)
+        return self.up(x.to(self.dtype or x.dtype).softmax(-1).to(x.dtype))
+
+
+def report_of(theirs, dtype=None, offset=0, epsilon=1e-5, factor=1.0):
+    state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    p = {n: state[f"{n}.weight"] for n in ("tokens", "positions")}
+    p["norm"] = {n: state[f"norm.{n}"] for n in ("weight", "bias")}
+    p["up"] = {"kernel": factor * state["up.weight"].T, "bias": state["up.bias"]}
+
+    def ours(p, ids):
+        x = p["tokens"][ids] + p["positions"][offset : ids.shape[1] + offset]
+        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + epsilon)
+        x = x * p["norm"]["weight"] + p["norm"]["bias"]
+        weights = jax.nn.softmax(x.astype(dtype or x.dtype)).astype(x.dtype)
+        return weights @ p["up"]["kernel"] + p["up"]["bias"]
+
+    ids = np.random.default_rng(0).integers(0, 9, (3, 5))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return compare((ours, p), theirs, ids, gradients=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "module"),
+    [
+        ({"epsilon": 1e-6}, "norm"),
+        ({"factor": -1.0}, "up"),
+        ({"offset": 1}, "positions"),
+        ({"dtype": jnp.bfloat16}, "up"),
+    ],
+)
+def test_rows_that_are_added_are_no_fault_of_another_one(fault, module):
+    torch.manual_seed(0)
+    report = report_of(Embedded(), **fault)
+    assert (report.first_fault or report.faults[0]).ours == module
+
+
+def test_code_in_16_bits_is_a_fault_in_one_model_only():
+    """Code outside of modules, and before a point, may be that of either."""
+    torch.manual_seed(0)
+    assert report_of(Embedded()).agrees
+    assert not report_of(Embedded(), dtype=jnp.bfloat16).agrees
+    assert report_of(Embedded(torch.bfloat16), dtype=jnp.bfloat16).agrees

@@ -151,8 +151,9 @@ def compare_recorded(
     getters = pairs.gradient_getters(table, function, paired, runs["float64"][0].biases)
     entries, shapes = tuple(compared.entries(paired, getters)), [[*x.shape] for x in batch]
     measured = compared.results()
-    if runs["float64"][0].of_arrays and not any(map(difference.differs, measured.values())):
-        entries = tuple(map(_if_it_agrees, entries))
+    if runs["float64"][0].of_arrays:
+        agree = not any(map(difference.differs, measured.values()))
+        entries = tuple(_if_whole(e) if agree or compared.only_added(e) else e for e in entries)
     about = {"jax": jax.__version__, "batch": shapes, "seed": gradient_seed}
     about |= {"pairs": len(paired), "guessed": guessed}
     note = _GUESSED if paired else _ONLY_RESULTS
@@ -192,9 +193,9 @@ def compare_recorded(
     return covered(dataclasses.replace(report, notes=(*report.notes, *as_it_is)))
 
 
-def _if_it_agrees(entry: Entry) -> Entry:
-    """Return an entry of an array's use, without its output if that differs and the result does
-    not: it is not the whole of what the other module computes."""
+def _if_whole(entry: Entry) -> Entry:
+    """Return an entry of an array's use, without its output if that differs: it is more or less
+    than what the other module computes, if the results agree."""
     if not difference.differs(entry.output):
         return entry
     pair = entry.ours, entry.theirs, entry.call

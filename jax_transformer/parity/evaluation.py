@@ -35,7 +35,8 @@ class Point(NamedTuple):
     name: str
     """The module's dotted path; ``{}`` in it stands for the number of a scan's iteration."""
     kind: str
-    """``input``, ``input 1``, ..., ``output``, or ``point`` if there is no module."""
+    """``input``, ``input 1``, ..., ``output``; if there is no module, ``point``, and ``added`` for
+    an array that is only added there."""
     layers: int | None = None
     """The length of the scan that is meant by ``{}``; None for the outermost."""
     bias: str = ""

@@ -142,6 +142,19 @@ class PairedRuns:
         other.reordered = reordered
         return other
 
+    def only_added(self, entry: Entry) -> bool:
+        """Return True if the other module returns the array that is added at a point, as rows of
+        positions: the sum is none of its outputs."""
+        call, theirs, arrays = f"{entry.ours}#{entry.call}", "", dict[str, tuple[Any, Any]]()
+        if f"{call}/added" not in self.ours.arrays or call not in self.calls:
+            return False
+        theirs = f"{self.calls[call]}/output"
+        for dtype, (one, other) in self.runs.items():
+            added = np.broadcast_to(one.arrays[f"{call}/added"], one.arrays[f"{call}/output"].shape)
+            arrays[dtype] = added, other.get(theirs)
+        measured = self._measure(arrays)
+        return measured is not None and measured.agrees
+
     def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
         """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
         narrow: dict[str, str] = {}
@@ -157,7 +170,9 @@ class PairedRuns:
         """Return the model, Flax or PyTorch, in which only a module computes in 16 bits itself."""
         sides = [module in names for names in self.in_16_bits]
         around = any(each.startswith(f"{module}.") for names in self.in_16_bits for each in names)
-        if len({*sides}) < 2 or around or self.native_dtype != "float32":
+        # Code before a point may be that of any module
+        of_any = f"{module}#0" in self.ours.points and "" in self.in_16_bits[0]
+        if len({*sides}) < 2 or around or of_any or self.native_dtype != "float32":
             return ""
         return "PyTorch" if sides[0] else "Flax"
 

@@ -63,12 +63,17 @@ def marked(
         inner = uses.of_scans.get(equation.outvars[0]) if equation.outvars else None
         if inner is not None:
             body = marked(equation.params["jaxpr"], inner, shapes, call)
-            outputs = equation.primitive.bind(*inputs, **equation.params | {"jaxpr": body})
-        else:
-            outputs = jaxprs.bind(equation, inputs)
-        points = map(uses.points.get, equation.outvars)
+            return equation.primitive.bind(*inputs, **equation.params | {"jaxpr": body})
+        points = [make and make(call()) for make in map(uses.points.get, equation.outvars)]
+        if equation.primitive.name == "add" and points[0] is not None:
+            added = points[0]._replace(kind="added")
+            inputs = [
+                evaluation.mark(x, added) if uses.is_source(atom) else x
+                for atom, x in zip(equation.invars, inputs, strict=True)
+            ]
+        outputs = jaxprs.bind(equation, inputs)
         return [
-            x if point is None else evaluation.mark(x, point(call()))
+            x if point is None else evaluation.mark(x, point)
             for point, x in zip(points, outputs, strict=True)
         ]
 
@@ -104,6 +109,10 @@ class _Uses:
         ended = set[int]()
         for equation, name in uses:
             self._visit(equation, name, ended)
+
+    def is_source(self, atom: Any) -> bool:
+        """Return True if a value depends on arrays alone."""
+        return isinstance(atom, core.Var) and atom in self.sources
 
     def _visit(self, equation: core.JaxprEqn, name: str, ended: set[int]) -> None:
         if (inner := self._of_layers(equation)) is not None:
