@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from flax import nnx
+from flax import linen, nnx
 
 from jax_transformer import weights
 from jax_transformer.parity.pairs import Called, Pair, guessed
@@ -209,3 +209,73 @@ def test_norms_of_equal_outputs_are_paired_in_order_whatever_their_names():
         Pair("block.norm_attn", theirs[1].name),
         Pair("block.norm_mlp", theirs[0].name),
     }
+
+
+def test_numbers_of_parts_may_begin_at_0_or_at_1():
+    """After a fault no outputs are equal, and names decide: ``norm_1`` is not ``norm1``."""
+    ours = [
+        Called(f"block.{n}", (2, 3, D), (D,)) for n in ("LayerNorm_0", "Dense_0", "LayerNorm_1")
+    ]
+    theirs = [Called(f"layer.{n}", (2, 3, D), (D,)) for n in ("norm1", "fc", "norm2")]
+    expected = [Pair(a.name, b.name) for a, b in zip(ours, theirs, strict=True)]
+    assert {*guessed(ours, theirs)} == {*expected}
+
+
+def test_a_product_after_a_joined_one_is_the_last_of_those_that_are_alike():
+    proj, joined = (Called(f"a.{n}", (2, 3, size), (size,)) for n, size in (("c", D), ("b", 3 * D)))
+    theirs = [Called(f"attn.{n}_proj", (2, 3, D), (D,)) for n in "qkvo"]
+    assert guessed([joined, proj], theirs) == [Pair("a.c", "attn.o_proj")]
+    assert guessed(theirs, [joined, proj]) == [Pair("attn.o_proj", "a.c")]
+
+
+class Product(linen.Module):
+    features: int
+    name_of_weight: str
+
+    @linen.compact
+    def __call__(self, x):
+        shape = x.shape[-1], self.features
+        return x @ self.param(self.name_of_weight, linen.initializers.normal(1.0), shape)
+
+
+class SharedScope(linen.Module):
+    """Its two products have its own name."""
+
+    approximate: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        up, down = Product(24, "up"), Product(D, "down")
+        linen.share_scope(self, up)
+        linen.share_scope(self, down)
+        return down(jax.nn.gelu(up(x), approximate=self.approximate))
+
+
+class SharedScopes(linen.Module):
+    approximate: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.LayerNorm(1e-5)(x + SharedScope(self.approximate, name="mlp")(x))
+
+
+def test_modules_of_one_scope_are_one_module():
+    layers = torch.nn.Linear(D, 24, bias=False), torch.nn.GELU(), torch.nn.Linear(24, D, bias=False)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp, self.norm = torch.nn.Sequential(*layers), torch.nn.LayerNorm(D)
+
+        def forward(self, x):
+            return self.norm(x + self.mlp(x))
+
+    theirs = randomized(Theirs())
+    state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    mlp = {"up": state["mlp.0.weight"].T, "down": state["mlp.2.weight"].T}
+    norm = {"scale": state["norm.weight"], "bias": state["norm.bias"]}
+    variables = {"params": {"mlp": mlp, "LayerNorm_0": norm}}
+    x = np.random.default_rng(0).standard_normal((2, 3, D))
+    assert compare((SharedScopes(), variables), theirs, x).agrees
+    report = compare((SharedScopes(True), variables), theirs, x)
+    assert report.first_fault.ours == "mlp"

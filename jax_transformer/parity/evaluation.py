@@ -41,6 +41,8 @@ class Point(NamedTuple):
     """The length of the scan that is meant by ``{}``; None for the outermost."""
     bias: str = ""
     """The path of the array that a point adds at its end, if that is used nowhere else."""
+    narrow: str = ""
+    """The dtype of 16 bits that a point, or code after those before it, computes in."""
 
     def path(self, iterations: Iterations) -> str:
         """Return the name in these iterations. Without a scan, the part ``{}`` is left out."""
@@ -119,7 +121,7 @@ class Evaluation:
         self, equation: core.JaxprEqn, inputs: Sequence[Any], iterations: Iterations
     ) -> Sequence[Any]:
         primitive, params = equation.primitive, equation.params
-        narrow = _narrow_dtype(equation)
+        narrow = narrow_dtype(equation)
         if primitive is TAP:
             return [self.visitor.visit(params["point"], iterations, inputs[0], narrow)]
         tapped = any(each.primitive is TAP for each in jaxprs.equations(equation))
@@ -248,7 +250,7 @@ def _exact(rounded: Any) -> float | None:
     return None if exact is None else math.copysign(exact, rounded)
 
 
-def _narrow_dtype(equation: core.JaxprEqn) -> str | None:
+def narrow_dtype(equation: core.JaxprEqn) -> str | None:
     """Return the narrowest dtype below float64 that an equation has anywhere."""
     atoms: Any = (
         atom for each in jaxprs.equations(equation) for atom in (*each.invars, *each.outvars)

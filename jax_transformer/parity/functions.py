@@ -26,22 +26,20 @@ class _Marker:
 
     def __init__(self, arrays: Mapping[str, Any]):
         self.shapes = {name: np.shape(array) for name, array in arrays.items()}
-        self._open: set[int] = set()
+        self._open: set[str] = set()
         self._stacks: list[tuple[str, int]] = []
 
-    def call(
-        self, path: str, module: object, own_shapes: Shapes, method: Any, args: tuple, kwargs: dict
-    ) -> Any:
+    def call(self, path: str, own_shapes: Shapes, method: Any, args: tuple, kwargs: dict) -> Any:
         """Return ``method(*args, **kwargs)``, marked as a call of the module of that path, whose
         arrays now have ``own_shapes``, by their path below the module.
         """
-        if not path or id(module) in self._open:
-            return method(*args, **kwargs)
         stack = self._stack(path, own_shapes)
         name, layers = path, None
         if stack is not None:
             root, layers = stack
             name = f"{root}.{{}}{path.removeprefix(root)}"
+        if not path or name in self._open:  # a method of its own, or a module of the same scope
+            return method(*args, **kwargs)
         call = next(recording.calls)
 
         def mark(tree: Any, arrays: Sequence[Any], kind: str) -> Any:
@@ -53,12 +51,12 @@ class _Marker:
 
         args, kwargs = mark((args, kwargs), recording.inexact((args, kwargs)), "input")
         args, kwargs = mark((args, kwargs), recording.masks((args, kwargs)), "mask")
-        self._open.add(id(module))
+        self._open.add(name)
         self._stacks += [stack] if stack is not None else []
         try:
             result = method(*args, **kwargs)
         finally:
-            self._open.discard(id(module))
+            self._open.discard(name)
             if stack is not None:
                 self._stacks.pop()
         return mark(result, recording.inexact(result)[:1], "output")
@@ -118,7 +116,7 @@ def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
             own = nnx.to_flat_state(nnx.state(self, nnx.Param))
             shapes = {any_model.dotted(path): variable.get_value().shape for path, variable in own}
             method = partial(original, self)
-            return marker.call(getattr(self, _PATH), self, shapes, method, args, kwargs)
+            return marker.call(getattr(self, _PATH), shapes, method, args, kwargs)
 
         return call
 
@@ -147,7 +145,7 @@ def from_linen(
             own = any_model.opened(context.module.variables.get("params", {}))[0]
             own_shapes = {name: np.shape(array) for name, array in own.items()}
             path = any_model.dotted(context.module.path)
-            return marker.call(path, context.module, own_shapes, method, args, kwargs)
+            return marker.call(path, own_shapes, method, args, kwargs)
 
         with linen.intercept_methods(intercept):
             return module.apply(merge(arrays), *batch, method=call)

@@ -4,7 +4,6 @@ modules run, and the numbers of layers. Nothing here is proven."""
 import difflib
 import itertools
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -282,7 +281,8 @@ def _in_order(side: Sequence[list[Part]]) -> Iterator[list[Part]]:
     rank = lambda parts: parts[0].rank  # noqa: E731
     for _, group in itertools.groupby(sorted(side, key=rank), key=rank):
         same = [(numbers(parts[0].name), parts) for parts in group]
-        common = len(os.path.commonprefix([each for each, _ in same]))
+        levels = itertools.zip_longest(*(each for each, _ in same))
+        common = sum(1 for _ in itertools.takewhile(lambda level: len({*level}) == 1, levels))
         last = [(each[common:] or (math.inf,))[-1] for each, _ in same]
         yield from (same[i][1] for i in sorted(range(len(same)), key=last.__getitem__))
 

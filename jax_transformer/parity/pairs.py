@@ -5,6 +5,7 @@ import itertools
 import math
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -160,7 +161,14 @@ def _scores(ours: Sequence[Called], theirs: Sequence[Called]) -> list[list[float
         for each in side
         if not any(_is_inside(part, each) for part in side)
     }
-    scores = [[_similarity(one, other, {one, other} <= leaves) for other in theirs] for one in ours]
+    names = [_last_words(side) for side in (ours, theirs)]
+    scores = [
+        [
+            _similarity(one, other, a == b, {one, other} <= leaves)
+            for other, b in zip(theirs, names[1], strict=True)
+        ]
+        for one, a in zip(ours, names[0], strict=True)
+    ]
     both = [*itertools.product(enumerate(ours), enumerate(theirs))]
     for (i, one), (j, other) in both:
         if _is_around(other, one, theirs, leaves) or _is_around(one, other, ours, leaves):
@@ -184,7 +192,8 @@ def _aligned(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     for i, j in itertools.product(reversed(range(rows)), reversed(range(columns))):
         total, more = best[i + 1][j + 1]
         pair = [(total + scores[i][j], ((i, j), more))] if scores[i][j] else []
-        best[i][j] = max(*pair, best[i + 1][j], best[i][j + 1], key=operator.itemgetter(0))
+        # Of alternatives the last: a joined product comes before the one that both sides have
+        best[i][j] = max(best[i + 1][j], best[i][j + 1], *pair, key=operator.itemgetter(0))
     pairs, more = [], best[0][0][1]
     while more:
         pair, more = more
@@ -212,7 +221,25 @@ def _equal_outputs(ours: Called, theirs: Called) -> bool:
     return all(both) and bool(np.allclose(*both, rtol=1e-6, atol=0))
 
 
-def _similarity(ours: Called, theirs: Called, innermost: bool) -> float:
+def _last_words(side: Sequence[Called]) -> list[set[str]]:
+    """Return the words of the last part of each name. A number in it is its place among those of
+    the modules next to it: one side may count norms from 0, and the other from 1."""
+    numbers: dict[Any, set[int]] = defaultdict(set)
+    divided = []
+    for called in side:
+        owner, _, leaf = called.name.rpartition(".")
+        words = matching.words(leaf)
+        plain = frozenset(word for word in words if not word.isdecimal())
+        own = {int(word) for word in words - plain}
+        numbers[owner, plain] |= own
+        divided.append((owner, plain, own))
+    return [
+        {*plain, *(str(sorted(numbers[owner, plain]).index(number)) for number in own)}
+        for owner, plain, own in divided
+    ]
+
+
+def _similarity(ours: Called, theirs: Called, same_name: bool, innermost: bool) -> float:
     """Return 0 if the modules cannot be a pair, otherwise more for equal parameters than names.
     ``innermost`` is True if no part of either was called.
     """
@@ -224,8 +251,7 @@ def _similarity(ours: Called, theirs: Called, innermost: bool) -> float:
     known = ours.sizes is not None and theirs.sizes is not None
     if known and bool(ours.sizes) != bool(theirs.sizes):
         return 0.0
-    leaves = (matching.words(each.name.rpartition(".")[2]) for each in (ours, theirs))
-    same_name, same_output = operator.eq(*leaves), _equal_outputs(ours, theirs)
+    same_output = _equal_outputs(ours, theirs)
     if known and not (ours.sizes or same_name or same_output):
         return 0.0
     score = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()

@@ -64,7 +64,8 @@ def marked(
         if inner is not None:
             body = marked(equation.params["jaxpr"], inner, shapes, call)
             return equation.primitive.bind(*inputs, **equation.params | {"jaxpr": body})
-        points = [make and make(call()) for make in map(uses.points.get, equation.outvars)]
+        makers = [uses.points.get(v) for v in equation.outvars]
+        points = [make and make(call(), narrow=uses.in_16_bits(equation)) for make in makers]
         if equation.primitive.name == "add" and points[0] is not None:
             added = points[0]._replace(kind="added")
             inputs = [
@@ -96,7 +97,7 @@ class _Uses:
                 self.users[atom].append(equation)
         for atom in _variables(jaxpr.outvars):
             self.users[atom].append(None)
-        self.points: dict[Any, Callable[[int], Point]] = {}
+        self.points: dict[Any, Callable[..., Point]] = {}
         self.of_scans: dict[Any, list[str]] = {}
         uses = list[tuple[core.JaxprEqn, str]]()
         for equation in jaxpr.eqns:
@@ -113,6 +114,20 @@ class _Uses:
     def is_source(self, atom: Any) -> bool:
         """Return True if a value depends on arrays alone."""
         return isinstance(atom, core.Var) and atom in self.sources
+
+    def in_16_bits(self, equation: core.JaxprEqn) -> str:
+        """Return the dtype of 16 bits in an equation, or in what it makes of other points; ""
+        if there is none."""
+        reached, equations = {id(equation)}, [equation]
+        for each in equations:  # which grow meanwhile
+            if "16" in (dtype := evaluation.narrow_dtype(each) or ""):
+                return dtype
+            for v in _variables(each.invars):
+                maker = None if v in self.points or v in self.sources else self.makers.get(v)
+                if maker is not None and id(maker) not in reached:
+                    reached.add(id(maker))
+                    equations.append(maker)
+        return ""
 
     def _visit(self, equation: core.JaxprEqn, name: str, ended: set[int]) -> None:
         if (inner := self._of_layers(equation)) is not None:

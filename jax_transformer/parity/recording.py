@@ -399,15 +399,12 @@ class Visitor:
     _counts: Counter[str] = field(default_factory=Counter)
     _open: dict[Any, str] = field(default_factory=dict)
     """The calls that are going on, the innermost last."""
-    _in_16_bits: str = ""
-    """The dtype of 16 bits that was computed in since the last point."""
 
     def compute_narrow(self, dtype: str) -> None:
         """Note that the model computes in a dtype below float64 here."""
         module, narrow = self._innermost().rpartition("#")[0], self.recording.narrow
         if narrow is not None:
             narrow[module] = min(dtype, narrow.get(module, dtype), key=itemsize)
-            self._in_16_bits = self._in_16_bits or dtype * (not module and "16" in dtype)
 
     def round_constant(self) -> None:
         """Note that a constant of the model was rounded to such a dtype here."""
@@ -433,9 +430,8 @@ class Visitor:
         kind = point.kind
         if kind == "point":
             self.recording.points.add(key)
-            if self._in_16_bits and self.recording.narrow is not None:
-                self.recording.narrow[key.rpartition("#")[0]] = self._in_16_bits
-                self._in_16_bits = ""
+            if point.narrow and self.recording.narrow is not None:
+                self.recording.narrow[key.rpartition("#")[0]] = point.narrow
             biases = self.recording.biases.setdefault(point.path(iterations), set())
             biases.add(point._replace(name=point.bias).path(iterations))
             kind = "output"

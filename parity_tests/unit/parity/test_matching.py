@@ -201,8 +201,8 @@ def test_a_table_converts_if_all_comes_back_and_the_outputs_agree(proven, missin
 
 def parts(**shapes: tuple[int, ...]) -> list[Part]:
     """Return parts that run one after the other, by their names with `_` in place of `.`."""
-    names = [name.replace("_", ".") for name in shapes]
-    return [Part(name, shape, i) for i, (name, shape) in enumerate(zip(names, shapes.values()))]
+    every = enumerate(shapes.items())
+    return [Part(name.replace("_", "."), shape, i) for i, (name, shape) in every]
 
 
 def test_a_packed_tensor_in_the_last_module_has_the_arrays_of_the_last_one():
