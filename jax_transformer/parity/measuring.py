@@ -145,13 +145,14 @@ class PairedRuns:
     def only_added(self, entry: Entry) -> bool:
         """Return True if the other module returns the array that is added at a point, as rows of
         positions: the sum is none of its outputs."""
-        call, theirs, arrays = f"{entry.ours}#{entry.call}", "", dict[str, tuple[Any, Any]]()
-        if f"{call}/added" not in self.ours.arrays or call not in self.calls:
+        call = f"{entry.ours}#{entry.call}"
+        if f"{call}/added" not in self.ours.arrays or not difference.differs(entry.output):
             return False
-        theirs = f"{self.calls[call]}/output"
+        arrays = {}
         for dtype, (one, other) in self.runs.items():
-            added = np.broadcast_to(one.arrays[f"{call}/added"], one.arrays[f"{call}/output"].shape)
-            arrays[dtype] = added, other.get(theirs)
+            added, total = (one.arrays[f"{call}/{name}"] for name in ("added", "output"))
+            theirs = other.get(f"{self.calls[call]}/output")
+            arrays[dtype] = np.broadcast_to(added, total.shape), theirs
         measured = self._measure(arrays)
         return measured is not None and measured.agrees
 
