@@ -286,6 +286,8 @@ def test_invalid_training_checkpoints_are_refused(trained, console, tmp_path):
     refused(2, ["--dry-run"], folder, file, carry, "--dry-run")
     for source, target in ((folder, "a.safetensors"), (folder, "b"), (bare, "b.pt")):
         refused(2, ["between a run and a PyTorch file"], source, tmp_path / target, carry)
+    words = ["--weights best", "resumes from its last checkpoint"]
+    refused(2, words, folder, file, carry, "--weights", "best")
     assert console.say("convert", folder, file, carry, "--weights", "100")[0] == 0
     refused(2, ["give --training"], file, place)
     refused(3, ["holds step 200"], file, folder, carry)

@@ -385,5 +385,6 @@ def test_a_broken_package_is_named_and_hides_no_other(folder, capsys, value, mes
     assert "lesson10" in registry.names()
     warning = capsys.readouterr().err
     assert "my_translator" in warning and message in warning and warning.count("\n") == 1
+    assert "lesson10" in registry.names() and capsys.readouterr().err == "", "once"
     with pytest.raises(ConfigError, match=message):
         registry.resolve("my_translator")

@@ -414,6 +414,17 @@ def fairseq(
     return folder / "checkpoint_best.pt", module
 
 
+def test_a_tied_copy_of_fairseq_that_differs_is_refused(tmp_path, capsys):
+    path, _ = write("fairseq", "base", tmp_path)
+    content = torch.load(path, weights_only=False)
+    content["model"]["decoder.output_projection.weight"] = torch.zeros(
+        content["model"]["decoder.embed_tokens.weight"].shape
+    )
+    torch.save(content, path)
+    assert cli.main(["convert", str(path), str(tmp_path / "run"), "--no-check"]) == 3
+    assert "decoder.output_projection.weight differs from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("missing", ["de", "en"])
 def test_a_model_of_fairseq_without_one_dictionary_has_none(missing, tmp_path):
     path, _ = fairseq(tmp_path / "model", FAIRSEQ["base"])

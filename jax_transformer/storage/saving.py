@@ -55,10 +55,8 @@ def begin(
         temporary = entered.enter_context(new(folder, step, about=about))
         leaves, structure = jax.tree.flatten(tree)
         for i, leaf in enumerate(leaves):
-            if isinstance(leaf, jax.Array):  # divided as the array is on the devices
+            if isinstance(leaf, jax.Array):  # divided as on the devices; Orbax copies others
                 leaves[i] = jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"))
-            else:
-                leaves[i] = np.array(leaf)
         copied = jax.block_until_ready(jax.tree.unflatten(structure, leaves))
         # In the caller's thread: with several processes Orbax begins with a collective operation,
         # and all processes have to start those in one order

@@ -160,8 +160,16 @@ def test_help_of_a_command(console):
 class Sizes:
     """A section with an option of its own."""
 
-    width: Annotated[int, Option(metavar="N", synonyms="d_model hidden_size")] = 8
+    width: Annotated[int, Option(metavar="N", synonyms="d_model hidden_size shade")] = 8
     """Width of the model."""
+
+
+@dataclass(frozen=True)
+class Tones:
+    """A section that only --help-all explains."""
+
+    depth: Annotated[int, Option(metavar="N")] = 2
+    """Number of tones."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,7 @@ class Added:
     shade: Annotated[tuple[str, ...], Option(metavar="SHADE", rare=True)] = ()
     """Shades to leave out."""
     sizes: Sizes = dataclasses.field(default_factory=Sizes)
+    tones: Annotated[Tones, Option(rare=True)] = dataclasses.field(default_factory=Tones)
 
     @classmethod
     def from_file(cls, path: str) -> "Added":
@@ -191,7 +200,7 @@ def test_an_option_is_one_field(console, monkeypatch, tmp_path):
     out = " ".join(console.say("train", "--help")[1].split())
     assert "look: --colors N Number of colours (default: 3) " in out
     assert "sizes: --sizes.width N Width of the model (default: 8) " in out
-    assert "more options (--help-all explains them): --shade examples:" in out
+    assert "more options (--help-all explains them): --shade --tones.depth examples:" in out
     assert "  --shade SHADE ..." in console.say("train", "--help-all")[1]
     file = tmp_path / "options.yaml"
     file.write_text("{sizes: {width: 5}, shade: [dark]}")
@@ -199,6 +208,7 @@ def test_an_option_is_one_field(console, monkeypatch, tmp_path):
     runs.main("train", "--num_colors", 7, "--config", file)
     assert seen == [Added(None, 4, ("a", "b"), Sizes(6)), Added(str(file), 7, ("dark",), Sizes(5))]
     console.refused(2, ["--palette-size (did you mean '--colors'?)"], "train", "--palette-size", 1)
+    console.refused(2, ["--look.shade (did you mean '--shade'?)"], "train", "--look.shade", 1)
     file.write_text("hidden_size: 5")
     console.refused(2, ["(did you mean 'sizes.width'?)"], "train", "--config", file)
     assert "--sizes.width" in console.say("completion", "bash")[1]

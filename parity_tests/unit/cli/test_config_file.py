@@ -282,3 +282,28 @@ def test_names_of_earlier_versions_work_and_name_the_new_ones(capsys, write):
     assert data == {"updates": 7, "optimizer": {"rate": 0.5}}
     assert codec.from_dict(Renamed, data | {"steps": 3}).steps == 3
     assert capsys.readouterr().err == ""  # files that a run wrote are read silently
+
+
+@dataclass(frozen=True)
+class Positive:
+    """A section that checks itself."""
+
+    n: int = 1
+    """A number."""
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"n={self.n}")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Options with that section."""
+
+    inner: Positive = field(default_factory=Positive)
+
+
+def test_values_of_a_file_are_checked_with_the_flags_at_every_depth(write):
+    assert config_file.read(Outer, write("{inner: {n: 0}}")).inner.n == 0
+    with pytest.raises(ConfigError, match="n=0"):
+        codec.from_dict(Outer, {"inner": {"n": 0}})

@@ -75,7 +75,7 @@ TABLE = {
         ; --set=num_heads=4 -> prepare.request.description.changes.num_heads=4
         ; prepare.request.names: --strip-prefix=p {SPEC}
         ; --ignore=x -> prepare.request.names.ignore.0
-        ; --rename=a=b -> prepare.request.names.rename.a=b
+        ; --rename=a=1e3 -> prepare.request.names.rename.a=1e3
         ; --training -> training.request.source=a convert=None ~
         ; --dry-run -> refuse=True convert=None ~; --json -> show.as_json=True""",
     "inspect": "a; --json -> show.as_json=True",

@@ -184,3 +184,4 @@ def test_valid_sizes_pass_the_checks():
     assert jt.preset("lesson10", d_model=500, head_dim=7).head_width == 7
     none = {"encoder.positions": "none", "decoder.positions": "learned"}
     assert jt.preset("lesson10", d_model=27, num_heads=9, **none).head_width == 3
+    LESSON10.with_sizes(**encoder(self_mask=["query_padding"]), bos_id=PAD)  # it has no start

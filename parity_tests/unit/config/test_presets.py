@@ -142,9 +142,11 @@ def test_a_twin_s_refusal_names_what_differs_from_the_nearer_preset():
         with pytest.raises(ConfigError, match=r"^norm_epsilon=0.5: [^;]* has only 1e-0\d$"):
             base.is_repaired(config, *presets, "embedding_dropout")
     rates = ("dropout", "attention_dropout", "activation_dropout")
-    config = replace(config, **dict(zip(rates, (0.1, 0.1, 0.9), strict=True)))
-    with pytest.raises(ConfigError, match=r"^activation_dropout=0.9: .* has one rate, dropout=0.1"):
-        base.one_rate(config, *rates)
+    for rate in (0.05, 0.9):
+        other = replace(config, **dict(zip(rates, (0.1, 0.1, rate), strict=True)))
+        message = rf"^activation_dropout={rate}: .* has one rate, dropout=0.1"
+        with pytest.raises(ConfigError, match=message):
+            base.one_rate(other, *rates)
     for name in ("encoder.attention_dropout", "decoder.attention_dropout"):
         with pytest.raises(ConfigError, match=rf"^{name}: .* has one rate, dropout=0.1"):
             twins.twin(jt.preset("bart", **{name: 0.0}))

@@ -31,6 +31,10 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     (folder / "metrics.jsonl").write_text("")
     console.refused(3, ["metrics.jsonl"], *to_folder, "--force")
     console.refused(3, [file], "convert", weights, file / "x.pt")
+    (tmp_path / "12.pt").mkdir()  # it is empty
+    other = ["12.pt: is a folder, and --force replaces only a", "file"]
+    console.refused(3, other, "convert", weights, tmp_path / "12.pt", "--force")
+    (tmp_path / "12.pt").rmdir()
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "mine").write_text("")
     command = ["convert", weights, tmp_path / "12", "--config", config_file, "--force"]

@@ -235,6 +235,18 @@ def test_a_token_that_has_a_role_is_special_unless_it_says_otherwise(tmp_path):
         assert (token.content, token.special, token.normalized) == ("<end>", special, not special)
 
 
+def test_an_added_token_takes_the_space_on_its_sides_anywhere_in_a_line(tmp_path):
+    files = tokenizer_models.blenderbot_small()
+    for left, right in itertools.product((False, True), repeat=2):
+        more = {"content": "<x>", "lstrip": left, "rstrip": right}
+        own = files["tokenizer_config.json"] | {"added_tokens_decoder": {"900": more}}
+        named = {"tokenizer_config__json": own, "config__json": {"model_type": "blenderbot-small"}}
+        side = load_huggingface(folder(tmp_path, files, **named)).source
+        before, after = " " * (not left), " " * (not right)
+        parts = [f"a{before}", "<x>", f"{after}b{before}", "<x>", f"{after}c"]
+        assert side._parts("a <x> b <x> c") == parts
+
+
 def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
     files = {"config.json": {}, "generation_config.json": {}}
     tokenizer_models.write(tmp_path / folders.IN_RUN, files)

@@ -77,7 +77,9 @@ def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
     assert loaded == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
 
 
-@pytest.mark.parametrize(("line", "tabs"), [("c", 0), ("c\tC\t", 2), ("a\tb\tc\td", 3)])
+@pytest.mark.parametrize(
+    ("line", "tabs"), [("c", 0), ("c\tC\t", 2), ("a\tb\tc\td", 3), ("\t\t", 2)]
+)
 def test_a_line_with_other_than_one_tab_is_named(tmp_path, line, tabs):
     path = written(tmp_path / "pairs.tsv", f"a\tA\n{line}\nd\tD\n")
     assert f": line 2 has {tabs} tabs" in refusal(path)

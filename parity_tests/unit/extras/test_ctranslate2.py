@@ -425,6 +425,7 @@ def test_options_without_the_engine_are_refused(console, copy):
         "--quantization int8 is for --engine": ["--quantization", "int8"],
         "no ensembles": [*engine, "--ensemble", str(copy)],
         "--precision float64": [*engine, "--precision", "float64", "--quantization", "int8"],
+        "--precision float32": [*engine, "--precision", "float32"],
         "no attention": [*engine, "--attention", "page.html"],
         "beam_scorer=gnmt": [*engine, "--beam", "4"],
         "--quantization int4": [*engine, "--quantization", "int4"],

@@ -1,5 +1,6 @@
 """Files of flax's serialization: read as flax reads them, and refused if they are malformed."""
 
+import contextlib
 import json
 import struct
 from pathlib import Path
@@ -327,3 +328,12 @@ def test_jax_arrays_are_written_as_numpys(tmp_path):
     content = serialization.to_bytes({"a": {"bias": jnp.ones(3, jnp.bfloat16)}})
     loaded = read(written(tmp_path, content))
     same(loaded, {("a", "bias"): np.ones(3, ml_dtypes.bfloat16)})
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_maps_are_read_up_to_their_greatest_depth(more, tmp_path):
+    path, deep = tmp_path / "a.msgpack", msgpack.DEEPEST + more
+    path.write_bytes(b"\x81\xa1a" * deep + b"\xc0")
+    refused = pytest.raises(UnsafeFileError, match=f"more than {msgpack.DEEPEST} maps")
+    with refused if more else contextlib.nullcontext():
+        assert [len(keys) for keys, _ in msgpack.leaves(path, msgpack.tree(path))] == [deep]

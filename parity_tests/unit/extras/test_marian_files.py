@@ -357,6 +357,11 @@ def test_vocabularies_are_found_by_their_names_unless_two_are_named(named, folde
     assert marian_model._vocabularies(folder, {"vocabs": named}) == usual
     with pytest.raises(InputError, match=r"missing, and decoder\.yml names it"):
         marian_model._vocabularies(folder, {"vocabs": ["a", usual[0].name]})
+    sides = tuple(folder / f"opus.{side}.vocab.yml" for side in ("src", "trg"))
+    for path in (*usual, *sides):
+        path.touch()
+    usual[0].unlink()
+    assert marian_model._vocabularies(folder, {"vocabs": named}) == sides
 
 
 @pytest.mark.parametrize("named", ["..", "a" * 300, '"\\x1b[2J"'])

@@ -100,6 +100,13 @@ def test_attention_comes_if_asked_for(client, translator):
         assert maps["cross"]["layers"] == 1 and "".join(maps["cross"]["columns"]).startswith("one")
 
 
+def test_each_line_of_a_batch_has_the_maps_that_it_asks_for(served):
+    engine = served[0].engine
+    config = engine.translator.generation_config
+    lines = [engine.encode(["one"], config, asked)[0] for asked in (False, True, False)]
+    assert [len(each.maps) for each in engine.translate(lines)] == [0, 1, 0]
+
+
 def test_attention_compiles_nothing_after_the_start(served, translator):
     before = attention_page._attend._cache_size()
     for line in services.LINES[:2]:

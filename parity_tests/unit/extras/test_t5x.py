@@ -25,7 +25,7 @@ from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_format, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
 from jax_transformer.formats import registry
 from jax_transformer.storage import tensors
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Rule
 from parity_tests import t5x_files
@@ -130,6 +130,20 @@ def test_layers_of_one_array_take_the_memory_of_one_array(axis, tmp_path):
             np.testing.assert_array_equal(arrays[str(number)].read(), expected)
     again = rules.to_torch_lazily([rule], arrays)["a"].read()
     assert (again.shape, again.tobytes()) == (stack.shape, stack.tobytes())
+
+
+def test_each_array_of_several_layers_is_decompressed_once(monkeypatch):
+    reads = []
+
+    def stored(name: str) -> LazyTensor:
+        array = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+        return LazyTensor(TensorInfo((4, 3, 2), "float32"), lambda: reads.append(name) or array)
+
+    table = [Rule(name, tuple(f"{name}{i}" for i in range(4)), "part a b -> a b") for name in "xy"]
+    names = [f"{name}{i}" for i in range(4) for name in "xy"]
+    arrays = t5x_format._to_flax(table, {n: stored(n) for n in "xy"}, dict.fromkeys(names, (3, 2)))
+    assert [arrays[name].read()[0, 0] for name in names] == [0, 0, 6, 6, 12, 12, 18, 18]
+    assert reads == ["x", "y"]
 
 
 def test_layers_of_one_array_have_one_dtype():

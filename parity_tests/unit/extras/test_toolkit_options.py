@@ -43,6 +43,7 @@ fairseq | max_source_positions=30 max_target_positions=20 | max_length=20
 fairseq | max_source_positions=20 max_target_positions=30 | max_length=20
 fairseq | encoder_learned_pos=true decoder_learned_pos=true | decoder.positions=learned
 fairseq | no_scale_embedding=true | embedding_scale=none
+fairseq | no_scale_embedding=True layernorm_embedding=FALSE | embedding_scale=none
 fairseq | layernorm_embedding=true | encoder.embedding_norm=true decoder.embedding_norm=true
 fairseq | dropout=0.4 | dropout=0.4 embedding_dropout=0.4 attention_dropout=0.0
 fairseq | attention_dropout=0.4 | dropout=0.1 attention_dropout=0.4 activation_dropout=0.0

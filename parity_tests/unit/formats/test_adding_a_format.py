@@ -1,5 +1,6 @@
 """docs/adding-a-format.md: its code, from outside the package, converts both ways."""
 
+import copy
 import importlib
 import re
 import sys
@@ -100,6 +101,10 @@ def test_errors_list_it(folder, capsys):
         assert registry.to_write(folder / name).name == "run", "no name of a kind of file"
     with pytest.raises(ConfigError, match="did you mean 'raw'"):
         registry.get("rwa")
+    known = registry.get("raw")
+    assert registry.register(known) is known
+    with pytest.raises(ConfigError, match="another format is registered as 'raw'"):
+        registry.register(copy.copy(known))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,12 @@ def test_ties_and_notes_follow_the_names():
         opened(state, "hf").with_names(NameChanges("m."))
 
 
+def test_tied_tensors_become_one_array_of_its_own():
+    array = np.ones(2, np.float32)
+    state = tensors.arrays(tensors.in_memory({"a": array, "b": array, "c": array.copy()}))
+    assert state["a"] is state["b"] and not np.shares_memory(state["a"], array)
+
+
 def test_widths_are_the_powers_of_two_from_16_below_the_longest(tmp_path):
     for longest in (1, 15, 16, 17, 31, 32, 33, 64, 65, 300):
         config = helpers.tiny(max_length=longest)

@@ -74,6 +74,15 @@ def test_the_preset_whose_names_a_file_has_is_found(preset):
     assert tensor_names.closest([*names, *others[1:]]) == match
 
 
+@pytest.mark.parametrize("preset", ["marian", "pegasus"])
+def test_of_presets_that_know_all_names_the_one_with_the_fewest_others_is_found(preset):
+    def names(name: str) -> set[str]:
+        config = registry.preset(name, num_layers=1)
+        return tensor_names.torch_names(registry.unchecked_table(config.architecture, config))
+
+    assert names(tensor_names.closest(names(preset)).preset) == names(preset)
+
+
 def test_a_wrong_preset_gives_one_short_line_with_the_preset_that_fits(console, tmp_path):
     path = write(tmp_path / "model.safetensors", state_of(config_of("from_scratch")))
     command = ["convert", path, tmp_path / "run", *PRESET]

@@ -330,7 +330,9 @@ def test_every_model_of_an_ensemble_has_the_requested_weights(capsys, monkeypatc
     console, models = runs.Console(capsys, monkeypatch), ("--run", "a", "--ensemble", "b")
     for command in ("translate",), ("evaluate", "--source", "s", "--target", "t"):
         console.refused(3, ["enough"], *command, *models, "--ensemble", "c", "--weights", "9")
-    assert asked == [("a", "9"), ("b", "9"), ("c", "9")] * 2
+    with pytest.raises(InputError, match="enough"):
+        Translator.load(["a", "b", "c"], "9")
+    assert asked == [("a", "9"), ("b", "9"), ("c", "9")] * 3
 
 
 def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoints are written while training goes on, and hold the state of their step."""
 
 import errno
+import logging
 import sys
 import threading
 import time
@@ -39,9 +40,10 @@ def advance(state):
 
 def test_steps_that_take_over_the_memory_do_not_change_the_checkpoint(tmp_path, gate):
     state = {"a": jnp.arange(4000.0), "n": jnp.zeros((), jnp.int32)}
-    done = threading.Event()
+    done, of_host = threading.Event(), np.arange(4000.0)
     with BackgroundSaver() as saver:
-        saver.save(tmp_path, 3, state, about={}, then=done.set)
+        saver.save(tmp_path, 3, state | {"h": of_host}, about={}, then=done.set)
+        of_host += 1
         for _ in range(3):
             state = advance(state)
         saver.check()  # it has not failed
@@ -51,18 +53,22 @@ def test_steps_that_take_over_the_memory_do_not_change_the_checkpoint(tmp_path, 
         assert done.is_set()
     saved = checkpoint.open(tmp_path, 3).arrays()
     assert np.array_equal(saved["a"], np.arange(4000.0)) and saved["n"] == 0
+    assert np.array_equal(saved["h"], np.arange(4000.0))
     assert state["n"] == 3
 
 
-def test_saves_follow_one_another(tmp_path):
+def test_saves_follow_one_another(tmp_path, monkeypatch):
     order: list[int] = []
     hooks = threading.excepthook, sys.unraisablehook
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    monkeypatch.setattr(logs[1], "disabled", True)  # by the user
     with BackgroundSaver() as saver:
         for step in (1, 2, 3):
             after = partial(order.append, step)
             saver.save(tmp_path, step, {"a": jnp.ones(3)}, about={}, then=after)
     assert order == checkpoint.steps(tmp_path) == [1, 2, 3]
     assert (threading.excepthook, sys.unraisablehook) == hooks
+    assert [log.disabled for log in logs] == [False, True]
 
 
 @pytest.mark.parametrize("noticed", ["check", "wait", "save", "end"])

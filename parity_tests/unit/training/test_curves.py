@@ -153,7 +153,9 @@ def test_a_failed_drawing_warns_once_and_the_last_picture_stays(draw, tmp_path, 
     path, stderr = draw('{"step": 1}\nnot JSON\n{"step": 2}\n')
     assert stderr.startswith(f"warning: {path} is not drawn, training goes on: ")
     assert stderr.count("\n") == 1
+    level = logging.getLogger("matplotlib").level
     assert draw("[1]\n") == (path, "")
+    assert logging.getLogger("matplotlib").level == level < logging.ERROR
     assert path.read_bytes() == before and is_a_picture(path)
     # another picture, another line
     curves.draw(RunFolder(tmp_path / "none"))
