@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jax_transformer.architectures import huggingface, registry, twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.convert.training_state import opt_state, torch_checkpoint
+from jax_transformer.convert.training_state import opt_state, torch_checkpoint, training_states
 from jax_transformer.errors import DifferentError, InputError
 from jax_transformer.storage import checkpoint, pt, run_folder, tensors
 from jax_transformer.storage.run_folder import RunFolder
@@ -294,6 +295,17 @@ def test_invalid_training_checkpoints_are_refused(trained, console, tmp_path):
     refused(2, ["is of step 100"], file, place, carry)
     (folder / "train_config.json").unlink()
     refused(3, ["train_config.json"], file, folder, carry)
+
+
+def test_the_check_of_a_training_state_names_a_moment_that_differs():
+    def state(weight: float, moment: float) -> dict[str, Any]:
+        optimizer = {"state": {0: {"exp_avg": np.full(2, moment)}}}
+        return {"model": {"w": np.full(2, weight)}, "optimizer": optimizer}
+
+    for other, name in ((state(2, 1), "model.w"), (state(1, 2), "optimizer.state.0.exp_avg")):
+        with pytest.raises(DifferentError, match=f"^a.pt: {name} do not come back bit for bit"):
+            training_states._check(state(1, 1), other, Path("a.pt"))
+    training_states._check(state(1, 1), state(1, 1), Path("a.pt"))
 
 
 def test_the_newest_step_is_chosen_under_the_lock(trained, console, tmp_path, monkeypatch):
