@@ -4,6 +4,7 @@ The folder docs/examples/my_translator is copied elsewhere, and only the public 
 line touch it. Its checkpoint has the form that PyTorch Lightning writes.
 """
 
+import dataclasses
 import importlib
 import shutil
 import subprocess
@@ -356,6 +357,13 @@ def test_what_is_wrong_with_a_twin_is_one_line(folder, mine, reference, message)
     )  # fmt: skip
     with pytest.raises(ConfigError, match=message):
         twins.twin(config, other)
+
+
+def test_an_architecture_s_own_preset_goes_before_another_of_its_name(mine):
+    preset = mine.presets["my_translator"]
+    other = dataclasses.replace(mine, presets={"lesson10": preset})
+    assert registry.find_preset("lesson10", other) is preset
+    assert registry.find_preset("lesson10").config.architecture == "lesson10"
 
 
 # Installed packages

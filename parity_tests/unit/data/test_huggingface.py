@@ -125,8 +125,10 @@ def test_a_marian_target_language_is_prepended_to_the_source(tmp_path):
     assert (french.forced_bos_id(), french.bos_id) == (None, vocab["<pad>"])
 
 
-def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
-    files = tokenizer_models.fairseq("Nllb", "m2m_100")
+@pytest.mark.parametrize("listed", [False, True])
+def test_nllb_languages_precede_the_mask_without_listed_ids(listed, tmp_path):
+    more = {"additional_special_tokens": m2m_100_family.LANGUAGES_NLLB} if listed else {}
+    files = tokenizer_models.fairseq("Nllb", "m2m_100", **more)
     loaded = loaded_from(tmp_path, files, source_lang="eng_Latn")
     pieces = tokenizer_models.pieces(tokenizer_models.model(algorithm="bpe"))
     count = len({"<s>", "<pad>", "</s>", "<unk>", *pieces})

@@ -59,6 +59,7 @@ def test_the_prefix_is_the_one_before_most_names():
         ("p.q.a p.q.b p.x", "p.q."),
     ):
         assert tensor_names.common_prefix(names.split(), {*"abcd"}) == prefix, names
+    assert tensor_names.common_prefix(["x.a"], {"a", "x.a"}) == "", "as many fit without it"
 
 
 @pytest.mark.parametrize("preset", ["lesson10", "deep_dive", "from_scratch", "blog2023"])

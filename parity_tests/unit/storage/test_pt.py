@@ -15,7 +15,7 @@ import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.formats import registry
-from jax_transformer.storage import pt, read_back, safetensors, tensors, untrusted
+from jax_transformer.storage import atomic, pt, read_back, safetensors, tensors, untrusted
 from jax_transformer.storage.pt import writer, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import hostile, runs
@@ -248,6 +248,8 @@ def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
     path.write_bytes(hostile.zipped(hostile.members(hostile.pickle(body), data)))
     first, second = pt.read(path)
     assert first.tolist() == [0, 1, 2] and second.tolist() == [[0, 1, 2]] * 3
+    writer.write(path, dict.fromkeys("abcd", np.zeros((90, 90), np.float32)))
+    assert [array.shape for array in pt.read(path).values()] == [(90, 90)] * 4
     body = hostile.tensor(shape=hostile.numbers(10_000), stride=hostile.numbers(0))
     path.write_bytes(hostile.zipped(hostile.members(hostile.pickle(body), data)))
     with pytest.raises(UnsafeFileError, match="more memory than the file has bytes"):
@@ -312,6 +314,8 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     files = {"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}
     index.write_text(json.dumps({"metadata": {"total_size": 59}, "weight_map": files}))
     assert safetensors.is_index(index) and not safetensors.is_safetensors(index)
+    (tmp_path / "config.json").write_text('{"weights": {}}')
+    assert not safetensors.is_index(tmp_path / "config.json")
     assert untrusted.files(index) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     infos = {"x": TensorInfo((3, 4), "float32"), "s": TensorInfo((), "float64")}
     assert safetensors.describe(index) == infos | {"y": TensorInfo((3,), "int8")}
@@ -382,10 +386,13 @@ def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
     try:
         writer.write(tmp_path / "a.pt", {"x": WEIGHT})
         safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT})
+        with atomic.file(tmp_path / "a") as temporary:  # by a library that makes it anew
+            temporary.unlink()
+            temporary.touch(0o600)
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert modes == dict.fromkeys(["a.pt", "a.safetensors"], 0o666 & ~mask)
+    assert modes == dict.fromkeys(["a", "a.pt", "a.safetensors"], 0o666 & ~mask)
 
 
 def test_reading_needs_neither_torch_nor_jax(path):

@@ -205,6 +205,15 @@ def test_the_last_checkpoints_are_averaged_once(run):
     assert run.folder.metrics.read_bytes() == before, "finished is finished"
 
 
+def test_a_checkpoint_that_was_not_removed_any_more_is_removed_by_the_next_process(run):
+    options = dict(steps=4, eval_every=2, keep=1, keep_best=0)
+    run.train(**options)
+    assert checkpoint.steps(run.folder.checkpoints) == [4]
+    shutil.copytree(run.folder.checkpoints / "4", run.folder.checkpoints / "2")
+    run.train(**options)
+    assert checkpoint.steps(run.folder.checkpoints) == [4]
+
+
 def test_the_average_of_steps_that_are_made_again_is_made_again(run):
     run.train(steps=4, eval_every=2, average=2)
     saving.prune(run.folder.checkpoints, [2])
