@@ -406,6 +406,6 @@ def _skeleton(
     config: TransformerConfig, kind: Callable[..., Any]
 ) -> tuple[nnx.GraphDef, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
     """Return the model without arrays, and the path and the abstract variable of each by name."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=_OneKey(0))))
+    graphdef, state = jax.eval_shape(lambda: nnx.split(kind(config, rngs=_OneKey(0))))
     variables = nnx.to_flat_state(state)
     return graphdef, {".".join(map(str, path)): (path, variable) for path, variable in variables}

@@ -1,4 +1,4 @@
-"""Linear layers as Flax has them, norms, and the random values that parameters begin with.
+"""Linear layers, norms, and the random values that parameters begin with.
 
 Several devices make each its own part of a parameter, which has the same values on any mesh. It is
 divided as its layer can know; the training state's own layout is
@@ -7,16 +7,16 @@ divided as its layer can know; the training state's own layout is
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jax_transformer.config import Init, MatmulPrecision, Norm, TransformerConfig
+from jax_transformer.config import Init, Norm, TransformerConfig
 from jax_transformer.nn import sharding
 from jax_transformer.nn.products import product
 from jax_transformer.nn.sharding import FSDP, TENSOR, Axes
@@ -52,7 +52,7 @@ def _draw(
     return divided(key, shape, dtype, *bounds)
 
 
-class Linear(nnx.Linear):
+class Linear(nnx.Module):
     """A linear layer that adds its bias before the sums are rounded, as ``torch.nn.Linear`` does.
 
     All leading axes are flattened into one. XLA on CPU uses its fast matrix product only if each
@@ -60,12 +60,15 @@ class Linear(nnx.Linear):
     contracts both, and took twice as long.
     """
 
-    precision: MatmulPrecision
+    def __init__(self, config: TransformerConfig, kernel: Array, bias: Array | None):
+        self.kernel = nnx.Param(kernel)
+        self.bias = None if bias is None else nnx.Param(bias)
+        self.dtype, self.precision = config.compute_dtype, config.matmul_precision
 
-    def __call__(self, x: Float[Array, "*b i"], out_sharding: None = None) -> Float[Array, "*b o"]:
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        kernel = self.kernel[...]
         bias = None if self.bias is None else self.bias[...]
-        arrays = (x, self.kernel[...], bias)
-        x, kernel, bias = self.promote_dtype(arrays, dtype=self.dtype)
+        x, kernel, bias = promote_dtype((x, kernel, bias), dtype=self.dtype)
         flat = product(x.reshape(-1, x.shape[-1]), kernel, self.precision, bias)
         return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
@@ -89,17 +92,13 @@ def linear(
     """
     torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
     xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
+    bound = torch_bound if init is Init.TORCH else xavier_bound
+    kernel = uniform(bound, rngs.params(), (inputs, outputs))
+    if not bias:
+        return Linear(config, kernel, None)
     zero_bias = init is Init.XAVIER or (init is Init.TORCH_TRANSFORMER and attention)
-    return Linear(
-        inputs,
-        outputs,
-        use_bias=bias,
-        dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
-        kernel_init=partial(uniform, torch_bound if init is Init.TORCH else xavier_bound),
-        bias_init=partial(uniform, 0.0 if zero_bias else torch_bound),
-        precision=config.matmul_precision,
-        rngs=rngs,
-    )
+    bound = 0.0 if zero_bias else torch_bound
+    return Linear(config, kernel, uniform(bound, rngs.params(), (outputs,)))
 
 
 def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
