@@ -75,9 +75,14 @@ def running(file: str, name: str, lines: Collection[tuple[str, int]]) -> str:
     ran = {line for path, line in lines if path == str(ROOT / file)}
     node.decorator_list = []
     node.body = _running(node.body, ran & {*range(node.lineno, node.end_lineno + 1)})
+    return _formatted(ast.unparse(node))
+
+
+@functools.cache
+def _formatted(text: str) -> str:
     ruff = [sys.executable, *f"-m ruff format --isolated --line-length {COLUMNS} -".split()]
-    text = subprocess.run(ruff, input=ast.unparse(node), capture_output=True, text=True, check=True)
-    return text.stdout.strip()
+    done = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _running(statements: list[Any], ran: set[int]) -> list[Any]:

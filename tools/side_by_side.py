@@ -193,12 +193,11 @@ def attended(both: Any, name: str, row: str) -> np.ndarray:
 
 def influence(both: Any, name: str) -> np.ndarray:
     """Return how far each target token (across) moves an output at each position (down)."""
-    moved = []
-    for j in range(both.target.shape[1]):
-        target = both.target.copy()
-        target[0, j] = 3 + (target[0, j] - 2) % 8
-        moved.append(np.abs(both.outputs(both.source, target)[name] - both.flax[name])[0].max(-1))
-    return np.stack(moved, axis=1).round(12)
+    count = both.target.shape[1]
+    source, target = (np.repeat(x[:1], count, axis=0) for x in (both.source, both.target))
+    np.fill_diagonal(target, 3 + (np.diag(target) - 2) % 8)
+    moved = both.outputs(source, target)[name] - both.flax[name][:1]
+    return np.abs(moved).max(axis=-1).T.round(12)
 
 
 def padded(both: Any) -> float:
