@@ -51,8 +51,11 @@ def test_level(case: Case, dtype: torch.dtype, level: str):
         assert_close(LEVELS[level](pair_of(case, dtype)), bound, level)
 
 
-# A repaired document differs from the faithful one in no property of lengths: under `-m slow`
-@pytest.mark.parametrize("name", [quick_if("repaired" not in n, n) for n in [*DOCUMENTS, "small"]])
+# The others differ in no property of lengths: under `-m slow`
+LENGTHS = ("lesson10", "blog2023", "deep_dive")
+
+
+@pytest.mark.parametrize("name", [quick_if(n in LENGTHS, n) for n in [*DOCUMENTS, "small"]])
 def test_every_length(name: str):
     """Each length has shapes, and so programs, of its own: three lengths cover source and target
     that are shorter, equal and longer, of one token and up to the end of the position tables.
@@ -126,6 +129,7 @@ def test_a_row_without_visible_keys_gets_zero_or_the_mean_and_never_nan(name: st
             assert not np.asarray(weights)[1, :, :, 5:].any(), "a row with tokens"
 
 
+@pytest.mark.slow
 def test_the_ladder_detects_known_faults():
     """Negative controls: the faults that reached users elsewhere are far over the bounds."""
     both = pair(jt.preset("lesson10", **ODD))

@@ -180,6 +180,7 @@ def test_the_last_bucket_begins_at_the_longest_distance():
     assert bias.ravel().tolist() == [0, 1, 2, 3, 4, 7, 7, 7]
 
 
+@pytest.mark.slow
 def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
     """Negative controls: faults of earlier ports far exceed the bounds."""
     faults = {

@@ -186,7 +186,8 @@ def test_a_run_prepares_its_text_first(tmp_path, text, monkeypatch, capsys):
 
     def train(steps: int, **data) -> str:
         model = ModelOptions(tying=Tying.OUTPUT, max_length=60, d_model=8, num_heads=2, d_ff=8)
-        named = DataOptions(prepared=str(folder), **SMALL | text | {"packing": 60} | data)
+        data = SMALL | text | {"packing": 60, "buckets": 1} | data
+        named = DataOptions(prepared=str(folder), **data)
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(False):  # as Optax needs
             recipe.train(TrainOptions(run=run, steps=steps, model=model, data=named, seed=3))
         return capsys.readouterr().err
