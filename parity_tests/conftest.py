@@ -65,8 +65,8 @@ jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 
 gc.disable()  # until the tests are collected: their modules and libraries stay
 
-_KEPT = 2500
-"""Largest number of compiled programs in memory: with them a process takes about two gigabytes.
+_KEPT = 4000
+"""Largest number of compiled programs in memory: with them a process takes about three gigabytes.
 Most are single operations that later files use again."""
 _compiled = 0
 
