@@ -18,7 +18,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion
 from jax_transformer.convert.models import ModelDescription
 from jax_transformer.convert.training_state import opt_state, torch_checkpoint, training_states
-from jax_transformer.errors import DifferentError, InputError
+from jax_transformer.errors import ConfigError, DifferentError, InputError
 from jax_transformer.storage import checkpoint, pt, run_folder, tensors
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training.options import read_options
@@ -81,6 +81,8 @@ def test_into_torch_keeps_parameters_tied():
 
 def test_into_torch_refuses_another_module():
     both = pair(jt.preset("lesson10", **ODD))
+    with pytest.raises(ConfigError, match="unknown architecture 'none'"):
+        jt.convert.into_torch(both.flax, both.torch, architecture="none")
     with pytest.raises(InputError, match=r"Missing key.*tgt_emb\.weight"):
         jt.convert.into_torch(both.flax, torch.nn.Linear(2, 2))
 

@@ -102,6 +102,7 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     turned = mbart.with_languages("ro_RO", "de_DE")
     assert (around(turned.source), turned.bos_id) == (around(mbart.target), codes["de_DE"])
     assert turned.hash != mbart.hash == turned.with_languages("de_DE", "ro_RO").hash
+    assert turned.hash == mbart.with_languages("ro_RO").with_languages(target_lang="de_DE").hash
 
     for name, files, expected in (
         ("c", tokenizer_models.t5, [-1, 1]),

@@ -97,6 +97,8 @@ def test_the_smallest_vocabulary_is_named_and_the_size_is_the_actual_one():
     with pytest.raises(errors.ConfigError, match=r"vocab_size=259 .* at least 260"):
         train(vocab_size=259)
     assert train(vocab_size=260).vocab_size == 260 < TOKENIZER.vocab_size == 300
+    last = train(vocab_size=300, pad_id=299)
+    assert (last.vocab_size, last.pad_id) == (300, 299)
     assert train(lines=["ab"], vocab_size=400).vocab_size == 4 + 256 + 1
     # without building a list of a thousand million names first
     with pytest.raises(errors.ConfigError, match="at least 1000000257"):

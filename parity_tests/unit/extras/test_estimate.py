@@ -1,5 +1,6 @@
 """Estimates of a training step: formula, reading of HLO, and the command."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -595,6 +596,11 @@ def test_a_compiler_finds_no_hardware(monkeypatch):
     assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
     assert os.environ["TPU_MIN_LOG_LEVEL"] == "0" and os.environ["TPU_SKIP_MDS_QUERY"] == "1"
     assert os.environ["TPU_WORKER_HOSTNAMES"] == "localhost", "libtpu complains of none"
+    for version in ("cuda12", "cuda13", "none"):  # one of them is enough
+        monkeypatch.setattr(topologies, "_installed", lambda module, v=version: module.endswith(v))
+        refused = pytest.raises(ConfigError, match=r"pip install 'jax-seq2seq\[estimate-gpu\]'")
+        with refused if version == "none" else contextlib.nullcontext():
+            topologies.prepare(Topology("h100", (8,)))
 
 
 def test_the_options_of_the_command_reach_the_estimate(monkeypatch, capsys):

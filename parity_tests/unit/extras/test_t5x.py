@@ -482,6 +482,17 @@ def test_false_chunks_are_refused_within_their_size(tmp_path):
             zarr.open_array(chunk.parent).read()
 
 
+@pytest.mark.parametrize("size", [11, 12, 13])
+def test_a_plain_chunk_has_as_many_bytes_as_it_declares(size, tmp_path):
+    zarr.write(tmp_path / "a", np.zeros(3, np.float32))
+    about = json.loads((tmp_path / "a/.zarray").read_text())
+    (tmp_path / "a/.zarray").write_text(json.dumps(about | {"compressor": None}))
+    (tmp_path / "a/0").write_bytes(bytes(size))
+    refused = pytest.raises((InputError, UnsafeFileError), match=rf"a/0: .*\b{size} bytes")
+    with contextlib.nullcontext() if size == 12 else refused:
+        assert zarr.open_array(tmp_path / "a").read().tolist() == [0, 0, 0]
+
+
 OTHER = {"driver": "file", "path": "target.encoder.encoder_norm.scale"}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -46,6 +47,13 @@ def test_tied_tensors_become_one_array_of_its_own():
     array = np.ones(2, np.float32)
     state = tensors.arrays(tensors.in_memory({"a": array, "b": array, "c": array.copy()}))
     assert state["a"] is state["b"] and not np.shares_memory(state["a"], array)
+
+
+def test_load_asks_for_the_tokenizer_between_its_languages(monkeypatch):
+    weights = mock.Mock(has_tokenizer=True)
+    monkeypatch.setattr(registry, "open", lambda *_: weights)
+    registry.load("a", source_lang="de", target_lang="fr")
+    weights.tokenizer.assert_called_once_with("de", "fr")
 
 
 def test_widths_are_the_powers_of_two_from_16_below_the_longest(tmp_path):
