@@ -207,6 +207,44 @@ def test_a_correct_port_agrees_in_float64(seed):
     assert any(line.startswith("float32 inside: embed, blocks.0.norm1") for line in report.lines())
 
 
+class Outside(nnx.Module):
+    """Two layers, with a softmax between them or code after them in a dtype of its own."""
+
+    def __init__(self, layers, dtypes: dict[str, Any]):
+        self.layers, self.dtypes = nnx.List(layers), dtypes
+
+    def __call__(self, x):
+        y = self.layers[0](x)
+        between, after = (self.dtypes.get(name, y.dtype) for name in ("between", "after"))
+        y = jax.nn.softmax(y.astype(between), axis=-1).astype(y.dtype)
+        return self.layers[1](y).astype(after).astype(y.dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "place"),
+    [
+        ({"between": jnp.bfloat16}, "the input of layers.1 is the first that differs, by"),
+        ({"after": jnp.float16}, "the result is the first that differs, by"),
+        ({"between": jnp.float32}, ""),
+    ],
+    ids=["between", "after", "float32"],
+)
+def test_code_in_16_bits_outside_of_all_modules_is_a_difference(dtypes, place):
+    theirs = randomized(nn.Sequential(nn.Linear(D, D), nn.Softmax(dim=-1), nn.Linear(D, 3)))
+    rngs, state = nnx.Rngs(0), arrays(theirs)
+    ours = Outside([nnx.Linear(D, D, rngs=rngs), nnx.Linear(D, 3, rngs=rngs)], dtypes)
+    for i, layer in enumerate(ours.layers):
+        fill(layer, state, f"{2 * i}")
+    x = np.random.default_rng(0).normal(size=(3, D))
+    rules = {"0": "layers.0", "2": "layers.1"}
+    report = compare(ours, theirs, [x.astype(np.float32)], rules)
+    assert report.agrees is not bool(place) and not report.faults
+    dtype = "float16" if "after" in dtypes else "bfloat16"
+    begin = f"code outside of the paired modules computes in {dtype} in the Flax model only, and "
+    assert not place or report.summary().startswith(begin + place)
+    assert compare(ours, theirs, [x], rules, dtype="bfloat16").agrees
+
+
 @pytest.mark.parametrize("fault", [epsilon, activation, softmax])
 def test_a_fault_among_them_is_the_only_one(fault):
     report = report_on(fault, seed=3)

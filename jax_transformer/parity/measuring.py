@@ -177,6 +177,27 @@ class PairedRuns:
             return ""
         return "PyTorch" if sides[0] else "Flax"
 
+    def outside_in_16_bits(
+        self, entries: Iterable[Entry], results: Mapping[str, Measurement]
+    ) -> str:
+        """Return the words for code of no paired module that computes in 16 bits, if its effect
+        shows in float32 and the other model has no such code at all; "" otherwise."""
+        alone = [side for side in self.in_16_bits if side]
+        if len(alone) != 1 or "" not in alone[0] or self.native_dtype != "float32":
+            return ""
+        model = "PyTorch" if self.in_16_bits[0] else "Flax"
+        reached = [(f"the input of {each.ours}", each.input, each.output) for each in entries]
+        reached += [("the result", each, None) for each in results.values()]
+        first = (each for each in reached if any(map(shows, each[1:])))
+        place, before, _ = next(first, ("", None, None))
+        if before is None or not shows(before):
+            return ""
+        return (
+            f"code outside of the paired modules computes in {self.narrow['']} in the {model} model"
+            f" only, and {place} is the first that differs, by {before.narrow.max_abs:.3g} in"
+            " float32"
+        )
+
     def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
         """Return the PyTorch model's call for each call of the Flax module: in order, or after the
         same modules if one side calls it more often, as a dropout for each residual; unless the
