@@ -278,8 +278,8 @@ class _Likeness:
 def _in_order(side: Sequence[list[Part]]) -> Iterator[list[Part]]:
     """Return modules' arrays in the order of execution; those of one place by the last number that
     not all of them have, and those without such a number at the end."""
-    rank = lambda parts: parts[0].rank  # noqa: E731
-    for _, group in itertools.groupby(sorted(side, key=rank), key=rank):
+    for rank in sorted({parts[0].rank for parts in side}):
+        group = [parts for parts in side if parts[0].rank == rank]
         same = [(numbers(parts[0].name), parts) for parts in group]
         levels = itertools.zip_longest(*(each for each, _ in same))
         common = sum(1 for _ in itertools.takewhile(lambda level: len({*level}) == 1, levels))
