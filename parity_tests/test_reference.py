@@ -42,6 +42,12 @@ RATES["attention_dropout"] = {f"{stack}_attention_dropout" for stack in ("encode
 RATES |= {name.replace("_", ".", 1): {name} for name in RATES["attention_dropout"]}
 
 
+@pytest.mark.parametrize("name", ["encoder.attention_dropout", "decoder.attention_dropout"])
+def test_a_rate_of_0_for_one_stack_is_refused_by_its_name(name):
+    with pytest.raises(ConfigError, match=rf"^{name}: .* has one rate, dropout=0.1"):
+        twins.twin(jt.preset("bart", **{name: 0.0}))
+
+
 @pytest.mark.parametrize("name", registry.built_in())
 def test_a_twin_is_given_every_rate_or_refuses_it_by_name(name):
     known = registry.resolve(name)

@@ -9,7 +9,7 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.architectures import base, registry, twins
+from jax_transformer.architectures import base, registry
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.embeddings import Frozen
 from parity_tests.marks import quick_if
@@ -147,6 +147,3 @@ def test_a_twin_s_refusal_names_what_differs_from_the_nearer_preset():
         message = rf"^activation_dropout={rate}: .* has one rate, dropout=0.1"
         with pytest.raises(ConfigError, match=message):
             base.one_rate(other, *rates)
-    for name in ("encoder.attention_dropout", "decoder.attention_dropout"):
-        with pytest.raises(ConfigError, match=rf"^{name}: .* has one rate, dropout=0.1"):
-            twins.twin(jt.preset("bart", **{name: 0.0}))
