@@ -328,6 +328,7 @@ def test_a_file_that_becomes_shorter_is_one_line(scan, tmp_path):
 
 
 def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
+    pytest.importorskip("torch")
     config = huggingface_config.from_config(T5)
     model = model_weights(config)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes["flax"].items()}
