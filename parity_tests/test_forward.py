@@ -133,7 +133,12 @@ def test_the_ladder_detects_known_faults():
     """Negative controls: the faults that reached users elsewhere are far over the bounds."""
     both = pair(jt.preset("lesson10", **ODD))
     _, theirs = both.logits()
-    for changes in (dict(norm_epsilon=1e-6), dict(score_scale="d_model")):
+    for changes in (
+        dict(norm_epsilon=1e-6),
+        {"decoder.activation": "gelu"},
+        dict(score_scale="d_model"),
+        dict(embedding_scale="none"),
+    ):
         config = jt.preset("lesson10", **ODD, **changes)
         other = jt.convert.from_torch(both.torch.state_dict(), config)
         assert error((other(both.source, both.target), theirs)) > 1e-7, changes

@@ -138,8 +138,8 @@ def far(
     ]
 
 
-# Buffers, unused blocks and tied weights. Tables that port weights port the others: `-m slow`
-STATES = ("small", "lesson10", "deep_dive", "torch.nn tied output")
+# Buffers, squares, unused blocks and tied weights; the others by `-m slow`: one table ports both
+STATES = ("small", "lesson10", "lesson10 square", "deep_dive", "torch.nn tied output")
 
 
 @pytest.mark.parametrize("name", [quick_if(name in STATES, name) for name in NAMES])

@@ -1,5 +1,6 @@
 """The seeded faults stay valid: each matches the code, and its tests exist."""
 
+import ast
 import dataclasses
 import os
 from types import ModuleType
@@ -15,7 +16,8 @@ LISTED = faults.listed()
 def test_every_mutant_matches_the_code_exactly_once_and_changes_it():
     assert len(LISTED) >= 100 and len({mutant.name for mutant in LISTED}) == len(LISTED)
     for mutant in LISTED:
-        assert faults.applied(mutant) and mutant.met, mutant.name
+        ast.parse(faults.applied(mutant))
+        assert mutant.met, mutant.name
 
 
 def test_every_mutant_has_tests_that_exist():

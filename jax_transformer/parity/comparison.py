@@ -158,8 +158,8 @@ def compare_recorded(
     about |= {"pairs": len(paired), "guessed": guessed}
     note = _GUESSED if paired else _ONLY_RESULTS
     notes += [*([note] if guessed else []), *results.note(measured)]
-    lower = compared.outside_in_16_bits(entries, measured)
-    report = Report(entries, measured, native_dtype, about, tuple(notes), lower=lower)
+    outside = {"outside_in_16_bits": compared.outside_in_16_bits(entries, measured)}
+    report = Report(entries, measured, native_dtype, about, tuple(notes), **outside)
 
     def covered(report: Report) -> Report:
         reached = coverage.of(report.entries, getters, runs["float64"][1], gradients)

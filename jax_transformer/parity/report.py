@@ -33,7 +33,7 @@ class Report:
     own_result: tuple[Measurement, str] | None = None
     """``own`` and ``own_place`` of the code that is in no paired module."""
     coverage: Coverage | None = None
-    lower: str = ""
+    outside_in_16_bits: str = ""
     """The words for code outside of the paired modules that only one model computes in 16 bits."""
 
     @property
@@ -103,7 +103,7 @@ class Report:
     def same_outputs(self) -> bool:
         """True if the results, and the outputs of all paired modules, agree."""
         outputs = (each for entry in self.entries for each in (entry.output, entry.own))
-        lower = self.lower or any(entry.lower for entry in self.entries)
+        lower = self.outside_in_16_bits or any(entry.lower for entry in self.entries)
         return not (self._outside or lower or any(map(differs, (self.result, *outputs))))
 
     @property
@@ -150,8 +150,8 @@ class Report:
                 f" {in_words(fault.output)}{f'; {fault.mask}' if fault.mask else ''}"
                 f"{self._inside(fault)}{others}{results}"
             )
-        if self.lower:
-            return f"{self.lower}{others}"
+        if self.outside_in_16_bits:
+            return f"{self.outside_in_16_bits}{others}"
         if self.result.agrees:
             verdict = "the results agree and outputs of modules differ"
         else:
