@@ -158,8 +158,9 @@ def compare_recorded(
     about |= {"pairs": len(paired), "guessed": guessed}
     note = _GUESSED if paired else _ONLY_RESULTS
     notes += [*([note] if guessed else []), *results.note(measured)]
-    outside = {"outside_in_16_bits": compared.outside_in_16_bits(entries, measured)}
-    report = Report(entries, measured, native_dtype, about, tuple(notes), **outside)
+    report = Report(entries, measured, native_dtype, about, tuple(notes))
+    outside = compared.outside_in_16_bits(entries, measured)
+    report = dataclasses.replace(report, outside_in_16_bits=outside)
 
     def covered(report: Report) -> Report:
         reached = coverage.of(report.entries, getters, runs["float64"][1], gradients)
