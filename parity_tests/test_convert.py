@@ -48,7 +48,7 @@ def test_weights_round_trip_bit_for_bit(case, dtype):
         assert torch.equal(bits, tensor.contiguous().view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("wrong", [0.5, 1.5, np.nan, np.inf])
+@pytest.mark.parametrize("wrong", [0.5, -0.5, 1.5, -1.5, np.nan, np.inf])
 def test_the_check_bounds_every_output(wrong, monkeypatch):
     """By a multiple of the bound of outputs of 1; NaN is no agreement."""
     config = jt.preset("lesson10", **ODD)
@@ -56,9 +56,11 @@ def test_the_check_bounds_every_output(wrong, monkeypatch):
     ours = theirs | {"logits": np.array([[1, 1, 1], [1, 1 + wrong * conversion._BOUND, 1]])}
     monkeypatch.setattr(twins, "outputs", lambda *_: theirs)
     monkeypatch.setattr(conversion, "_outputs", lambda *_: ours)
-    refused = pytest.raises(DifferentError, match="logits differs")
-    with contextlib.nullcontext() if wrong == 0.5 else refused:
-        conversion._run(config, registry.model_weights(config).table, {}, {})
+    error = abs(wrong) * conversion._BOUND
+    refused = pytest.raises(DifferentError, match=f"logits differs .* by {error:.3g};")
+    with contextlib.nullcontext() if abs(wrong) == 0.5 else refused:
+        errors = conversion._run(config, registry.model_weights(config).table, {}, {})
+        assert errors == {"encoder": 0, "logits": pytest.approx(error)}
 
 
 def test_into_torch_fills_a_module():

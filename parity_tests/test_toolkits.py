@@ -238,6 +238,7 @@ def test_weights_of_opennmt_py_in_files_of_their_own_are_the_same(parts, tmp_pat
     path, _ = onmt(tmp_path / "model_step_7.pt", ONMT["base"])
     expected = jt.convert.load(path, dtype="float32")
     separate(path, parts)
+    assert {file.name for file in registry.open(path).files} >= {path.name, *parts}
     assert cli.main(["inspect", str(path)]) == 0
     assert "a checkpoint of OpenNMT-py" in capsys.readouterr().out
     loaded = jt.convert.load(path, dtype="float32")

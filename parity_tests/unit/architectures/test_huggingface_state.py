@@ -18,6 +18,7 @@ SMALL["decoder_start_token_id"] = 0
 SIZES = ("layers", "attention_heads", "ffn_dim")
 BART = {f"{stack}_{size}": 2 for stack in ("encoder", "decoder") for size in SIZES}
 BART["max_position_embeddings"] = 9
+TWO = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 13}
 T5 = {"num_layers": 2, "num_heads": 2, "d_kv": 3, "d_ff": 5}
 
 
@@ -54,12 +55,15 @@ def test_abstract_shapes_are_completed_like_arrays(name):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("name", ["marian", "bart", "fsmt"])
-def test_what_a_file_lacks_is_in_its_dtype(name, dtype):
-    config, kind = config_of(name), np.dtype(jnp.dtype(dtype))
+@pytest.mark.parametrize(
+    ("name", "changes"), [("marian", {}), ("marian", TWO), ("bart", {}), ("fsmt", {})]
+)
+def test_what_a_file_lacks_is_in_its_dtype(name, changes, dtype):
+    config, kind = config_of(name, **changes), np.dtype(jnp.dtype(dtype))
+    full = all_tensors(config)
     zeros = {
         name: np.zeros(one.shape, kind)
-        for name, one in all_tensors(config).items()
+        for name, one in full.items()
         if name != "final_logits_bias" and "embed_positions" not in name
     }
     infos = {name: TensorInfo(array.shape, dtype) for name, array in zeros.items()}
@@ -68,8 +72,9 @@ def test_what_a_file_lacks_is_in_its_dtype(name, dtype):
     assert completed.keys() > zeros.keys() and {x.dtype for x in completed.values()} == {kind}
     for key, tensor in states.complete(lazy, config).items():
         read = tensor.read()
-        assert (read.dtype, tensor.dtype, read.shape) == (kind, dtype, completed[key].shape)
+        assert (read.dtype, tensor.dtype, read.shape) == (kind, dtype, full[key].shape)
         assert (read == completed[key]).all() and (key in zeros or read.any() == ("embed" in key))
+        assert completed[key].shape == full[key].shape
     assert {info.dtype for info in states.complete(infos, config).values()} == {dtype}
 
 

@@ -147,3 +147,12 @@ def test_a_twin_s_refusal_names_what_differs_from_the_nearer_preset():
         message = rf"^activation_dropout={rate}: .* has one rate, dropout=0.1"
         with pytest.raises(ConfigError, match=message):
             base.one_rate(other, *rates)
+
+
+@pytest.mark.parametrize("name", ["deep_dive", "from_scratch"])
+def test_a_twin_of_one_depth_refuses_stacks_that_differ(name):
+    for encoder, decoder in ((2, 3), (3, 2)):
+        config = jt.preset(name, **{"encoder.layers": encoder, "decoder.layers": decoder})
+        named = rf"^encoder\.layers={encoder} and decoder\.layers={decoder}: .* has one depth$"
+        with pytest.raises(ConfigError, match=named):
+            registry.resolve(name).reference_arguments(config)

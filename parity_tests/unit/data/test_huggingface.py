@@ -26,6 +26,7 @@ from jax_transformer.data import (
 )
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.formats import registry
+from jax_transformer.formats.huggingface_folders import HuggingFaceWeights
 from jax_transformer.formats.runs import CheckpointWeights
 from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage.run_folder import RunFolder
@@ -80,6 +81,17 @@ def test_each_side_of_a_model_has_room_for_its_vocabulary(separate, missing, ref
     expected = pytest.raises(errors.InputError, match=rf"is smaller .*\({refused}\)")
     with expected if refused else nullcontext():
         huggingface_tokenizer._check_model(files)
+
+
+def test_a_vocabulary_with_gaps_ends_with_its_largest_id(tmp_path):
+    files = tokenizer_models.bart()
+    count = len(files["vocab.json"])
+    files["vocab.json"] |= {"<mask>": count + 8}
+    path = folder(tmp_path, files, config__json=files["config.json"] | {"vocab_size": count + 9})
+    assert load_huggingface(path).vocab_size == count + 9
+    path = folder(tmp_path, files, config__json=files["config.json"] | {"vocab_size": count + 8})
+    with pytest.raises(errors.InputError, match=rf"of {count + 8} is smaller .* {count + 9} \("):
+        load_huggingface(path)
 
 
 def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
@@ -165,6 +177,8 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
         run = tmp_path / f"run {i}"
         run.mkdir()
         assert not encoding.has_tokenizer(run)
+        opened = HuggingFaceWeights(registry.get("hf"), original, "", {}, dict)
+        assert opened.tokenizer(*languages).hash == loaded.hash
         encoding.save_tokenizer(loaded, run)
         files = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
         assert files == {path.name: path.read_bytes() for path in original.iterdir()}

@@ -144,7 +144,7 @@ REFUSED = {
     "encoder.self_mask=()": {"encoder.self_mask": ()},
     "decoder.self_mask=()": {"decoder.self_mask": ()},
     "decoder.cross_mask=()": {"decoder.cross_mask": ()},
-    "bos_id=target_pad_id=0": {"bos_id": 0},
+    "bos_id=target_pad_id=0": {"bos_id": 0, "source_pad_id": 5},
     "decoder.position_index='not_padding'": {
         **{"decoder.position_index": "not_padding", "decoder.self_mask": (Mask.CAUSAL,)},
         "bos_id": 0,
@@ -159,6 +159,11 @@ def test_what_cannot_be_expressed_is_refused_by_field_and_value(words):
         checks.check(config)
     assert words in str(caught.value) and str(caught.value).count(";") == 0
     checks.check(helpers.tiny("small"))
+
+
+def test_a_start_that_is_padding_only_of_the_source_can_be_expressed():
+    config = helpers.tiny("small")
+    checks.check(dataclasses.replace(config, source_pad_id=config.bos_id))
 
 
 def test_all_faults_of_a_document_are_named_at_once():

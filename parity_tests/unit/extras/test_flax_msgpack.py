@@ -232,6 +232,10 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
         pieces({"0": 2**40}, {"0": array()}),
         "'a' declares another size than its pieces have",
     ),
+    "pieces longer than their array": (
+        pieces({"0": 1}, {"0": array()}),
+        "'a' declares another size than its pieces have",
+    ),
     "pieces of a length below zero": (
         pieces({"0": -2, "1": -1}, {"0": array()}),
         "'a' has the shape [-2, -1]",

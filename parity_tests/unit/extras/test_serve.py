@@ -613,7 +613,9 @@ def test_metrics_count_requests_and_batches(served):
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
     assert f'jax_transformer_requests_total{{status="200"}} {after[0]}' in answer.text
     assert "jax_transformer_queued_lines 0.0" in answer.text
-    assert "jax_transformer_batch_seconds_bucket" in answer.text
+    for bucket in ('request_seconds_bucket{le="0.005"}', 'batch_seconds_bucket{le="0.005"}'):
+        assert f"jax_transformer_{bucket}" in answer.text
+    assert 'jax_transformer_batch_lines_bucket{le="256.0"}' in answer.text
 
 
 def test_the_page_loads_nothing_from_elsewhere(client):

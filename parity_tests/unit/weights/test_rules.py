@@ -342,7 +342,10 @@ def test_merged_adapters_leave_the_kernel_s_dtype(dtype):
     values = {"x.kernel": own, "y.bias": own[0]} | adapters
     assert weights.adapted_kernels(values) == ["x.kernel"]
     assert [name for name in values if weights.is_parameter(name)] == ["x.kernel", "y.bias"]
+    before = {name: array.copy() for name, array in values.items()}
     merged = weights.merge_adapters(values)
+    assert values.keys() == before.keys()
+    assert all((values[name] == array).all() for name, array in before.items())
     assert merged.keys() == {"x.kernel", "y.bias"} and merged["x.kernel"].dtype == own.dtype
     expected, step = own.astype(np.float64) + 0.5 * a @ b, float(jnp.finfo(own.dtype).eps)
     assert np.abs(merged["x.kernel"].astype(np.float64) - expected).max() < 4 * max(step, 1e-7)
