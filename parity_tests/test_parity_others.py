@@ -192,6 +192,7 @@ def test_only_parameters_of_linen_and_numbers_of_a_function_are_trained():
     model = functions.from_linen(linen.Dense(2), variables)
     others = {"batch_stats.x", "cache.x", "cache.index"}
     assert (model.parameters.keys(), model.others.keys()) == ({"x"}, others)
+    assert model.constants == others - {"batch_stats.x"}
     model = functions.from_function(len, {"a": np.ones(2), "b": [np.arange(2)], "c": "text"})
     assert (model.parameters.keys(), model.others.keys()) == ({"a"}, {"b.0"})
 

@@ -98,6 +98,9 @@ def test_a_right_port_trains_alike_and_everything_is_counted(theirs):
     ]
     data = json.loads(report.to_json())
     assert data["agrees"] and data["first_fault"] is None and len(data["steps"]) == 3
+    for step, written in zip(report.steps, data["steps"], strict=True):
+        for kind, measured in (("gradients", step.gradients), ("parameters", step.parameters)):
+            assert written[kind] == {name: each.to_data() for name, each in measured.items()}
     losses = [step.loss.wide.theirs for step in report.steps]
     assert losses == sorted(losses, reverse=True) and losses[2] < losses[0]
     assert all(torch.equal(before[name], x) for name, x in theirs.state_dict().items())

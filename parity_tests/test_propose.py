@@ -277,6 +277,34 @@ def test_arrays_of_one_module_joined_arrays_and_products_without_float64():
     assert rule.flax == ("w_gate", "w_up") and rule.axes == "o (part i) x -> o x i"
 
 
+class TheirMixture(torch.nn.Module):
+    """Layers of two experts each."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for one, two in self.layers:
+            x = one(x) - two(x) ** 2
+        return x
+
+
+def test_experts_of_layers_are_arrays_in_arrays():
+    def layer(x, p):
+        y = jnp.einsum("btd,edf->ebtf", x, p["kernel"]) + p["bias"][:, None, None]
+        return y[0] - y[1] ** 2, None
+
+    layers = {"kernel": jnp.zeros((2, 2, 4, 4)), "bias": jnp.zeros((2, 2, 4))}
+    ours = (lambda p, x: jax.lax.scan(layer, x, p["layers"])[0]), {"layers": layers}
+    proposal = propose(TheirMixture(), ours, np.random.default_rng(0).standard_normal((2, 3, 4)))
+    assert proposal.proven, str(proposal)
+    stacks = [each.flax for each in proposal.table if isinstance(each, Stacked)]
+    assert stacks == ["layers", "layers.{i}.bias", "layers.{i}.kernel"]
+
+
 class Recurrent(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         def cell(inputs: int) -> nnx.RNN:

@@ -586,6 +586,15 @@ def test_the_compiler_is_asked_for_the_devices_of_a_topology(
     assert arguments.get("chips_per_host_bounds") == asked
 
 
+def test_as_many_simulated_devices_are_used_as_the_topology_has(monkeypatch):
+    three = [*jax.devices()[:1], object(), object()]
+    monkeypatch.setattr(jax, "devices", lambda platform: three)
+    for count in (1, 2, 3):
+        assert Topology("cpu", (count,)).devices() == three[:count]
+    with pytest.raises(ConfigError, match=r"has 3 simulated devices; start it with .*_count=4$"):
+        Topology("cpu", (4,)).devices()
+
+
 def test_a_compiler_finds_no_hardware(monkeypatch):
     monkeypatch.setattr(topologies, "_installed", lambda module: True)
     monkeypatch.setattr(os, "environ", {"JAX_PLATFORMS": "tpu", "TPU_MIN_LOG_LEVEL": "0"})

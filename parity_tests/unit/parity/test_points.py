@@ -89,7 +89,8 @@ def test_a_factor_of_features_is_no_part_of_a_norm():
 def test_the_root_of_layers_has_several_parts_and_all_of_their_arrays():
     layers = {"net.layers.one.w": (3, 4, 4), "net.layers.two.w": (3, 4, 4)}
     assert root_of_layers("net.layers.one", 3, layers) == "net.layers"
-    assert root_of_layers("net.layers.one", 3, layers | {"net.head.w": (4, 2)}) == "net.layers"
+    for other in ("net.head.w", "net.layers_norm.w"):
+        assert root_of_layers("net.layers.one", 3, layers | {other: (4, 2)}) == "net.layers"
     assert root_of_layers("net.layers.one", 3, layers | {"net.more.w": (3, 2)}) == "net"
 
 
@@ -145,6 +146,14 @@ def test_a_scan_over_time_is_one_point_and_is_not_run_step_by_step():
 def test_taps_of_the_model_are_the_only_points():
     p = arrays(w=(4, 4))
     assert list(points(lambda p, x: recording.tap("mine", x @ p["w"]), p)) == ["mine#0"]
+
+
+def test_a_model_that_runs_in_no_dtype_fails_with_its_error_in_float64():
+    def run(p, x):
+        raise ValueError(f"no {x.dtype}")
+
+    with pytest.raises(ValueError, match=r"^no float64"):
+        points(run, arrays(w=(4, 4)))
 
 
 def explicit() -> jax.sharding.Mesh:

@@ -400,16 +400,19 @@ FormerState = namedtuple("FormerState", "step params carried moments")
 TrainState = namedtuple("TrainState", "step params frozen opt_state")
 
 
-def test_groups_of_version_0_1_are_read_under_today_s_names(tmp_path):
-    table = {"positions.table": jnp.arange(6, dtype=jnp.float32).reshape(2, 3)}
+def test_names_of_version_0_1_are_read_as_today_s(tmp_path):
+    table, kernel = jnp.arange(6, dtype=jnp.float32).reshape(2, 3), jnp.ones(2, jnp.float32)
+    carried = {"positions.table": table, "decoder.idle.kernel": kernel}
+    frozen = {"positions.table": table, "decoder.unused.kernel": kernel}
     step, params, opt_state = state()
-    save(tmp_path, 7, FormerState(step, params, table, opt_state))
-    expected = TrainState(step, params, table, opt_state)
+    save(tmp_path, 7, FormerState(step, params, carried, opt_state))
+    expected = TrainState(step, params, frozen, opt_state)
     opened = checkpoint.open(tmp_path, 7)
-    assert {name.partition("/")[0] for name in opened.tensors} == set(TrainState._fields)
-    assert {name.partition("/")[0] for name in opened.arrays()} == set(TrainState._fields)
+    for names in (opened.tensors.keys(), opened.arrays().keys()):
+        assert {name.partition("/")[0] for name in names} == set(TrainState._fields)
+        assert {f"frozen/{name}" for name in frozen} <= names
     assert bits(opened.load(like(expected))) == bits(expected)
-    part = {"frozen": table}
+    part = {"frozen": frozen}
     assert bits(opened.load(like(part), partial=True)) == bits(part)
 
 

@@ -75,6 +75,15 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
         assert all(member.start % 64 == 0 for member in ours.members.values())
 
 
+def test_members_are_aligned_whatever_their_names_are(path):
+    members = {"é" * number: lambda: np.zeros(5, np.uint8) for number in range(1, 4)}
+    with read_back.CheckedFile(path, path) as file:
+        starts = zip_archive.write(file, members)
+    assert all(start % 64 == 0 for start in starts.values())
+    with zip_archive.Archive(path) as archive:
+        assert {name: member.start for name, member in archive.members.items()} == starts
+
+
 def test_every_number_of_a_64_bit_directory_counts(path, monkeypatch):
     """But for the two versions of ZIP that it names."""
     monkeypatch.setattr(zip_archive, "LARGE", 0)  # as if every file were a large one
