@@ -37,9 +37,12 @@ def all_tensors(config) -> dict[str, TensorInfo]:
     return {name: TensorInfo(shape, "bfloat16") for name, shape in expected.items()}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_abstract_shapes_are_completed_like_arrays(name):
-    config = config_of(name)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, {}) for name in FAMILIES), ("fsmt", {"tie_word_embeddings": True})],
+)
+def test_abstract_shapes_are_completed_like_arrays(name, changes):
+    config = config_of(name, **changes)
     full = all_tensors(config)
     file = states.saved(full, config)
     assert states.complete(file, config) == full

@@ -19,6 +19,7 @@ import jax_transformer as jt
 from jax_transformer import cli
 from jax_transformer.config import Positions
 from jax_transformer.config.model import MOST_LAYERS
+from jax_transformer.convert.models import ModelDescription
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_format, zarr
@@ -274,7 +275,10 @@ def test_the_activation_is_not_guessed(tmp_path, capsys):
     config |= {"num_layers": 1, "num_heads": 3, "tie_word_embeddings": False}
     config |= {"feed_forward_proj": "gated-silu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert cli.main(["convert", *run, "--config", str(tmp_path / "config.json")]) == 0
+    described = ["--config", str(tmp_path / "config.json")]
+    assert cli.main(["convert", *run, *described]) == 0
+    description = ModelDescription(described[1], None, {"dropout": 0.25})
+    assert description.settle(registry.open(folder)).config.dropout == 0.25
 
 
 GIN = """

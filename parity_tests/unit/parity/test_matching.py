@@ -5,9 +5,11 @@ import itertools
 import pytest
 
 from jax_transformer.parity import matching, search
-from jax_transformer.parity.matching import Part
+from jax_transformer.parity.matching import Match, Part
 from jax_transformer.parity.proposal import SAME, Line, Proposal
 from jax_transformer.weights import Rule
+from jax_transformer.weights.layouts import Layout
+from parity_tests.unit.helpers import stand_in
 
 
 @pytest.mark.parametrize(
@@ -182,6 +184,17 @@ def test_modules_have_a_place_and_every_two_are_exchanged():
     names = ["a.b.w", "a.w", "c.w", "unused.w"]
     ranks = search._ranks(["a.b#0", "a#0", "a.b#1", "c#0"], names)
     assert ranks == {"a.b.w": 0, "a.w": 0, "c.w": 3, "unused.w": 3}
+
+
+@pytest.mark.parametrize(("count", "orders"), [(2, 2), (3, 6), (4, 24), (5, 1 + 10), (6, 1 + 15)])
+def test_up_to_four_modules_of_the_same_shapes_get_every_order_and_more_get_swaps(count, orders):
+    names = [f"{name}.weight" for name in "abcdef"[:count]]
+    matches = [Match(name, (name,), [Layout("", {})], "Linear", "why") for name in names]
+    fields = {"matches": matches, "shapes": dict.fromkeys(names, (4, 4))}
+    exchanged = stand_in(search._Search, **fields)._exchanges([[*range(count)]])
+    tables = [tuple(match.flax[0] for match in table) for table in [matches, *exchanged]]
+    assert len(tables) == len(set(tables)) == orders
+    assert all(sorted(table) == names for table in tables)
 
 
 @pytest.mark.parametrize("proven", [True, False])

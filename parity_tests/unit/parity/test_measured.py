@@ -21,6 +21,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.parity import (
     comparison,
     from_files,
+    functions,
     golden,
     measuring,
     pairs,
@@ -34,7 +35,7 @@ from jax_transformer.parity.difference import FAULT, difference
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
-from parity_tests.unit.helpers import tiny
+from parity_tests.unit.helpers import random_model, tiny
 from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, measured, report
 from parity_tests.unit.parity.test_golden import BATCH, FakeRecorder, path, python
 
@@ -275,6 +276,22 @@ def test_numbers_are_cast_and_others_are_not(dtype):
     for kind in ("int32", "uint8", "bool"):
         assert not [*recording.inexact({"x": np.ones(2, kind)})]
         assert recording._cast(np.ones(2, kind), dtype).dtype == kind
+
+
+@pytest.mark.parametrize("part", ["model", "encoder"])
+@pytest.mark.parametrize("field", [{"compute_dtype": "bfloat16"}, {"matmul_precision": "medium"}])
+def test_a_model_is_compared_in_the_dtype_of_a_run_whatever_it_computes_in(field, part):
+    model = random_model(tiny(num_layers=1, **field), dtype="float32")
+    call, batch = type(model).encode, [np.ones((2, 3), np.int32)]
+    if part == "encoder":
+        model, call = model.encoder, type(model.encoder).encode_embeddings
+        batch = [np.ones((2, 3, model.config.d_model), np.float32)]
+    function = comparison.model_function(model, call)
+    own, as_compared = (
+        str(jax.make_jaxpr(each.run)(each.parameters | each.others, batch))
+        for each in (functions.from_nnx(model, call), function)
+    )
+    assert "bf16" in own and "bf16" not in as_compared
 
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)])
