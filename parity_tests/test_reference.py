@@ -1,6 +1,10 @@
 """The twins themselves: lesson10's against torch.nn.Transformer, and fresh weights."""
 
+import contextlib
+import dataclasses
+import enum
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +19,7 @@ from jax_transformer import transformer
 from jax_transformer.architectures import registry, twins
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
+from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.embeddings import sinusoids
 from jax_transformer.weights import rules
@@ -66,6 +71,65 @@ def test_a_twin_is_given_every_rate_or_refuses_it_by_name(name):
         taken = {key for key, value in options.items() if value == 0.37}
         # "Transformer" (2023-06-05) faithfully has no other rate
         assert taken in ({field}, arguments) or (name, taken) == ("blog2023", {"dropout"}), field
+
+
+NOT_COMPUTED = {"dropout_masks", "bos_id", "eos_id", "init", "encoder.init", "decoder.init"}
+
+
+def another(value: Any) -> Any:
+    """Return a value of the same kind, or of a field that may be None."""
+    match value:
+        case bool():
+            return not value
+        case enum.Enum():
+            return next(x for x in type(value) if x is not value)
+        case int():
+            return 2 * value or 3
+        case float():
+            return value + 0.07
+        case tuple():
+            return value[1:]
+    return 4
+
+
+def with_one_field_changed(config: TransformerConfig) -> Iterator[tuple[str, TransformerConfig]]:
+    """Yield the names of fields, and valid configurations in which they have another value."""
+    for owner in ("", "encoder", "decoder"):
+        part = getattr(config, owner) if owner else config
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            name = f"{owner}.{field.name}".removeprefix(".")
+            if name not in ("encoder", "decoder", "architecture"):
+                with contextlib.suppress(ConfigError):
+                    changed = config.with_sizes(**{name: another(value)})
+                    if changed != config:
+                        yield name, changed
+
+
+OWN = [name for name in registry.built_in() if registry.resolve(name).reference_arguments]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_twin_is_given_every_field_or_refuses_it_by_name(name):
+    known, seen = registry.resolve(name), set()
+    for preset in known.presets.values():
+        arguments = known.reference_arguments(preset.config)
+        for field, changed in with_one_field_changed(preset.config):
+            seen.add(field)
+            try:
+                ignored = known.reference_arguments(changed) == arguments
+            except ConfigError as error:
+                # another width changes sizes that are given as multiples of it
+                assert f"{field}=" in str(error) or field == "d_model", error
+                continue
+            faithful = (name, field) == ("blog2023", "dropout")  # of rates that it has not
+            assert ignored == (field in NOT_COMPUTED) or faithful, field
+    assert len(seen) > 75
+
+
+def test_fields_that_say_only_how_to_compute_matter_to_no_twin():
+    config = jt.preset("lesson10", d_model=16, num_layers=1, remat="full", scan_layers=True)
+    assert twins.twin(config).state_dict().keys() == twins.twin(config.portable).state_dict().keys()
 
 
 class Document(nn.Module):

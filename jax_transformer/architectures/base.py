@@ -135,6 +135,13 @@ def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *
     return bool(wrong[0])
 
 
+def check_fields(config: TransformerConfig, preset: Preset, *free: str) -> None:
+    """Raise ConfigError that names the fields in which ``config`` differs from the preset, unless
+    they are among ``free`` or those that every twin takes."""
+    if wrong := _differences(config, preset, *free):
+        raise ConfigError("; ".join(wrong))
+
+
 def one_rate(config: TransformerConfig, *names: str) -> float:
     """Return the dropout rate; raise ConfigError if one of ``names`` differs from ``dropout``."""
     for name in names:

@@ -5,6 +5,7 @@ Source: torch/nn/modules/transformer.py and activation.py (MultiheadAttention) o
 must agree.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from jax_transformer.architectures import base
@@ -15,6 +16,16 @@ from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Rule, Table
 
 _ATTENTION = {enums.Part.SELF: "self_attn", enums.Part.CROSS: "multihead_attn"}
+_QUERIES = enums.Mask.QUERY_PADDING
+# The fields that the twin takes, beside those that all take, and those of training alone
+_TAKEN = """d_ff attention_dropout activation_dropout embedding_dropout norm_epsilon norm_placement
+    bias output_bias embedding_scale tying decoder.cross_mask
+    init encoder.init decoder.init""".split()
+_TAKEN += [
+    f"{stack}.{name}"
+    for stack in ("encoder", "decoder")
+    for name in ("attention_dropout", "activation", "positions", "final_norm")
+]
 
 
 def _stack(name: str, stack: StackConfig, *, bias: bool) -> Table:
@@ -59,10 +70,6 @@ def weight_table(config: TransformerConfig) -> Table:
 
 def sizes(config: TransformerConfig) -> dict[str, Any]:
     """Return the sizes that torch.nn.Transformer takes, by the names of its arguments."""
-    if config.head_dim not in (None, config.d_model // config.num_heads):
-        raise ConfigError(
-            f"head_dim={config.head_dim}: torch.nn.Transformer has heads of d_model / num_heads"
-        )
     return {
         "src_vocab_size": config.source_vocab_size,
         "tgt_vocab_size": config.target_vocab_size,
@@ -78,9 +85,21 @@ def sizes(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _with_all_queries(stack: StackConfig) -> StackConfig:
+    return replace(stack, self_mask=tuple(x for x in stack.self_mask if x is not _QUERIES))
+
+
 def _arguments(config: TransformerConfig) -> Arguments:
-    encoder, decoder = config.encoder, config.decoder
+    encoder, decoder, fill = config.encoder, config.decoder, config.mask_fill
     masks = (encoder.self_mask, decoder.self_mask, decoder.cross_mask)
+    usual = replace(
+        config,
+        norm=enums.Norm.LAYER if config.norm is enums.Norm.LAYER_UNBIASED else config.norm,
+        mask_fill=_SMALL.config.mask_fill if isinstance(fill, float) else fill,
+        encoder=_with_all_queries(encoder),
+        decoder=_with_all_queries(decoder),
+    )
+    base.check_fields(usual, _SMALL, *_TAKEN)
     if encoder.positions is not decoder.positions:
         both = f"encoder.positions='{encoder.positions}', decoder.positions='{decoder.positions}'"
         raise ConfigError(
@@ -106,8 +125,8 @@ def _arguments(config: TransformerConfig) -> Arguments:
         "tie_source": config.tying is enums.Tying.ALL,
         "output_bias": config.output_bias,
         "unbiased_norm": config.norm is enums.Norm.LAYER_UNBIASED,
-        "mask_fill": config.mask_fill if isinstance(config.mask_fill, float) else None,
-        "mask_queries": tuple(enums.Mask.QUERY_PADDING in kinds for kinds in masks),
+        "mask_fill": fill if isinstance(fill, float) else None,
+        "mask_queries": tuple(_QUERIES in kinds for kinds in masks),
     }
 
 

@@ -30,7 +30,7 @@ def twin(config: TransformerConfig, architecture: Architecture | str | None = No
     It is newly initialised. The architecture, or its registered name, is ``config``'s if None.
     Raises ConfigError if it has no twin, or one that cannot be set to some fields, which are named.
     """
-    known = registry.resolve(architecture or config.architecture)
+    known, config = registry.resolve(architecture or config.architecture), config.portable
     twin_class = _reference_class(known)
     if isinstance(known, HuggingFaceFamily):
         positional, named = _huggingface_arguments(known, config)
