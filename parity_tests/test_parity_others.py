@@ -474,6 +474,21 @@ def test_an_nnx_module_is_paired_by_patterns_inside_jit_too(sequential, kind, ca
     assert entries == [("first", linear), ("norm", norm), ("second", linear)]
 
 
+def test_a_module_of_another_model_is_called_with_its_arguments(sequential):
+    """It is of a class that the model has too."""
+
+    def call(model, x):
+        zero = nnx.Linear(
+            4, 4, kernel_init=nnx.initializers.zeros, param_dtype=x.dtype, rngs=nnx.Rngs(0)
+        )
+        return model(x + zero(inputs=x))
+
+    options = {"gradients": False, "call_flax": call}
+    report = compare(ported(sequential), sequential, batch(), RULES, **options)
+    report.check()
+    assert [entry.ours for entry in report.entries] == ["first", "norm", "second"]
+
+
 def test_a_tensor_is_replaced_in_copies_of_what_holds_it():
     old, new = torch.ones(2), torch.zeros(2)
     pair = collections.namedtuple("pair", "a b")

@@ -1,5 +1,6 @@
 """Every preset at its documented size has its document's number of parameters."""
 
+import contextlib
 from dataclasses import replace
 
 import jax
@@ -141,6 +142,15 @@ def test_a_twin_s_refusal_names_what_differs_from_the_nearer_preset():
         config = replace(preset.config, norm_epsilon=0.5)
         with pytest.raises(ConfigError, match=r"^norm_epsilon=0.5: [^;]* has only 1e-0\d$"):
             base.is_repaired(config, *presets, "embedding_dropout")
+        for stack in ("encoder", "decoder"):
+            for rate in (0.1, 0.3):
+                first, *others = getattr(preset.config, stack).branches
+                branches = (replace(first, dropout=rate), *others)
+                changed = replace(getattr(preset.config, stack), branches=branches)
+                config = replace(preset.config, dropout=0.1, **{stack: changed})
+                refused = pytest.raises(ConfigError, match=rf"^{stack}\.branches=.*dropout=0\.3")
+                with contextlib.nullcontext() if rate == 0.1 else refused:
+                    base.is_repaired(config, *presets, "embedding_dropout")
     rates = ("dropout", "attention_dropout", "activation_dropout")
     for rate in (0.05, 0.9):
         other = replace(config, **dict(zip(rates, (0.1, 0.1, rate), strict=True)))

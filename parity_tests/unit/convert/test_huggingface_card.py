@@ -50,14 +50,15 @@ def test_the_figures_of_a_card_are_those_of_its_weights(theirs, tmp_path, monkey
 
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
-    figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
+    figures = {"bleu": 31.234, "chrf": 0.0, "signatures": {"bleu": "nrefs:1|case:mixed"}}
     sides = ("en_XX", "de_DE")
     training = model_card.Training(7, ("a.en",), {}, {}, figures, sides, sides)
     text = model_card.new("my model", "marian", 1234, training)
     front = front_of(text)
     assert front["language"] == ["en", "de"] and front["pipeline_tag"] == "translation"
     assert "license" not in front
-    assert front["model-index"][0]["results"][0]["metrics"][0] == BLEU
+    bleu, chrf = front["model-index"][0]["results"][0]["metrics"]
+    assert bleu == BLEU and chrf["value"] == 0 and "| chrF | 0.00 |" in text
     assert 'src_lang="en_XX", tgt_lang="de_DE")' in text
     assert "(`nrefs:1|case:mixed`)" in text and "add `license:`" in text
 

@@ -39,14 +39,16 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     (tmp_path / "12" / "mine").write_text("")
     command = ["convert", weights, tmp_path / "12", "--config", config_file, "--force"]
     console.refused(3, ["12", "not a checkpoint"], *command)
-    os.symlink(folder, tmp_path / "link")
     to_link = [*to_folder[:2], tmp_path / "link", *to_folder[3:], "--force"]
-    console.refused(3, ["is a link, which no folder replaces"], *to_link)
+    for target in (folder, tmp_path / "missing"):
+        os.symlink(target, tmp_path / "link")
+        console.refused(3, ["is a link, which no folder replaces"], *to_link)
+        (tmp_path / "link").unlink()
     os.symlink(file, tmp_path / "same.pt")
     for same in (file, tmp_path / "same.pt", tmp_path / "12/../file.pt"):
         console.refused(2, [f"{same}: is the source as well"], "convert", file, same, "--force")
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["12", "file.pt", "folder", "link", "same.pt"]
+    assert names == ["12", "file.pt", "folder", "same.pt"]
 
 
 KILLED = """

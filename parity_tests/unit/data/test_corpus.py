@@ -320,6 +320,8 @@ def test_packed_rows_may_be_wider_in_targets(tmp_path):
     assert plan.batches_per_epoch == -(-len(plan.packed) // plan.rows[0])
     tokens = data.train.lengths.sum()
     assert tokens / (plan.batches_per_epoch * plan.rows[0] * (source + 24)) > 0.5
+    batch = next(batches.train_stream(data.train, plan, 0, 1))
+    assert (batch.source.shape[1], batch.target_out.shape[1]) == (source, 24)
 
 
 # The widest is a multiple of 4, or max_length
@@ -338,8 +340,12 @@ def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words, l
 def test_the_density_that_runs_recorded_is_the_default():
     """So they go on: before there were other tasks than span corruption, it was the default."""
     assert DataOptions(noise_density=0.15) == DataOptions()
-    for task, changed in ((Task.SPAN_CORRUPTION, False), (Task.DENOISING, True)):
-        lines = {"task": task, "train_source": ("a",), "valid_source": ("b",)}
+    for tasks, files, changed in (
+        ({"task": Task.SPAN_CORRUPTION}, ("a",), False),
+        ({"task": Task.DENOISING}, ("a",), True),
+        ({"train_tasks": (Task.SPAN_CORRUPTION, Task.DENOISING)}, ("a", "c"), True),
+    ):
+        lines = tasks | {"train_source": files, "valid_source": ("b",)}
         assert (DataOptions(**lines, noise_density=0.15) != DataOptions(**lines)) == changed
 
 

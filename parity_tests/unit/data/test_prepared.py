@@ -34,6 +34,7 @@ PAIRS = [
     (" ".join(RANDOM.choice(WORDS, n)), " ".join(RANDOM.choice(WORDS, m)).upper())
     for n, m in RANDOM.integers(1, 14, (90, 2))
 ]
+LONG = [("cat " * 90, "X " * 90)] * 2 + [("cat " * 90, "cat " * 90)]
 PAIRS[7], PAIRS[40] = ("", "LEER"), ("the " * 60, "DIE " * 60)
 SMALL = {"vocab_size": 300, "tokens_per_batch": 64, "buckets": 3}
 
@@ -462,7 +463,7 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     bad.write_text("a\tb\n" * 30 + "a\tb\tc\n")
     named = {"tokenizer": str(tmp_path / "corpus/tokenizer.json"), "valid": text["valid"]}
     assert "bad.tsv: line 31 has 2 tabs" in of(**named, train=(str(bad),))
-    longer = dict(again, train=(tsv(tmp_path / "longer.tsv", [("cat " * 90, "X " * 90)] * 3),))
+    longer = dict(again, train=(tsv(tmp_path / "longer.tsv", LONG),))
     assert "none of the 3 pairs is within max_length=20 tokens" in of(
         **longer, max_source_length=20, max_target_length=20
     )

@@ -118,6 +118,9 @@ def test_on_a_mesh_factors_are_rounded_and_multiplied_in_float32():
         text = traced(MEDIUM, x, kernel)
         assert "layout" not in text and text.count("reduce_precision") == 2
         assert traced(MEDIUM, *narrow) == traced(HIGHEST, *narrow)
+    with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))):
+        value = jax.jit(partial(product, precision=MEDIUM))(x, kernel)
+    assert furthest(value, rounded(x) @ rounded(kernel)) < 1e-5
     for factors in ([x, kernel], narrow):
         text = traced(MEDIUM, *factors)
         assert text.count("layout") >= 3 and "preferred_element_type=float32" in text

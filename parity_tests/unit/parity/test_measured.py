@@ -35,6 +35,7 @@ from jax_transformer.parity.difference import FAULT, difference
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
+from jax_transformer.weights import layouts
 from parity_tests.unit.helpers import random_model, tiny
 from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, measured, report
 from parity_tests.unit.parity.test_golden import BATCH, FakeRecorder, path, python
@@ -652,6 +653,14 @@ def test_axes_are_found_by_shape_also_where_one_side_has_two_as_one(ours, theirs
         other = measuring.as_theirs(array, order, theirs)
         assert other.shape == theirs and measuring.axes(array, other) == order
         assert (measuring.as_ours(other, order, ours) == array).all()
+
+
+@pytest.mark.parametrize("count", [4, 256])
+def test_a_single_head_may_have_the_other_order_of_rotary_features(count):
+    theirs = np.random.default_rng(0).standard_normal((3, count))
+    for order in layouts.rotary(count, count):
+        ours = theirs[:, order.indices(count)]
+        assert (theirs[:, measuring._features(ours, theirs)] == ours).all()
 
 
 def test_numbers_tell_the_order_of_an_image_of_as_many_pixels_as_channels():

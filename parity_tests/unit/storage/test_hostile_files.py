@@ -243,6 +243,10 @@ def test_limits_hold_at_the_value_itself(path):
         refused = pytest.raises(UnsafeFileError, match="int as a dictionary's key")
         with contextlib.nullcontext() if -(2**63) <= key < 2**64 else refused:
             assert pt.read(path) == {key: None}
+    for version in (b"1\n", b"10\n"):
+        files = hostile.members(hostile.pickle(b"}"))[:-1]
+        path.write_bytes(hostile.zipped([*files, ("a/version", version)]))
+        assert pt.read(path) == {}
     path.write_bytes(b"abc")
     assert untrusted.read_bytes(path, 3) == b"abc"
     with pytest.raises(UnsafeFileError, match=f"{path}: refused: 3 bytes, more than 2"):
