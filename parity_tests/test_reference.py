@@ -1,10 +1,6 @@
 """The twins themselves: lesson10's against torch.nn.Transformer, and fresh weights."""
 
-import contextlib
-import dataclasses
-import enum
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +15,6 @@ from jax_transformer import transformer
 from jax_transformer.architectures import registry, twins
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
-from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.embeddings import sinusoids
 from jax_transformer.weights import rules
@@ -28,6 +23,7 @@ from parity_tests.cases import ODD
 from parity_tests.levels import assert_close, assert_same_distributions
 from parity_tests.marks import quick_if
 from parity_tests.twins import as_torch, pair
+from parity_tests.unit import helpers
 from torch_reference.lesson10 import TranslationTransformer
 
 
@@ -76,36 +72,6 @@ def test_a_twin_is_given_every_rate_or_refuses_it_by_name(name):
 NOT_COMPUTED = {"dropout_masks", "bos_id", "eos_id", "init", "encoder.init", "decoder.init"}
 
 
-def another(value: Any) -> Any:
-    """Return a value of the same kind, or of a field that may be None."""
-    match value:
-        case bool():
-            return not value
-        case enum.Enum():
-            return next(x for x in type(value) if x is not value)
-        case int():
-            return 2 * value or 3
-        case float():
-            return value + 0.07
-        case tuple():
-            return value[1:]
-    return 4
-
-
-def with_one_field_changed(config: TransformerConfig) -> Iterator[tuple[str, TransformerConfig]]:
-    """Yield the names of fields, and valid configurations in which they have another value."""
-    for owner in ("", "encoder", "decoder"):
-        part = getattr(config, owner) if owner else config
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            name = f"{owner}.{field.name}".removeprefix(".")
-            if name not in ("encoder", "decoder", "architecture"):
-                with contextlib.suppress(ConfigError):
-                    changed = config.with_sizes(**{name: another(value)})
-                    if changed != config:
-                        yield name, changed
-
-
 OWN = [name for name in registry.built_in() if registry.resolve(name).reference_arguments]
 
 
@@ -114,7 +80,7 @@ def test_a_twin_is_given_every_field_or_refuses_it_by_name(name):
     known, seen = registry.resolve(name), set()
     for preset in known.presets.values():
         arguments = known.reference_arguments(preset.config)
-        for field, changed in with_one_field_changed(preset.config):
+        for field, changed in helpers.with_one_field_changed(preset.config):
             seen.add(field)
             try:
                 ignored = known.reference_arguments(changed) == arguments

@@ -144,11 +144,9 @@ def to_config(
         "is_encoder_decoder": True,
         "use_cache": True,
     }
-    ours, read_back = flat(config), flat(from_config(attributes))
     wrong = [
-        f"{name}={ours[name]}: {family.name} of transformers has {read_back[name]}"
-        for name in ours
-        if name.rpartition(".")[2] not in family.not_written and ours[name] != read_back[name]
+        f"{name}={ours}: {family.name} of transformers has {theirs}"
+        for name, ours, theirs in differences(config, from_config(attributes))
     ]
     if wrong:
         raise ConfigError(f"this model is none of the family: {'; '.join(wrong)}")
@@ -177,6 +175,20 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
     }
     read = {name: value for name, value in common.items() if name in family.defaults}
     return read | family.to_attributes(config)
+
+
+def differences(
+    config: TransformerConfig, read_back: TransformerConfig
+) -> list[tuple[str, Any, Any]]:
+    """Return the name and both values of each field that differs, but those that the family of
+    ``config`` does not write."""
+    ours, theirs = flat(config.portable), flat(read_back)
+    without = huggingface.family_of(config).not_written
+    return [
+        (name, ours[name], theirs[name])
+        for name in ours
+        if name.rpartition(".")[2] not in without and ours[name] != theirs[name]
+    ]
 
 
 def flat(config: TransformerConfig) -> dict[str, Any]:

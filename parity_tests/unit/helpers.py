@@ -1,6 +1,8 @@
 """Tiny models with random weights everywhere, ragged batches, and calls as a user makes them."""
 
 import contextlib
+import dataclasses
+import enum
 import functools
 import os
 import resource
@@ -18,6 +20,7 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import Positions, TransformerConfig, Tying
+from jax_transformer.errors import ConfigError
 
 # Odd sizes show swapped axes; square ones (d_model = d_ff = vocabulary = max_length) hide nothing
 # behind a shape that happens to fit.
@@ -155,3 +158,33 @@ def furthest(a: Any, b: Any) -> float:
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert a.shape == b.shape, f"shapes {a.shape} and {b.shape}"
     return float(np.abs(a - b).max())
+
+
+def _another(value: Any) -> Any:
+    """Return a value of the same kind, or of a field that may be None."""
+    match value:
+        case bool():
+            return not value
+        case enum.Enum():
+            return next(x for x in type(value) if x is not value)
+        case int():
+            return 2 * value or 3
+        case float():
+            return value + 0.07
+        case tuple():
+            return value[1:]
+    return 4
+
+
+def with_one_field_changed(config: TransformerConfig) -> Iterator[tuple[str, TransformerConfig]]:
+    """Yield the names of fields, and valid configurations in which they have another value."""
+    for owner in ("", "encoder", "decoder"):
+        part = getattr(config, owner) if owner else config
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            name = f"{owner}.{field.name}".removeprefix(".")
+            if name not in ("encoder", "decoder", "architecture"):
+                with contextlib.suppress(ConfigError):
+                    changed = config.with_sizes(**{name: _another(value)})
+                    if changed != config:
+                        yield name, changed

@@ -324,6 +324,7 @@ def test_training_settings_do_not_prevent_an_export():
     stack = {"encoder.attention_dropout": 0.2, "decoder.init": "torch_transformer"}
     here = config.with_sizes(embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", **stack)
     here = here.with_sizes(dropout_masks="threefry", padding_frozen=not here.padding_frozen)
+    here = here.with_sizes(remat="full", scan_layers=True, matmul_precision="medium")
     assert to_config(here) == to_config(config)
 
 

@@ -87,6 +87,24 @@ def test_log_probabilities_equal_ours(name, tmp_path):
     assert difference(write(tmp_path / "ct2", config), config) < 2e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["small", "bart", "t5"])
+def test_every_field_is_computed_or_refused_by_name(preset, tmp_path):
+    config = helpers.tiny(preset, **({} if preset == "small" else ONE_VOCABULARY))
+    refused = set()
+    for field, changed in helpers.with_one_field_changed(config):
+        try:
+            checks.check(changed)
+        except ConfigError as error:
+            assert field in str(error), error
+            refused.add(field)
+            continue
+        path = write(tmp_path / field, changed)
+        assert difference(path, changed) < 2e-5, field
+        shutil.rmtree(path)
+    assert "encoder.mixing" in refused and not refused & {"norm_epsilon", "decoder.layers"}
+
+
 def test_a_swapped_matrix_is_noticed_and_nothing_is_written(tmp_path, monkeypatch):
     config = CONFIGS["T5, gated"]()
     arrays = arrays_of(config)

@@ -17,14 +17,16 @@ from flax import serialization
 
 import jax_transformer as jt
 from jax_transformer import cli
-from jax_transformer.config import Positions
+from jax_transformer.architectures import huggingface_config
+from jax_transformer.config import EXECUTION, Positions
 from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.convert.models import ModelDescription
-from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_format, zarr
 from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
 from jax_transformer.formats import registry
+from jax_transformer.formats.base import Destination
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from jax_transformer.weights import rules
@@ -401,7 +403,10 @@ def test_what_t5x_has_no_network_for_is_refused(tmp_path, capsys):
         (["--scan-layers"], "T5X scans only layers that have their own"),
         (["--param-scan-axis", "1"], "no array holds several layers"),
         (["--preset", "t5", "--set", "norm_epsilon=1e-5"], "norm_epsilon=1e-05, and T5X has 1e-06"),
-        (["--preset", "t5", "--set", "logit_scale=none"], "logit_scale=none, and T5X scales"),
+        (
+            ["--preset", "t5", "--set", "logit_scale=none"],
+            "logit_scale=none, and T5X has inverse_sqrt",
+        ),
         ([*sharded, "--shard-size", "1GB"], "not a Hugging Face"),
     ):
         assert cli.main(["convert", str(folder), *out, *extra]) in (2, 3)
@@ -410,6 +415,29 @@ def test_what_t5x_has_no_network_for_is_refused(tmp_path, capsys):
     assert cli.main(["convert", str(folder), *out]) == 2
     assert "not a checkpoint of T5X, which --to t5x makes" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("positions", ["relative", "relative_per_block"])
+def test_every_field_comes_back_from_a_checkpoint_or_is_refused_by_name(positions, tmp_path):
+    sides = {f"{stack}.positions": positions for stack in ("encoder", "decoder")}
+    family = "t5" if positions == "relative" else "umt5"
+    config = helpers.tiny("t5", source_vocab_size=13, architecture=family, **sides)
+    refused = set()
+    for field, changed in helpers.with_one_field_changed(config):
+        to = Destination(t5x_format.FORMAT, tmp_path, config=changed)
+        try:
+            (gin,) = t5x_format.FORMAT.files(to).values()
+        except (ConfigError, InputError) as error:
+            assert f"{field.rpartition('.')[2]}=" in str(error), error
+            refused.add(field)
+            continue
+        (tmp_path / "config.gin").write_bytes(gin)
+        gin = t5x_format.find_gin(tmp_path)
+        again = t5x_format.configuration(layouts.layout_of(changed), gin)
+        assert not huggingface_config.differences(changed, again), field
+        assert again.dropout == changed.dropout
+    assert {"eos_id", "encoder.mixing", "decoder.d_ff", "decoder.relative_buckets"} < refused
+    assert not refused & {"d_model", "encoder.layers", "max_length", *EXECUTION}
 
 
 def test_only_weights_are_replaced(tmp_path, capsys):

@@ -9,7 +9,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,6 +50,8 @@ _PROJECTIONS = {
 }
 _ACTIVATIONS = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu"}
 """flax's names of activations."""
+_BUCKETS = 32
+"""Buckets of distances, in T5X's networks."""
 
 
 @dataclass(frozen=True)
@@ -185,13 +187,20 @@ class T5XCheckpoint(Format):
 
 
 def _layout(to: Destination) -> Layout:
-    """Return the layout to write. Raises ConfigError if T5X has no network for the model."""
+    """Return the layout to write. Raises ConfigError, naming the fields, if no network of T5X
+    computes what the model computes."""
     assert to.config is not None  # a folder is not a copy of a file
-    return t5x_names.layout_of(
+    layout = t5x_names.layout_of(
         to.config,
         scan_layers=bool(to.options.get("scan_layers")),
         scan_axis=to.options.get("param_scan_axis"),
     )
+    network = configuration(replace(layout, buckets=_BUCKETS), _gin(to.config, layout))
+    different = huggingface_config.differences(to.config, network)
+    if different:
+        listed = [f"{name}={ours}, and T5X has {theirs}" for name, ours, theirs in different]
+        raise ConfigError(f"cannot be written for T5X: {'; '.join(listed)}")
+    return layout
 
 
 def _places(layout: Layout) -> dict[str, str]:
@@ -389,19 +398,24 @@ def stored_names(layout: Layout) -> set[str]:
     return {"shared.weight"} | (set() if layout.tied else {"lm_head.weight"})
 
 
-def to_gin(config: TransformerConfig, layout: Layout) -> str:
-    """Return the bindings of ``T5Config``. Raises InputError for an activation that flax lacks."""
+def _gin(config: TransformerConfig, layout: Layout) -> Gin:
+    """Return the settings of a model. Raises InputError for an activation that flax lacks."""
     activation = config.encoder.activation.value
     if activation not in _ACTIVATIONS:
         raise InputError(f"activation={activation} is none that T5X's networks can name")
-    network = "scalable_t5" if layout.split_heads else "t5"
     activations = (_ACTIVATIONS[activation], *(("linear",) if layout.gated else ()))
+    return Gin(None, activations, config.dropout, multilingual=config.architecture == "mt5")
+
+
+def to_gin(config: TransformerConfig, layout: Layout) -> str:
+    """Return the bindings of ``T5Config``."""
+    network = "scalable_t5" if layout.split_heads else "t5"
     bindings: dict[str, Any] = {
         "dropout_rate": config.dropout,
         "emb_dim": layout.d_model,
         "head_dim": layout.head_dim,
         "logits_via_embedding": layout.tied,
-        "mlp_activations": activations,
+        "mlp_activations": _gin(config, layout).activations,
         "mlp_dim": layout.d_ff,
         "num_decoder_layers": layout.decoder_layers,
         "num_encoder_layers": layout.encoder_layers,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax_transformer.config import LogitScale, Part, Positions, TransformerConfig, Tying
+from jax_transformer.config import Part, Positions, TransformerConfig, Tying
 from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
@@ -267,18 +267,6 @@ def _count(shapes: Mapping[str, Shape], stack: str, axis: int | None) -> int:
 
 # To a checkpoint
 
-_FIXED = {
-    "source_pad_id": 0,
-    "target_pad_id": 0,
-    "bos_id": 0,
-    "norm_epsilon": 1e-6,
-    "encoder.relative_buckets": 32,
-    "encoder.relative_max_distance": 128,
-    "decoder.relative_buckets": 32,
-    "decoder.relative_max_distance": 128,
-}
-"""Numbers that are written in T5X's networks, and in its decoding."""
-
 
 def layout_of(
     config: TransformerConfig, *, scan_layers: bool = False, scan_axis: int | None = None
@@ -286,7 +274,7 @@ def layout_of(
     """Return the layout that T5X gives a model. ``scan_layers`` puts all layers of a stack into one
     array, with them along ``scan_axis`` if not T5X's default.
 
-    Raises ConfigError, naming the fields, if no network of T5X computes what the model computes.
+    Raises ConfigError if the model is none of T5X's families, or the axis none of T5X's.
     """
     if config.architecture not in FAMILIES:
         raise ConfigError(
@@ -300,14 +288,11 @@ def layout_of(
             f"--param-scan-axis {scan_axis} is not one of {', '.join(map(str, _SCAN_AXES))}"
         )
     in_layers = config.encoder.positions is Positions.RELATIVE_PER_BLOCK
-    wrong = _not_written(config)
     if scan_layers and not in_layers:
-        wrong.append(
+        raise ConfigError(
             "--scan-layers: one table of distances serves a stack, and T5X scans only layers that "
             "have their own (UMT5)"
         )
-    if wrong:
-        raise ConfigError(f"cannot be written for T5X: {'; '.join(wrong)}")
     encoder = config.encoder
     return Layout(
         config.source_vocab_size,
@@ -324,21 +309,3 @@ def layout_of(
         split_heads=in_layers,
         scan_axis=(SCAN_AXIS if scan_axis is None else scan_axis) if scan_layers else None,
     )
-
-
-def _not_written(config: TransformerConfig) -> list[str]:
-    fields = {**vars(config)}
-    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        fields |= {f"{name}.{field}": value for field, value in vars(stack).items()}
-    wrong = [
-        f"{name}={fields[name]}, and T5X has {value}"
-        for name, value in _FIXED.items()
-        if fields[name] != value
-    ]
-    scaled = config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL
-    if scaled != (config.tying is Tying.ALL):
-        wrong.append(
-            f"logit_scale={config.logit_scale.value}, and T5X scales the logits if and only if the "
-            "output layer is the embedding"
-        )
-    return wrong
