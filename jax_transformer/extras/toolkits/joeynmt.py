@@ -139,11 +139,10 @@ def _vocabularies(lines: Sequence[Sequence[str]], symbols: Options) -> Vocabular
     first = [*roles.values(), *(token for token in others if token is not None)]
     if not all(isinstance(token, str) for token in first):
         raise InputError("special_symbols are not text")
-    sides = [tuple(dict.fromkeys([*first, *tokens])) for tokens in lines]
+    source, target = (tuple(dict.fromkeys([*first, *tokens])) for tokens in lines)
     for role, (number, _) in _SPECIALS.items():
-        if any(side.index(roles[role]) != symbols.number(f"{role}_id", number) for side in sides):
+        if source.index(roles[role]) != symbols.number(f"{role}_id", number):
             raise InputError(f"{role}_id is not the id of {role}_token")
-    source, target = sides
     return Vocabularies(source, target, roles["pad"], roles["bos"], roles["eos"], roles["unk"])
 
 

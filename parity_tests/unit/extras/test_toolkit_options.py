@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jax_transformer.config import TransformerConfig
@@ -11,7 +12,7 @@ from jax_transformer.config.model import MOST_LAYERS
 from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
 from jax_transformer.extras.toolkits.marian import marian_names
-from jax_transformer.extras.toolkits.toolkit import Options, Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Options, Vocabularies, tokenizer_files
 from jax_transformer.storage import yaml_data
 from parity_tests import marian_files, published
 
@@ -68,6 +69,12 @@ opennmt | attention_dropout=[0.4] | dropout=0.3 attention_dropout=0.4
 opennmt | share_decoder_embeddings=true | tying=output
 opennmt | share_embeddings=true | tying=embeddings
 opennmt | pos_ffn_activation_fn=silu | encoder.activation=silu decoder.gated=true
+opennmt | pos_ffn_activation_fn=gelu | encoder.activation=gelu decoder.gated=false
+opennmt | pos_ffn_activation_fn=gated-gelu | decoder.activation=gelu encoder.gated=true
+opennmt | enc_hid_size=16 | d_model=16
+opennmt | attention_dropout=0.4 | attention_dropout=0.4 activation_dropout=0.3
+joeynmt | encoder.layer_norm=post encoder.activation=gelu decoder.activation=swish \
+ | encoder.activation=gelu decoder.activation=silu
 joeynmt | decoder.layer_norm=pre | norm_placement=pre d_model=512 num_heads=4 d_ff=2048
 joeynmt | decoder.layer_norm=pre | dropout=0.1 embedding_dropout=0.1 tying=none max_length=5000
 joeynmt | decoder.layer_norm=pre | source_pad_id=1 target_pad_id=5 embedding_scale=none
@@ -91,6 +98,11 @@ marian | transformer-decoder-dim-ffn="0" | encoder.d_ff=10 decoder.d_ff=10
 marian | enc-depth="3" dec-depth="4" | encoder.layers=3 decoder.layers=4
 marian | transformer-postprocess-emb=n | embedding_dropout=0.0 encoder.embedding_norm=true
 marian | transformer-heads="2" | num_heads=2
+marian | transformer-ffn-activation=swish | encoder.activation=silu decoder.activation=silu
+marian | transformer-ffn-activation=gelu | encoder.activation=gelu decoder.activation=gelu
+marian | tied-embeddings="true" | tying=output
+marian | tied-embeddings-src="true" dim-vocabs=["9","9"] | tying=embeddings
+marian | tied-embeddings-all="true" dim-vocabs=["9","9"] | tying=all
 """
 """A toolkit, options of a model that says nothing else, and the fields that these decide."""
 
@@ -146,9 +158,70 @@ def test_learned_positions_of_fairseq_have_one_length():
         )
 
 
+@pytest.mark.parametrize("name", ["tied-embeddings-src", "tied-embeddings-all"])
+def test_one_embedding_of_marian_has_one_vocabulary(name):
+    with pytest.raises(InputError, match="dim-vocabs=9, 11: one embedding has one vocabulary"):
+        configuration("marian", {name: "true"})
+
+
 def test_two_embeddings_of_joeynmt_have_one_scale():
     with pytest.raises(InputError, match=r"embeddings\.scale of encoder and decoder differ"):
         configuration("joeynmt", nested("encoder.layer_norm=post encoder.embeddings.scale=true"))
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "names"),
+    [
+        ("fairseq", "encoder_embed_dim decoder_embed_dim decoder_input_dim decoder_output_dim"),
+        ("opennmt", "enc_hid_size dec_hid_size src_word_vec_size tgt_word_vec_size"),
+    ],
+)
+def test_a_toolkit_s_model_has_one_width(toolkit, names):
+    width, *others = names.split()
+    same = dict.fromkeys([width, *others], 64)
+    assert configuration(toolkit, same).d_model == 64
+    for name in others:
+        with pytest.raises(InputError, match=f"{name} is not {width}=64"):
+            configuration(toolkit, same | {name: 32})
+
+
+def test_an_embedding_of_fairseq_has_a_row_for_more_than_the_special_tokens():
+    state = {"a": np.zeros((5, 2)), "b": np.zeros((4, 2)), "c": np.zeros(9)}
+    assert fairseq._rows(state, "a") == 5
+    for name in ("b", "c", "d"):
+        with pytest.raises(InputError, match=f"{name} is not an embedding"):
+            fairseq._rows(state, name)
+
+
+def test_a_dictionary_of_fairseq_has_each_token_of_its_embedding(tmp_path):
+    (tmp_path / "dict.txt").write_text("a b 3 \n\n# 2\n")
+    words = ("<s>", "<pad>", "</s>", "<unk>", "a b", "#")
+    assert fairseq._dictionary(tmp_path / "dict.txt", 6) == words
+    for size in (5, 7):
+        with pytest.raises(InputError, match=f"has 6 tokens, and the model's embedding {size}"):
+            fairseq._dictionary(tmp_path / "dict.txt", size)
+
+
+def test_one_embedding_of_joeynmt_has_one_vocabulary():
+    both = {"encoder": {"type": "transformer", "layer_norm": "post"}}
+    options = Options(both | {"decoder": {"type": "transformer"}, "tied_embeddings": True})
+    with pytest.raises(InputError, match="tied_embeddings: the vocabularies differ"):
+        joeynmt.configuration(options, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "message"),
+    [
+        ({"eos_id": 2}, "eos_id is not the id of eos_token"),
+        ({"pad_token": "<unk>"}, "pad_id is not the id of pad_token"),
+        ({"unk_token": 5}, "special_symbols are not text"),
+        ({"sep_token": ["a"]}, "special_symbols are not text"),
+        ({"lang_tags": [["a"]]}, "special_symbols are not text"),
+    ],
+)
+def test_special_tokens_of_joeynmt_have_their_ids(symbols, message):
+    with pytest.raises(InputError, match=message):
+        joeynmt._vocabularies([["a"], ["b"]], Options(symbols))
 
 
 def test_special_tokens_of_joeynmt_come_before_its_languages():
@@ -200,3 +273,31 @@ def test_the_start_of_opennmt_py_is_a_token_of_both_vocabularies():
     for named, words in ((5, "decoder_start_token is 5, and no text"), ("<go>", "has no <go>")):
         with pytest.raises(InputError, match=words):
             opennmt_py._vocabularies(vocab | {"decoder_start_token": named})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"src_feats": {"case": ["a"]}}, "features of the source"),
+        ({"data_task": "lm"}, "or a language model"),
+        ({"src": "<s>"}, "src is not a list of tokens"),
+        ({"tgt": [*"<blank> </s> <unk> <s>".split(), 5]}, "tgt is not a list of tokens"),
+        ({"tgt": "<blank> </s> <unk> <s> a a".split()}, "tgt has a token twice"),
+        ({"src": "</s> <unk> <s>".split()}, "src has a token twice, or has no <blank>"),
+    ],
+)
+def test_vocabularies_of_opennmt_py_are_lists_of_tokens(changes, message):
+    vocab: dict[str, Any] = dict.fromkeys(("src", "tgt"), "<blank> </s> <unk> <s> a".split())
+    assert opennmt_py._vocabularies(vocab | {"data_task": "seq2seq", "src_feats": {}}).eos == "</s>"
+    with pytest.raises(InputError, match=message):
+        opennmt_py._vocabularies(vocab | changes)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_word_with_the_name_of_another_role_is_refused(side):
+    tokens = ("<blank>", "<s>", "</s>", "<unk>")
+    words = Vocabularies(tokens, tokens, "<blank>", "<s>", "</s>", "<unk>")
+    assert len(tokenizer_files("a.pt", words)) == 2
+    clash = replace(words, **{side: (*tokens, "<pad>")})
+    with pytest.raises(InputError, match=f"a.pt: the {side} vocabulary has a token '<pad>'"):
+        tokenizer_files("a.pt", clash)
