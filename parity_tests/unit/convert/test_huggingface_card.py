@@ -1,6 +1,7 @@
 """The model card of an export: languages, data, scores, and the model that training began from."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_figures_of_a_card_are_those_of_its_weights(theirs, tmp_path, monkey
 
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
-    figures = {"bleu": 31.234, "chrf": 0.0, "signatures": {"bleu": "nrefs:1|case:mixed"}}
+    figures = {"bleu": 31.234002, "chrf": 0.0, "signatures": {"bleu": "nrefs:1|case:mixed"}}
     sides = ("en_XX", "de_DE")
     training = model_card.Training(7, ("a.en",), {}, {}, figures, sides, sides)
     text = model_card.new("my model", "marian", 1234, training)
@@ -139,6 +140,8 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
     assert front_of(text)["base_model"] == "owner/name"
     assert front_of(text)["datasets"] == ["owner/pairs"]
     assert "on owner/pairs, from first.\n" in text
+    (second / "train_config.json").write_text(codec.to_json(replace(options, init=str(second))))
+    assert model_card._base_model(RunFolder(second), str(second)) == "", "it was moved there"
 
 
 @pytest.mark.parametrize(

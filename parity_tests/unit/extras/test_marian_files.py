@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.extras.toolkits.marian import marian_model, marian_names
+from jax_transformer.extras.toolkits.marian import marian_format, marian_model, marian_names
 from jax_transformer.formats import registry
 from jax_transformer.storage import safetensors, yaml_data
 from parity_tests import marian_files
@@ -37,6 +37,7 @@ def test_arrays_of_cnpy_and_of_numpy_are_read_bit_for_bit(tmp_path):
         "b": draw.normal(size=7).astype(np.float16),
         "c": np.arange(6, dtype=np.int8),
         "empty": np.zeros((0, 2)),
+        "many axes": np.ones([1] * 32, np.int8),
     }
     members = {f"{name}.npy": marian_files.npy(array) for name, array in arrays.items()}
     (tmp_path / "cnpy.npz").write_bytes(marian_files.npz(members))
@@ -193,6 +194,14 @@ def test_end_and_unknown_word_are_the_target_vocabulary_s(folder, tmp_path):
     assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
     data = json.loads((tmp_path / "run/huggingface/generation_config.json").read_text())
     assert data["bad_words_ids"] == [[len(WORDS)], [WORDS.index("<unk>") - 1]]
+    for name in ("source", "target"):
+        (folder / f"{name}.spm").write_bytes(name.encode())
+    files = marian_format._tokenizer(marian_model.find(folder), len(WORDS))
+    assert (files["source.spm"], files["target.spm"]) == (b"source", b"target")
+    assert json.loads(files["tokenizer_config.json"])["separate_vocabs"]
+    of_sides = [json.loads(files[name]) for name in ("vocab.json", "target_vocab.json")]
+    assert [ids[marian_model.END] for ids in of_sides] == [0, len(WORDS) - 1]
+    assert [ids["<pad>"] for ids in of_sides] == [len(WORDS)] * 2
 
 
 @pytest.mark.parametrize(
@@ -294,6 +303,7 @@ HOSTILE = {
         InputError,
         "column by column",
     ),
+    "axes": (of(npy("<i1", f"({', '.join('1' * 33)})", bytes(1))), InputError, "has 33 axes"),
     "other byte order": (of(npy(">f4", "(1,)", bytes(4))), InputError, "dtype '>f4'"),
     "a program": (of(PROGRAM), InputError, "has the header"),
     "digits": (of(npy("<f4", f"({'1' * 3000}")), InputError, "has the header"),
@@ -362,6 +372,19 @@ def test_vocabularies_are_found_by_their_names_unless_two_are_named(named, folde
         path.touch()
     usual[0].unlink()
     assert marian_model._vocabularies(folder, {"vocabs": named}) == sides
+    (folder / "other.src.vocab.yml").touch()  # it is not known which is the model's
+    assert marian_model._vocabularies(folder, {"vocabs": named}) == ()
+
+
+@pytest.mark.parametrize("vocabularies", ["a.spm b.spm", "a.spm b.yml", "a.yml b.yml"])
+def test_sentencepiece_models_are_those_of_vocabularies_if_both_are(vocabularies, folder):
+    for name in (*(names := vocabularies.split()), "source.spm", "target.spm"):
+        (folder / name).touch()
+    (folder / "decoder.yml").write_text(f"vocabs: [{', '.join(names)}]\n")
+    model = marian_model.find(folder)
+    assert [path.name for path in model.vocabularies] == names
+    pair = names if vocabularies == "a.spm b.spm" else ["source.spm", "target.spm"]
+    assert [path.name for path in model.sentencepiece] == pair
 
 
 @pytest.mark.parametrize("named", ["..", "a" * 300, '"\\x1b[2J"'])

@@ -241,7 +241,7 @@ def _npy(path: Path, name: str, member: zip_archive.Member) -> LazyTensor:
             )
         raise InputError(f"{path}: {shown(name)} is of dtype {shown(dtype)}")
     shape = tuple(int(size) for size in sizes.replace(" ", "").split(",") if size)
-    if order == "True" and len(shape) > 1:
+    if order == "True":
         raise InputError(f"{path}: {shown(name)} is stored column by column, as no toolkit does")
     if len(shape) > _MOST_AXES:
         raise InputError(f"{path}: {shown(name)} has {len(shape)} axes")
