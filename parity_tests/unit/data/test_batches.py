@@ -310,6 +310,25 @@ def test_a_batch_has_tokens_special_tokens_and_padding():
     assert isinstance(batch, tuple)  # already a pytree
 
 
+def test_packed_rows_have_pairs_and_filler():
+    added = encoding.SpecialTokens((8,), (3,)), encoding.SpecialTokens((), (4,))
+    encoded = encoding.EncodedPairs(
+        [np.array([10, 11], np.int32), np.array([12], np.int32)],
+        [np.array([20], np.int32), np.array([21, 22, 23], np.int32)],
+        IDS,
+        np.arange(2),
+        dropped_long=0,
+        added=added,
+    )
+    batch = batches.packed_batch(encoded, [2], (9, 7), 2)
+    assert batch.source.tolist() == [[8, 10, 11, 3, 8, 12, 3, 1, 1], [8, 3, *[1] * 7]]
+    assert batch.target_in.tolist() == [[2, 20, 2, 21, 22, 23, 0], [2, *[0] * 6]]
+    assert batch.target_out.tolist() == [[20, 4, 21, 22, 23, 4, 0], [0] * 7]
+    source, target = (segments.tolist() for segments in batch.segments)
+    assert source == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, *[0] * 7]]
+    assert target == [[1, 1, 2, 2, 2, 2, 0], [1, *[0] * 6]]
+
+
 # The stream
 
 

@@ -49,6 +49,7 @@ def test_pairs_that_fit_are_encoded_and_the_rest_counted(monkeypatch):
     expected = dict(source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7)
     assert encoded.ids == encoding.SpecialIds(**expected)
     assert text(encoded) == [PAIRS[i] for i in encoded.indices]
+    assert encoded.take(np.array([2, 1])).indices.tolist() == [4, 3]
     both = zip(encoded.sources, encoded.targets, strict=True)
     assert encoded.lengths.tolist() == [[len(s) + 1, len(t) + 1] for s, t in both]
     assert encoded.lengths.max() == 8
@@ -162,3 +163,7 @@ def test_the_first_long_source_is_named_and_a_huge_one_is_not_encoded(longest):
 def test_only_sources_over_the_maximum_are_cut():
     cut = encoding.cut_sources(["xx", "xxx", "xxxx"], TOKENIZER, 4)
     assert cut == ([TOKENIZER.encode(line) for line in ("xx", "xxx", "xxx")], [False, False, True])
+    two = copy.copy(TOKENIZER)
+    two._suffix = (2, 2)
+    ids, were_cut = encoding.cut_sources(["xx", "xxx"], two, 4)
+    assert (list(map(len, ids)), were_cut) == ([2, 2], [False, True])

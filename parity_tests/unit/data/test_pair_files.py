@@ -251,6 +251,8 @@ def from_hub(**changes: str) -> Pairs:
 
 def test_a_data_set_gives_pairs(library):
     assert from_hub() == Pairs([("Haus", "house"), ("Maus", "mouse")], dropped_empty=1)
+    both = parallel_text.columns_of("a", ["id", "translation"], "translation.de", "translation.en")
+    assert both == ["translation"]
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,19 @@ def test_end_and_unknown_word_are_the_target_vocabulary_s(folder, tmp_path):
     assert [ids["<pad>"] for ids in of_sides] == [len(WORDS)] * 2
 
 
+def test_a_run_of_two_vocabulary_sizes_has_both_and_no_tokenizer(tmp_path, capsys):
+    chosen = marian_files.options(dec_depth=1, tied_embeddings_all="false", dim_vocabs=[11, 9])
+    model = marian_files.model(marian_files.weights(chosen), chosen)
+    folder = marian_files.opus(tmp_path / "a", model, IDS, source=b"s", target=b"t")
+    assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
+    output = capsys.readouterr().out
+    assert "the tokenizer: has vocabularies of two lengths" in output
+    assert "mini-batch='1' of decoder.yml: is not read" in output and "beam-size" not in output
+    data = json.loads((tmp_path / "run/huggingface/config.json").read_text())
+    assert (data["vocab_size"], data["decoder_vocab_size"]) == (12, 10)
+    assert not [*(tmp_path / "run/huggingface").glob("*.spm")]
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -359,6 +372,10 @@ def test_yaml_stays_text():
     text = b'a: no\nb: [1, 0x10, ~, "\\u20ac"]\n"</s>": {null: 1.0}\n'
     expected = {"a": "no", "b": ["1", "0x10", "~", "€"], "</s>": {"null": "1.0"}}
     assert yaml_data.parse("some.yml", text) == expected
+    assert yaml_data.parse("some.yml", b"a: ! b") == {"a": "b"}
+    yaml_data.parse("some.yml", b"[" * 20 + b"]" * 20)
+    with pytest.raises(UnsafeFileError, match="more than 20 deep"):
+        yaml_data.parse("some.yml", b"[" * 21 + b"]" * 21)
 
 
 @pytest.mark.parametrize("named", [None, "a", ["a"], ["a", "b", "c"], [["a"], "b"]])
