@@ -119,7 +119,7 @@ class PairedRuns:
             theirs = self.calls[ours] if difference.differs(entry.output) else ""
             for name in ("output", "input") if theirs else ():
                 a, b = self.ours.get(f"{ours}/{name}"), self.theirs.get(f"{theirs}/{name}")
-                if a is not None and b is not None and (order := _features(a, b)) is not None:
+                if a is not None and b is not None and (order := self._features(a, b)) is not None:
                     orders[f"{theirs}/{name}"] = orders[f"{theirs}/{name} gradient"] = order
             if f"{theirs}/output" in orders:
                 reordered.add(ours)
@@ -141,6 +141,26 @@ class PairedRuns:
         other = PairedRuns(runs, self.native_dtype, self.widest, self.positions)
         other.reordered = reordered
         return other
+
+    def _features(self, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+        """Return where in their features each of ours is, if one side has another order."""
+        order, count = axes(ours, theirs), theirs.shape[-1] if theirs.ndim else 1
+        if order is None:
+            return None
+        both = as_theirs(ours, order, theirs.shape), theirs
+        ours, theirs = (self._compared(x).reshape(-1, count) for x in both)
+        off = difference.difference(ours, theirs)
+        furthest = off.where[0] if off.where else 0
+        rows = slice(furthest, furthest + 1)  # it refuses nearly all orders by itself
+
+        def fits(index: np.ndarray, rows: slice) -> bool:
+            there = difference.difference(ours[rows], theirs[rows, index])
+            return there.max_abs < _NEARER * off.max_abs
+
+        orders = [layouts.rotary(count, size) for size in range(4, count + 1, 2)]
+        every = itertools.chain(*orders, layouts.joined(count))
+        indices = (each.indices(count) for each in every)
+        return next((i for i in indices if fits(i, rows) and fits(i, slice(None))), None)
 
     def only_added(self, entry: Entry) -> bool:
         """Return True if the other module returns the array that is added at a point, as rows of
@@ -487,26 +507,6 @@ def axes(
         return nearest
     undecided = other in fitting and distance(fitting[0]) >= _NEARER * distance(other)
     return other if undecided else fitting[0]
-
-
-def _features(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """Return where in their features each of ours is, if one side has another order."""
-    order, count = axes(ours, theirs), theirs.shape[-1] if theirs.ndim else 0
-    if order is None:
-        return None
-    ours, theirs = (x.reshape(-1, count) for x in (as_theirs(ours, order, theirs.shape), theirs))
-    off = difference.difference(ours, theirs)
-    furthest = off.where[0] if off.where else 0
-    rows = slice(furthest, furthest + 1)  # it refuses nearly all orders by itself
-
-    def fits(index: np.ndarray, rows: slice) -> bool:
-        there = difference.difference(ours[rows], theirs[rows, index])
-        return there.max_abs < _NEARER * off.max_abs
-
-    orders = [layouts.rotary(count, size) for size in range(4, count + 1, 2)]
-    every = itertools.chain(*orders, layouts.joined(count))
-    indices = (each.indices(count) for each in every)
-    return next((i for i in indices if fits(i, rows) and fits(i, slice(None))), None)
 
 
 def _number(call: str) -> int:

@@ -231,6 +231,7 @@ REFUSED = {
         " is"
     ): of("bart", normalize_before=True),
     "add_final_layer_norm=False": of("mbart", add_final_layer_norm=False),
+    "add_final_layer_norm=True": of("bart", add_final_layer_norm=True),
     "static_position_embeddings=True": of("bart", static_position_embeddings=True),
     "extra_pos_embeddings=0": of("bart", extra_pos_embeddings=0),
     "normalize_embedding=True": of("marian", normalize_embedding=True),

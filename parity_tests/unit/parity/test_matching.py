@@ -1,6 +1,7 @@
 """Matches of tensors and arrays by names, shapes and order, and the verdict on a table of them."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -198,7 +199,7 @@ def test_up_to_four_modules_of_the_same_shapes_get_every_order_and_more_get_swap
 
 
 @pytest.mark.parametrize("proven", [True, False])
-@pytest.mark.parametrize("missing", [[], ["x"]])
+@pytest.mark.parametrize("missing", [[], ["x", "y"]])
 @pytest.mark.parametrize("back", [True, False])
 @pytest.mark.parametrize("off", [0.0, SAME])
 def test_a_table_converts_if_all_comes_back_and_the_outputs_agree(proven, missing, back, off):
@@ -209,6 +210,8 @@ def test_a_table_converts_if_all_comes_back_and_the_outputs_agree(proven, missin
     texts = [*proposal.lines()]
     assert [text[0] for text in texts[:2]] == [" ", " " if proven else "?"]
     assert ("! no tensor for x" in texts) == bool(missing) == ("no tensor for x" in proposal.code())
+    exec(proposal.code(), names := dict[str, Any]())
+    assert names["table"] == proposal.table
     assert proposal.summary().startswith(f"{1 + proven} of 2 rules proven, {len(missing)} array")
 
 

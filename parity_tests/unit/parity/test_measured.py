@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,7 @@ from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
 from jax_transformer.weights import layouts
+from jax_transformer.weights.layouts import rotary
 from parity_tests.unit.helpers import random_model, tiny
 from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, measured, report
 from parity_tests.unit.parity.test_golden import BATCH, FakeRecorder, path, python
@@ -253,15 +255,24 @@ def test_each_model_has_its_own_rounding_error():
     assert measured.to_data()["run"]["errors"] == [measured.error_ours, measured.error_theirs]
 
 
-def runs_of(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> PairedRuns:
+def runs_of(
+    ours: dict[str, np.ndarray],
+    theirs: dict[str, np.ndarray],
+    positions: np.ndarray | None = None,
+    parameters: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = ({}, {}),
+) -> PairedRuns:
     """Return the recordings of one call of a module with these inputs and outputs."""
 
-    def recorded(side: dict[str, np.ndarray], dtype: str) -> Recording:
+    def recorded(side: dict[str, np.ndarray], own: dict[str, np.ndarray], dtype: str) -> Recording:
         arrays = {f"m#0/{name}": x.astype(dtype) for name, x in side.items()}
-        return Recording(["m#0"], arrays, {}, np.zeros(1))
+        gradients = {name: x.astype(dtype) for name, x in own.items()}
+        return Recording(["m#0"], arrays, gradients, np.zeros(1))
 
-    both = {dtype: (recorded(ours, dtype), recorded(theirs, dtype)) for dtype in golden.DTYPES}
-    return PairedRuns(both, "float32")
+    both = {
+        dtype: (recorded(ours, parameters[0], dtype), recorded(theirs, parameters[1], dtype))
+        for dtype in golden.DTYPES
+    }
+    return PairedRuns(both, "float32", positions=positions)
 
 
 @pytest.mark.parametrize("dtype", differences.DTYPES)
@@ -293,6 +304,30 @@ def test_a_model_is_compared_in_the_dtype_of_a_run_whatever_it_computes_in(field
         for each in (functions.from_nnx(model, call), function)
     )
     assert "bf16" in own and "bf16" not in as_compared
+
+
+def test_features_of_the_other_model_are_brought_to_our_order_whatever_padding_has():
+    draw = np.random.default_rng(0)
+    order, pair = rotary(8, 4)[0].indices(8), [pairs.Pair("m", "m")]
+    x, y, gradient = draw.normal(size=(3, 2, 3, 8))
+    kernel, bias = draw.normal(size=(8, 5)), draw.normal(size=8)
+    ours = {"input": y, "output": x, "output gradient": gradient, "input gradient": y}
+    theirs = ours | {name: ours[name][..., order] for name in ("output", "output gradient")}
+    positions = np.array([[True, True, False], [True, False, False]])
+    theirs["output"] = np.where(positions[..., None], theirs["output"], 7)
+    own = {"m.weight": kernel, "m.bias": bias}
+    there = {name: gradient[order] for name, gradient in own.items()}
+    getters: Any = {"m": {n: (partial(lambda n, x: [x.parameters[n]], n), n) for n in own}}
+    runs = runs_of(ours, theirs, positions, (own, there))
+    (before,) = runs.entries(pair, getters)
+    assert not before.output.agrees and not before.layout
+    (each,) = runs.in_our_order([before]).entries(pair, getters)
+    assert each.layout == "in another order of features"
+    arrays = each.input, each.output, each.input_gradient, each.output_gradient
+    assert all(array.agrees for array in (*arrays, *each.parameters.values()))
+    assert len(each.parameters) == 2 and runs.in_our_order([each]) is None
+    scalars = runs_of({"output": np.array(1.0)}, {"output": np.array(2.0)})
+    assert scalars.in_our_order([*scalars.entries(pair, {})]) is None
 
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)])

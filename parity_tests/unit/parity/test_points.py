@@ -156,6 +156,17 @@ def test_a_model_that_runs_in_no_dtype_fails_with_its_error_in_float64():
         points(run, arrays(w=(4, 4)))
 
 
+def test_an_option_that_the_compiler_lacks_is_left_out(monkeypatch):
+    assert recording._options()
+    jit = jax.jit
+
+    def older(function, **_):
+        return jit(function, compiler_options={"xla_of_another_release": "1"})
+
+    monkeypatch.setattr(jax, "jit", older)
+    assert recording._options.__wrapped__() == {}
+
+
 def explicit() -> jax.sharding.Mesh:
     return jax.make_mesh((1, 1), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
 
