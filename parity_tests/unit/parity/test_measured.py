@@ -202,6 +202,21 @@ def test_of_several_gradients_that_differ_the_furthest_are_shown(count):
     assert names == (furthest if count > 1 else [])
     others = f"; so do {count - 1} others of {count + 1}" if count > 1 else ""
     assert report.summary().startswith(f"p{count - 1:02}: ") and others in report.summary()
+    hint = "; compare the models module by module first"
+    assert hint not in report.summary()
+    step, name = steps_report.Step(GOOD, {"same": GOOD}, gradients), f"p{count - 1:02}"
+    moved = {name: "JAX", "same": "PyTorch"}
+    report = steps_report.TrainingReport((step,), ("a note", "another"), moved)
+    assert report.summary().startswith(f"{name}: the gradients of step 1 agree")
+    assert report.summary().endswith(f"{others}; it changes in JAX only; a note; another")
+    assert sum(line.count("a note") for line in report.lines()) == 1
+    agreeing = dataclasses.replace(report, steps=(step._replace(parameters={"same": GOOD}),))
+    assert [*agreeing.lines()][-3:-1] == ["a note", "another"]
+    for number in (1, 2):
+        steps = (*agreeing.steps * (number - 1), step._replace(loss=BAD))
+        summary = steps_report.TrainingReport(steps).summary()
+        assert summary.startswith(f"step {number}: the loss differs") and "others" not in summary
+        assert summary.endswith(hint) == (number == 1)
 
 
 @pytest.mark.parametrize("description", [{}, {"config": "c.json"}, {"preset": "lesson10"}])
