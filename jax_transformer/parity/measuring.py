@@ -62,14 +62,14 @@ class PairedRuns:
         arrays[first] = {d: (one.result, other.result) for d, (one, other) in self.runs.items()}
         for name in others:
             key = f"#0/result {name}"
-            if key in self.ours.arrays and key in self.theirs.arrays:
+            if key in self.ours.arrays:
                 runs = self.runs.items()
                 arrays[name] = {d: (one.arrays[key], other.arrays[key]) for d, (one, other) in runs}
         measured = {}
         for name, both in arrays.items():
             measurement, (ours, theirs) = self._measure(both), both["float64"]
             if measurement is None or ours.shape != theirs.shape:
-                raise structures.other_shapes(ours, theirs, name if len(arrays) > 1 else "")
+                raise structures.other_shapes(ours, theirs, name)
             measured[name] = measurement
         at, shape = self.positions, np.shape(self.theirs.result)
         if at is not None and (at.dtype != bool or at.shape != shape[: at.ndim]):
@@ -124,7 +124,7 @@ class PairedRuns:
             if f"{theirs}/output" in orders:
                 reordered.add(ours)
                 every |= orders
-                rows |= {entry.theirs: orders[f"{theirs}/output"]} if entry.call == 0 else {}
+                rows[entry.theirs] = orders[f"{theirs}/output"]
         if not reordered:
             return None
 

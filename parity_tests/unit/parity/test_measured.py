@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -327,11 +328,11 @@ def test_features_of_the_other_model_are_brought_to_our_order_whatever_padding_h
     x, y, gradient = draw.normal(size=(3, 2, 3, 8))
     kernel, bias = draw.normal(size=(8, 5)), draw.normal(size=8)
     ours = {"input": y, "output": x, "output gradient": gradient, "input gradient": y}
-    theirs = ours | {name: ours[name][..., order] for name in ("output", "output gradient")}
+    theirs = {name: array[..., order] for name, array in ours.items()}
     positions = np.array([[True, True, False], [True, False, False]])
     theirs["output"] = np.where(positions[..., None], theirs["output"], 7)
     own = {"m.weight": kernel, "m.bias": bias}
-    there = {name: gradient[order] for name, gradient in own.items()}
+    there = {name: array[order] for name, array in own.items()}
     getters: Any = {"m": {n: (partial(lambda n, x: [x.parameters[n]], n), n) for n in own}}
     runs = runs_of(ours, theirs, positions, (own, there))
     (before,) = runs.entries(pair, getters)
@@ -341,6 +342,8 @@ def test_features_of_the_other_model_are_brought_to_our_order_whatever_padding_h
     arrays = each.input, each.output, each.input_gradient, each.output_gradient
     assert all(array.agrees for array in (*arrays, *each.parameters.values()))
     assert len(each.parameters) == 2 and runs.in_our_order([each]) is None
+    alone = runs_of(ours, theirs | {"output": y + 1})
+    assert alone.in_our_order([*alone.entries(pair, {})]) is None
     scalars = runs_of({"output": np.array(1.0)}, {"output": np.array(2.0)})
     assert scalars.in_our_order([*scalars.entries(pair, {})]) is None
 
@@ -375,6 +378,47 @@ def test_a_run_in_float32_shows_which_model_alone_computes_in_16_bits(native):
     lower = {name: runs.lower(name) for name in ("a", "b", "c", "d", "outer")}
     shown = {"a": "PyTorch", "c": "Flax"} if native == "float32" else {}
     assert {name: side for name, side in lower.items() if side} == shown
+    runs.in_16_bits[0].add("")
+    runs.ours.points = {"a#0", "d#0"}
+    lower = {name: runs.lower(name) for name in "ac"}
+    assert lower == {"a": "", "c": shown.get("c", "")}, "code before a point may be that of any"
+    runs.in_16_bits = runs.in_16_bits[::-1]
+    assert runs.lower("a") == ("Flax" if shown else "")
+
+
+@pytest.mark.parametrize(
+    "sides", [[{"", "a"}, set()], [set(), {""}], [{""}, {"a"}], [{"a"}, set()]]
+)
+@pytest.mark.parametrize("native", ["float32", "bfloat16"])
+def test_code_outside_of_modules_is_the_first_to_compute_in_16_bits_if_its_effect_shows(
+    sides, native
+):
+    runs = PairedRuns({"float64": (Recording(), Recording())}, native)
+    runs.in_16_bits, runs.narrow = sides, {"": "float16"}
+    small = measured(0.0)
+    large = dataclasses.replace(small, narrow=BAD.narrow)
+    first = [entry("a", small, small), entry("b", large, large), entry("c", small, large)]
+    model = {1: "Flax", 0: "PyTorch"}[sides.index(next(filter(None, sides)))]
+    expects_words = native == "float32" and sum("" in side for side in sides if not all(sides)) == 1
+    for entries, results, place in (
+        (first, {}, "the input of flax.b"),
+        (first[:1], {"": large}, "the result"),
+        (first[::-1], {"": large}, ""),  # a module is the first
+        (first[:1], {"": small}, ""),
+        ([], {}, ""),
+    ):
+        words = runs.outside_in_16_bits(entries, results)
+        expected = f"computes in float16 in the {model} model only, and {place} is the first that"
+        assert (expected in words) if expects_words and place else not words
+
+
+def test_a_module_computes_in_16_bits_alone_if_its_input_does_not_show_a_difference():
+    x, off = np.ones((2, 3)), 0.1 * np.eye(2, 3)
+    for moved, expected in ((0 * off, "Flax"), (off, "")):
+        runs = runs_of({"input": x, "output": x}, {"input": x + moved, "output": x + off})
+        runs.ours.narrow, runs.theirs.narrow = {"m": "bfloat16"}, {}
+        (each,) = runs.entries([pairs.Pair("m", "m")], {})
+        assert (each.lower, each.narrow) == (expected, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -392,9 +436,12 @@ def test_outputs_of_other_shapes_are_a_note_and_results_of_other_shapes_an_error
     runs = runs_of({"output": np.ones((2, 3))}, {"output": np.ones((4, 5))})
     (each,) = runs.entries([pairs.Pair("m", "m")], {})
     assert (each.output, each.note) == (None, "outputs (2, 3) and (4, 5) are not compared")
-    runs.theirs.result = np.zeros(2)
-    with pytest.raises(ConfigError, match=r"returns shape \(1,\) and the PyTorch model \(2,\)"):
-        runs.results()
+    for shape in ((2,), (1, 1)):
+        for _, theirs in runs.runs.values():
+            theirs.result = np.zeros(shape)
+        words = f"returns shape (1,) and the PyTorch model {shape}"
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            runs.results()
 
 
 @pytest.mark.parametrize("wrong", range(3))
@@ -411,6 +458,155 @@ def test_the_input_that_is_furthest_apart_counts_and_each_has_one_of_its_own(wro
     two = {key: x for key, x in ours.items() if key != "input 2"}
     (each,) = runs_of(ours, two).entries([pairs.Pair("m", "m")], {})
     assert each.input is not None and each.input.agrees
+    gradients = {f"{key} gradient": x for key, x in inputs.items()}
+    (each,) = runs_of(ours | gradients, ours | gradients).entries([pairs.Pair("m", "m")], {})
+    assert each.input_gradient.agrees
+    more = {"input 3": np.ones((4, 5)), "input 3 gradient": np.ones((4, 5))}
+    still, smaller = more | {"input 3 gradient": np.zeros((4, 5))}, {"input 3": np.ones((2, 5))}
+    for one, other in ((more, {}), ({}, more), (still, {}), ({}, still), (more, smaller)):
+        sides = (ours | gradients | side for side in (one, other))
+        (each,) = runs_of(*sides).entries([pairs.Pair("m", "m")], {})
+        assert each.input.agrees and (each.input_gradient is None) == any(
+            x is more for x in (one, other)
+        )
+
+
+@pytest.mark.parametrize("wider", [{"input": np.ones((4, 5))}, {}])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_module_with_an_input_of_another_kind_is_compared_by_its_parts_or_as_a_point(
+    wider, swapped
+):
+    arrays = {"output": np.ones((2, 3))}
+    sides = [arrays | {"input": np.ones((2, 3))}, arrays | wider]
+    one = runs_of(*sides[:: -1 if swapped else 1], parameters=({"w": np.ones(2)},) * 2)
+    getters: Any = {"m": {"w": (lambda x: [x.parameters["w"]], "w")}}
+    note = "input of another kind: its output is not compared"
+    for others, points, expected in (
+        ([], set(), note),
+        ([pairs.Pair("mm", "mm")], set(), note),
+        ([pairs.Pair("m.part", "m.part")], set(), ""),
+        ([], {"m#0"}, ""),
+        ([], {"m"}, note),
+    ):
+        one.ours.points = points
+        (each,) = one.entries([pairs.Pair("m", "m"), *others], getters)
+        assert (each.note, each.output is None) == (expected, bool(expected))
+        assert [*each.parameters] == ["w"]
+
+
+def test_a_second_call_has_its_number_and_no_gradients_of_parameters():
+    calls = ["m#0", "m#1", "m#2"]
+    arrays = {f"{call}/output": np.ones(2) for call in calls}
+    arrays |= {f"{call}/input": np.ones(2) for call in calls}
+    ours = Recording(calls, arrays, {"w": np.ones(2)}, np.zeros(1))
+    theirs = dataclasses.replace(ours, order=calls[:2], arrays=arrays | {"m#1/input": np.ones(9)})
+    runs = PairedRuns(dict.fromkeys(golden.DTYPES, (ours, theirs)), "float32")
+    getters: Any = {"m": {"w": (lambda x: [x.parameters["w"]], "w")}}
+    entries = [*runs.entries([pairs.Pair("m", "m")], getters)]
+    assert [each.call for each in entries] == [0, 1, 2]
+    assert [bool(each.note) for each in entries] == [False, True, True]
+    assert [len(each.parameters) for each in entries] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_calls_in_another_order_are_those_of_the_nearest_inputs_or_outputs(kind):
+    """After a fault only inputs tell; if modules take ids, only outputs."""
+    x, noise = np.random.default_rng(0).normal(size=(2, 3, 4))
+    calls, order = [f"m#{i}" for i in range(3)], (1, 2, 0)
+    ours = {f"{call}/{kind}": x[i] for i, call in enumerate(calls)}
+    theirs = {f"{call}/{kind}": x[i] for i, call in zip(order, calls, strict=True)}
+    if kind == "input":
+        ours |= {f"{call}/output": x[i] for i, call in enumerate(calls)}
+        theirs |= {f"{call}/output": x[i] + noise[i] for i, call in enumerate(calls)}
+    runs = PairedRuns({"float64": (Recording(calls, ours), Recording(calls, theirs))}, "float32")
+    expected = {f"m#{i}": call for i, call in zip(order, calls, strict=True)}
+    assert runs._corresponding_calls(pairs.Pair("m", "m")) == expected
+
+
+@pytest.mark.parametrize(("off", "moved"), [(1e-4, True), (1e-2, False)])
+def test_another_call_must_be_much_nearer(off, moved):
+    """A fault may make the next call a little nearer."""
+    calls, ones = ["m#0", "m#1"], np.ones(2)
+    ours = Recording(calls, {"m#0/input": 0 * ones, "m#1/input": 5 * ones})
+    theirs = Recording(calls, {"m#0/input": ones, "m#1/input": off * ones})
+    runs = PairedRuns({"float64": (ours, theirs)}, "float32")
+    other = runs._corresponding_calls(pairs.Pair("m", "m"))["m#0"]
+    assert other == ("m#1" if moved else "m#0")
+
+
+def test_the_narrowest_dtype_of_a_module_and_its_parts_counts():
+    narrow = {"m.a": "bfloat16", "m.b": "float32", "n": "float32"}
+    sides = [Recording(narrow=dict(order), rounded=["m.a"]) for order in (narrow.items(), {})]
+    for names in ([*narrow], [*narrow][::-1]):
+        sides[0].narrow = {name: narrow[name] for name in names}
+        for ours, theirs in (sides, sides[::-1]):
+            runs = PairedRuns(dict.fromkeys(golden.DTYPES, (ours, theirs)), "float32")
+            assert [*runs.entries([pairs.Pair("m", "m"), pairs.Pair("n", "n")], {})] == []
+            assert runs.narrow == {"m": "bfloat16", "n": "float32"} and runs.rounded == {"m"}
+            assert sorted(runs.in_16_bits, key=len) == [set(), {"m"}]
+            assert runs._narrowest == [
+                "bfloat16" if side is sides[0] else "float32" for side in (ours, theirs)
+            ]
+    left = Recording(arrays={"m#0/output": np.ones(2, np.float32), "n#0/output": np.ones(2)})
+    runs = PairedRuns({"float64": (left, Recording(narrow={}))}, "float32")
+    assert not [*runs.entries([pairs.Pair("m", "m"), pairs.Pair("n", "n")], {})]
+    assert runs.narrow == {"m": "float32"} and runs.rounded == {"m"}
+    compared_in_float32 = PairedRuns({"float64": (left, left)}, "float32", "float32")
+    assert not [*compared_in_float32.entries([], {})] and not compared_in_float32.narrow
+
+
+def test_inputs_that_differ_before_any_output_are_those_of_another_caller():
+    each = [entry("a", BAD, GOOD, input_gradient=BAD), entry("b", BAD, None)]
+    each += [entry("c", GOOD, BAD), entry("d", BAD, BAD)]
+    inputs = [(e.input, e.input_gradient) for e in measuring.without_other_inputs(each)]
+    assert inputs == [(None, None), (BAD, None), (GOOD, None), (BAD, None)]
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [(1e-3, 0.0), (0.0, 1e-3), (0.0, 1e-5)])
+def test_a_difference_shows_if_float32_has_it(wide, narrow):
+    ones = np.ones(1)
+    both = {
+        "float64": (ones + wide, ones),
+        "float32": ((ones + narrow).astype(np.float32), ones.astype(np.float32)),
+    }
+    each = measuring.measured(both, "float64", "float32")
+    assert measuring.shows(each) == (narrow > 1e-4) and not measuring.shows(None)
+
+
+def test_only_the_wide_difference_is_allowed_more_than_rounding():
+    ones = np.ones(1)
+    both = {
+        "float64": (ones + 1e-9, ones),
+        "float32": ((ones + 1e-3).astype(np.float32), ones.astype(np.float32)),
+        "bfloat16": ((ones + 0.1).astype(jnp.bfloat16), ones.astype(jnp.bfloat16)),
+    }
+    plain = measuring.measured(both, "float64", "bfloat16")
+    floors = measuring.measured(both, "float64", "bfloat16", 1e3)
+    narrowest = measuring.measured(both, "float64", "bfloat16", 0.0, ["bfloat16"] * 2)
+    assert floors.times == pytest.approx(1e-12) and narrowest.times > 10 * plain.times
+    assert floors.narrow_times == narrowest.narrow_times == plain.narrow_times
+    assert plain.error_ours == pytest.approx(0.1, rel=0.1) and plain.error_theirs == 0
+
+
+def test_masks_of_a_call_are_booleans_integers_and_further_inputs():
+    arrays = {"m#0/input": np.ones(1), "m#0/input 1": np.ones(2), "m#0/input 3": np.ones(3)}
+    side = Recording(arrays=arrays, masks={"m#0": [np.ones(4, bool)], "m#1": [np.ones(5, bool)]})
+    assert [[x.size for x in measuring._masks(side, f"m#{i}")] for i in range(3)] == [
+        [4, 2],
+        [5],
+        [],
+    ]
+
+
+def test_numbers_that_tell_nothing_leave_the_usual_order_of_axes():
+    usual, x = {3: (1, 0, 2)}, np.random.default_rng(0).normal(size=(3, 3, 4))
+    other, same = np.ones((3, 3, 4)), np.zeros((3, 3, 4))
+    assert measuring.axes(x, other, usual) == (1, 0, 2)
+    assert measuring.axes(x, other, {}) == measuring.axes(x, x + 1e-9, usual) == (0, 1, 2)
+    assert measuring.axes(x, x.swapaxes(0, 1) + 1e-9) == (1, 0, 2)
+    assert measuring.axes(x, other, {3: (0, 2, 1)}) == (0, 1, 2), "not of this shape"
+    assert measuring.axes(same, same, usual) == (1, 0, 2)
+    assert measuring.axes(np.ones((2, 3, 4, 5, 6)), np.ones((2, 4, 3, 5, 6))) is None
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
