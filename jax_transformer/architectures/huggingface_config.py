@@ -183,11 +183,11 @@ def differences(
     """Return the name and both values of each field that differs, but those that the family of
     ``config`` does not write."""
     ours, theirs = flat(config.portable), flat(read_back)
-    without = huggingface.family_of(config).not_written
+    family = huggingface.family_of(config)
     return [
         (name, ours[name], theirs[name])
         for name in ours
-        if name.rpartition(".")[2] not in without and ours[name] != theirs[name]
+        if name.rpartition(".")[2] not in family.not_written and ours[name] != theirs[name]
     ]
 
 
