@@ -438,6 +438,10 @@ def test_every_field_comes_back_from_a_checkpoint_or_is_refused_by_name(position
         assert again.dropout == changed.dropout
     assert {"eos_id", "encoder.mixing", "decoder.d_ff", "decoder.relative_buckets"} < refused
     assert not refused & {"d_model", "encoder.layers", "max_length", *EXECUTION}
+    fewer = {f"{stack}.relative_buckets": 16 for stack in ("encoder", "decoder")}
+    to = Destination(t5x_format.FORMAT, tmp_path, config=config.with_sizes(**fewer))
+    with pytest.raises(ConfigError, match="relative_buckets=16, and T5X has 32"):
+        t5x_format.FORMAT.files(to)
 
 
 def test_only_weights_are_replaced(tmp_path, capsys):
