@@ -86,5 +86,6 @@ def make(path: Path, gigabytes: float, *, shard: str = SHARD, **sizes: Any) -> i
     files = {"config.json": json.dumps(data).encode()}
     huggingface_folder.write(path, state, files, shard_size=huggingface_folder.size(shard))
     total = sum(tensor.nbytes for tensor in state.values())
-    print(f"{total / 1e9:.2f} GB in {len(state)} tensors of float32")
+    if total > 1e7:  # not the tiny one, whose memory is subtracted
+        print(f"{total / 1e9:.2f} GB in {len(state)} tensors of float32\n")
     return max(tensor.nbytes for tensor in state.values())
