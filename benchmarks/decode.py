@@ -300,7 +300,7 @@ def table(compared: dict[str, Any]) -> str:
     off = ", ".join(
         f"{library} {difference:.0e}" for library, difference in compared["off"].items()
     )
-    agreement = f"; largest difference from ours over the largest figure: {off}" if off else ""
+    agreement = f"\n\nlargest difference from ours over the largest figure: {off}" if off else ""
     rows = [f"**{compared['name']}**{agreement}\n"]
     rows += [
         f"| ms per batch | {' | '.join(cases)} | memory, GB |",
