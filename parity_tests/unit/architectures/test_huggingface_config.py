@@ -274,6 +274,11 @@ def test_refused_attributes_are_named(message):
     assert "\n" not in str(error.value)
 
 
+def test_an_attribute_of_one_value_may_be_null():
+    null = dict.fromkeys((*attributes.FIXED, "normalize_before", "static_position_embeddings"))
+    assert from_config({"model_type": "bart", **null}) == from_config({"model_type": "bart"})
+
+
 def test_all_problems_are_one_error():
     with pytest.raises(InputError, match=r"colour.*normalize_before.*d_model"):
         from_config({"model_type": "bart", "colour": 1, "normalize_before": True, "d_model": 0.5})

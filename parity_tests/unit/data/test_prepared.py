@@ -358,6 +358,7 @@ def test_the_manifest_counts_what_was_dropped(tmp_path, text):
     data = from_folder(tmp_path, **{"tokens_per_batch": 64})
     assert (data.about["dropped_empty"], data.about["dropped_long"]) == (1, 1)
     lengths = data.train.take(np.arange(88)).lengths
+    assert f" {lengths.sum():,} tokens" in first
     table, order = batches.LengthTable.of(lengths)
     assert order.tolist() == list(range(88))
     assert data.train.take(np.zeros(0, np.int64)).sources == []

@@ -331,7 +331,7 @@ def test_gin_in_the_folder_of_a_checkpoint_goes_first_and_its_dropout_counts(tmp
     folder = written(tmp_path / "t5x", Sizes(**SMALL))
     (folder / "config.gin").unlink(missing_ok=True)
     text = "network.T5Config.mlp_activations = ('relu',)\nnetwork.T5Config.dropout_rate = "
-    for rate, config in ((0.25, folder.parent / "config.gin"), (0.75, folder / "config.gin")):
+    for rate, config in ((0.25, folder.parent / "config.gin"), (0.0, folder / "config.gin")):
         config.write_text(f"{text}{rate}\n")
         assert registry.open(folder).config.dropout == rate
 
