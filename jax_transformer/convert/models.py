@@ -206,7 +206,7 @@ class ModelDescription:
         return Settled(config.with_sizes(**self.changes), {}, {})
 
     def named_config(
-        self, source: Pretrained, architecture: Architecture | str | None = None
+        self, source: Pretrained, architecture: Architecture | str | None
     ) -> TransformerConfig:
         """Return a configuration with the model's names: a preset's of one layer, or its own."""
         if self.preset is not None:
@@ -235,7 +235,7 @@ def with_model_names(
     source: Pretrained,
     changes: NameChanges,
     config: TransformerConfig,
-    architecture: Architecture | str | None = None,
+    architecture: Architecture | str | None,
 ) -> tuple[Pretrained, str, set[str]]:
     """Return a file's tensors under the names of ``config``'s model in PyTorch, the prefix that was
     removed because no name was one of these, and these names.

@@ -193,8 +193,6 @@ def prepare(request: Request) -> Prepared:
     scan_axis = None if request.scan_layers else request.param_scan_axis
     options: dict[str, Any] = {"key": request.key, "scan_axis": scan_axis}
     source = formats.open(request.source, request.weights, **options)
-    to = replace(to, source=source)
-    to.format.check(to)
     if to.path.exists() and to.path.resolve() == source.path.resolve():
         raise ConfigError(f"{to.path}: is the source as well")
     source = source.converted_to(to.format)
@@ -208,11 +206,13 @@ def prepare(request: Request) -> Prepared:
         source, prefix, _ = models.with_model_names(source, request.names, named, architecture)
     else:
         source = source.with_names(request.names)
+    to = replace(to, source=source)
+    to.format.check(to)
     if own_config is None and is_copy:
         return Prepared(source, to, None, _map_tensors(source, to, None), {}, [])
     settled = Settled(own_config, {}, {}) if own_config else described.settle(source, architecture)
     model = registry.model_weights(settled.config, architecture)
-    to = replace(to, source=source, config=model.config, frozen=model.frozen)
+    to = replace(to, config=model.config, frozen=model.frozen)
     names = "torch" if source.format.has_torch_names else "flax"
     problems = tensors.problems(source.tensors, model.shapes[names])
     to.format.check(to)

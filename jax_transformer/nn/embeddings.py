@@ -111,16 +111,15 @@ def sinusoids(
     width: int,
     exponent: float = 1.0,
     layout: enums.Sinusoids = enums.Sinusoids.INTERLEAVED,
-    first: int = 0,
 ) -> Float[np.ndarray, "n d"]:
-    """Return sinusoids of positions from ``first``, in float64: Vaswani et al. 2017, section 3.5.
+    """Return sinusoids of positions from 0 on, in float64: Vaswani et al. 2017, section 3.5.
 
     Column 2i is sin(p / 10000^(exponent · 2i/d)), column 2i+1 the cosine; other layouts put all
     sines into the first half.
     """
     last = width - 2 if layout is enums.Sinusoids.TENSOR2TENSOR else width
     powers = np.arange(0, width, 2) / last
-    angle = np.arange(first, first + length)[:, None] / 10_000.0 ** (exponent * powers)
+    angle = np.arange(length)[:, None] / 10_000.0 ** (exponent * powers)
     if layout is enums.Sinusoids.INTERLEAVED:
         return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, width)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)

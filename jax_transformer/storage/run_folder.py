@@ -35,7 +35,6 @@ class RunFolder:
 
     config = property(lambda self: self.path / run_files.CONFIG)
     train_config = property(lambda self: self.path / run_files.TRAIN_CONFIG)
-    tokenizer = property(lambda self: self.path / "tokenizer.json")
     data = property(lambda self: self.path / run_files.DATA)
     metrics = property(lambda self: self.path / run_files.METRICS)
     curves = property(lambda self: self.path / "curves.png")
@@ -48,9 +47,8 @@ class RunFolder:
 
     def best_first(self) -> list[int]:
         """Return the steps of validated checkpoints, best first by the run's ``best_by`` figure."""
-        options = self.train_options() if self.train_config.exists() else {}
         figures = self.figures()
-        criterion = options.get("best_by", "bleu")
+        criterion = self.train_options().get("best_by", "bleu")
         for entry in figures.values():
             if criterion not in entry:
                 raise InputError(

@@ -86,7 +86,7 @@ def prepare(
     if prepared is not None:
         if words is not None and words.hash != prepared.tokenizer.hash:
             raise ConfigError(f"{prepared.folder} was prepared with another tokenizer")
-        words = words or prepared.tokenizer
+        words = prepared.tokenizer
     config = options.model.executed(source.config) if source else model_config(options, words)
     limits = encoding.limits(data, config)
     if data.packing:
@@ -195,7 +195,7 @@ def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | Non
     data = options.data
     if (named := encoding.named_tokenizer(data)) is not None:
         return named
-    if not (folder / "data.json").exists() or not encoding.has_tokenizer(folder):
+    if not (folder / "data.json").exists():
         return None
     loaded = encoding.load_tokenizer(folder)
     if isinstance(loaded, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):

@@ -97,7 +97,7 @@ def _loss_sums(
     config: TransformerConfig,
     label_smoothing: float,
     dropout: Any,
-    chunks: int = 1,
+    chunks: int,
 ) -> LossSums:
     merged = merge_adapters(weights)
     model = transformer.unflatten(config, merged)

@@ -67,6 +67,8 @@ def archives() -> Iterator[tuple[str, bytes]]:
     second = good.index(b"PK\x01\x02", first + 4)
     less, nowhere = struct.pack("<L", len(GOOD[0][1]) - 1), (b"PK\x06\x07", 0, 2**62, 1)
 
+    long = hostile.zipped([*GOOD, ("a/" + "x" * 46, b"x")])
+
     def with_end64(record: bytes) -> bytes:
         return good[:end] + record + good[end:]
 
@@ -82,6 +84,7 @@ def archives() -> Iterator[tuple[str, bytes]]:
         },
         "fewer members than there are": patched(good, end + 8, struct.pack("<H", number - 1) * 2),
         "more members than there are": patched(good, end + 8, struct.pack("<H", number + 1) * 2),
+        "an entry more than fits": patched(long, -15, struct.pack("<H", number + 2) * 2),
         "65535 members": patched(good, end + 8, b"\xff\xff\xff\xff"),
         "a directory elsewhere": patched(good, end + 16, struct.pack("<L", start - 1)),
         "a directory far away": patched(good, end + 16, b"\xfe\xff\xff\xff"),
@@ -111,7 +114,7 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "a 64-bit end that is not there": with_end64(struct.pack("<4sLQL", *nowhere)),
         "a 64-bit end of another directory": with_end64(_end64(number + 1, end - start, start)),
         "a 64-bit end of 2**60 members": patched(
-            with_end64(_end64(2**60, end - start, start)), -14, b"\xff\xff\xff\xff"
+            with_end64(_end64(2**60, end - start, start)), -15, b"\xff\xff\xff\xff"
         ),
         "only the beginning": b"PK\x03\x04",
     }.items():

@@ -138,6 +138,16 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     assert text.endswith("nothing was written\n")
 
 
+def test_a_dtype_that_a_file_cannot_hold_is_refused_unless_its_tensor_is_ignored(tmp_path):
+    """Before anything is read."""
+    arrays = {"weight": np.ones(2, np.float32), "odd": np.ones(2, np.complex128)}
+    writer.save(tmp_path / "a.pt", arrays, target="a.pt")
+    files = tmp_path / "a.pt", tmp_path / "b.safetensors"
+    with pytest.raises(InputError, match=r"b\.safetensors: .* cannot hold odd is complex128$"):
+        jt.convert.plan(*files)
+    assert [move.source for move in jt.convert.plan(*files, ignore=("odd",)).moves] == [("weight",)]
+
+
 def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     config = config_of("small", d_ff=20)
     source = write(tmp_path / "tied.safetensors", state_of(config))

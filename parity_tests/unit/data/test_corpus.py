@@ -325,16 +325,19 @@ def test_packed_rows_may_be_wider_in_targets(tmp_path):
 
 
 # The widest is a multiple of 4, or max_length
-@pytest.mark.parametrize(("words", "longest", "widest"), [(16, 40, 20), (38, 40, 40), (36, 38, 38)])
-def test_a_validation_pair_may_be_longer_than_all_of_training(tmp_path, words, longest, widest):
-    valid = [("7" * 3, "8"), ("7" * words, "8")]
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("words", "longest", "widest"), [(20, 40, 24), (38, 40, 40), (36, 38, 38)])
+def test_a_validation_pair_may_be_longer_than_all_of_training(
+    tmp_path, words, longest, widest, order
+):
+    valid = [("7" * 3, "8"), ("7" * words, "8")[::order]]
     lines = write_lines(tmp_path, train=[("7" * 5, "8")] * 60, valid=valid)
     model = dataclasses.replace(MODEL, max_length=longest)
     data = prepared(tmp_path, model, **lines, rows_multiple=3)
-    assert data.plan.widths == (8,)
+    assert (data.plan.widths, data.plan.target_widths) == ((8,), None)
     assert data.valid_shapes == ((8, widest), (*data.plan.rows, 128 // widest // 3 * 3))
     (_, short), (_, long) = batches.eval_batches(data.valid, *data.valid_shapes)
-    assert short.source.shape[1] == 8 and long.source.shape[1] == widest
+    assert (short.source.shape[1], long.source.shape[1]) == (8, widest)
 
 
 def test_the_density_that_runs_recorded_is_the_default():
@@ -349,12 +352,12 @@ def test_the_density_that_runs_recorded_is_the_default():
         assert (DataOptions(**lines, noise_density=0.15) != DataOptions(**lines)) == changed
 
 
-@pytest.mark.parametrize("packed", [None, 12])
-def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
+@pytest.mark.parametrize(("packed", "density"), [(None, 0.3), (12, 0.3), (12, 0.7)])
+def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed, density):
     named = {name: lines[name] for name in ("train_source", "valid_source")}
     long = [" ".join(source for source, _ in TRAIN[i : i + 4]) for i in range(56)]
     Path(lines["train_source"][0]).write_text("\n".join(long) + "\n")
-    noise = {"noise_density": 0.3, "mean_noise_span_length": 1.5}
+    noise = {"noise_density": density, "mean_noise_span_length": 1.5}
     named |= DENOISE | noise | SMALL | {"vocab_size": 400}
     data = prepared(tmp_path, T5, **named, packing=packed)
     last = data.tokenizer.vocab_size - 1
@@ -370,7 +373,8 @@ def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed):
     )
     assert data.plan.target_widths is not None
     width, other = data.plan.widths[-1], data.plan.target_widths[-1]
-    assert (first.source.shape[1], other) == (12, 12) if packed else other < width
+    both = first.source.shape[1], other
+    assert both == ({0.3: 12, 0.7: 8}[density], 12) if packed else other < width
     assert data.about["target_widths"] == list(data.plan.target_widths)
     assert first.target_out.shape[1] in data.plan.target_widths
     if packed is None:
@@ -420,6 +424,9 @@ def test_each_file_has_its_task(tmp_path, lines, packed):
     data = prepared(tmp_path, T5, **named, vocab_size=400, packing=packed)
     *_, sentinel, mask = range(data.tokenizer.vocab_size)
     assert data.tokenizer.sentinels[0] == sentinel
+    turned = options(**named | {"train_tasks": named["train_tasks"][::-1]}, vocab_size=400).data
+    sentinels = corpus.train_tokenizer(turned, [], data.config).sentinels
+    assert len(sentinels) == len(data.tokenizer.sentinels)
     numbers = np.arange(len(data.train.sources))
     drawn = data.drawn.at(3, numbers, data.train, 0)
     assert np.array_equal(drawn.indices < len(TRAIN), [sentinel in row for row in drawn.sources])
@@ -639,6 +646,10 @@ def test_a_resumed_run_uses_its_own_tokenizer(tmp_path, lines, recorded, no_trai
     assert set(before) == {"config.json", "data.json", "tokenizer.json"}
     recorded.data.unlink()  # it was written last: without it the tokenizer may be another text's
     with pytest.raises(AssertionError, match="the tokenizer is being trained"):
+        prepared(tmp_path, **lines)
+    recorded.data.touch()
+    recorded.path.joinpath("tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"run/tokenizer\.json: missing"):
         prepared(tmp_path, **lines)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from jax_transformer import cli
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.data import batches, encoding, prepared
+from jax_transformer.data import batches, encoding, parallel_text, prepared
 from jax_transformer.data.options import OF_TRAINING, DataOptions, Task, TooLong, Vocabularies
 from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
 from jax_transformer.data.tokenizer import TokenizerPair
@@ -316,12 +316,22 @@ def test_a_run_to_train_further_gives_tokenizer_and_limits(trained, tmp_path, te
     named = ["--data.train", *text["train"], "--data.valid", *text["valid"]]
     assert runs.main("prepare", folder, "--init", before, "--processes", "1", *named) == 0
     of_both = {"tokens_per_batch": 64}
-    options = TrainOptions(init=str(before), data=DataOptions(**text, **of_both))
+    model = ModelOptions(scan_layers=True)
+    options = TrainOptions(init=str(before), model=model, data=DataOptions(**text, **of_both))
     prepared = DataOptions(prepared=str(folder), **of_both)
     run = RunFolder(tmp_path / "run")
     memory = corpus.prepare(options, run)
     disk = corpus.prepare(dataclasses.replace(options, data=prepared), run)
     assert disk.init_source is not None and memory.about["dropped_long"] > 1
+    run.path.mkdir()
+    corpus.record(memory, run)
+    recorded = TransformerConfig.from_json(run.config.read_text())
+    assert memory.config.scan_layers and recorded == memory.config.portable
+    run = RunFolder(tmp_path / "another")
+    prepare(tmp_path / "other", **text, vocab_size=300)
+    others = dataclasses.replace(options, data=DataOptions(prepared=f"{tmp_path}/other/corpus"))
+    with pytest.raises(ConfigError, match=r"corpus was prepared with another tokenizer$"):
+        corpus.prepare(others, run)
     assert (
         disk.about["tokenizer_sha256"]
         == json.loads(RunFolder(before).data.read_text())["tokenizer_sha256"]
@@ -470,6 +480,16 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     )
 
 
+def test_swapped_validation_files_are_refused_by_the_first_lines(tmp_path, text, monkeypatch):
+    asked: list[tuple] = []
+    monkeypatch.setattr(parallel_text, "looks_swapped", lambda *both: asked.append(both))
+    prepare(tmp_path, **text, vocab_size=300)
+    assert asked == [(PAIRS[:7] + PAIRS[8:20], PAIRS[:5])]
+    monkeypatch.setattr(parallel_text, "looks_swapped", lambda *_: True)
+    swapped = refusal(partial(prepare, tmp_path / "other", **text, vocab_size=300))
+    assert "the validation sources are in the language of the training targets" in swapped
+
+
 def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     prepare(tmp_path, **text, vocab_size=300)
     folder = tmp_path / "corpus"
@@ -480,7 +500,8 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     assert "has no meaning with data.prepared" in of(vocab_size=500)
     assert "was prepared with --data.too-long drop (not cut)" in of(too_long=TooLong.CUT)
     assert "--data.max-source-length 60 (not 20)" in of(max_source_length=20)
-    assert "1 weights, and " in of(train_weights=(1.0,))
+    for weights in ((1.0,), (1.0, 2.0, 3.0)):
+        assert f"{len(weights)} weights, and " in of(train_weights=weights)
     one = tmp_path / "one"
     prepare(one, vocab_size=300, train=text["train"][:1], valid=text["valid"])
     several = partial(from_folder, one, train_temperature=2.0)

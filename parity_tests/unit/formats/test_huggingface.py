@@ -265,10 +265,11 @@ def _relaid(run: Path, path: Path, change) -> Path:
         lambda layout: [],
         lambda layout: {name: {} for name in layout},
         lambda layout: dict.fromkeys(layout, "{"),
+        lambda layout: dict.fromkeys(layout, "[]"),
         lambda layout: {name: text.replace('"F32"', '"F99"') for name, text in layout.items()},
         lambda layout: {name: text.replace("metadata", "neta") for name, text in layout.items()},
     ],
-    ids=["list", "no texts", "cut", "dtype", "metadata"],
+    ids=["list", "no texts", "cut", "no object", "dtype", "metadata"],
 )
 def test_a_layout_that_cannot_be_read_is_refused_in_one_line(damage, laid_out, tmp_path):
     with pytest.raises(InputError) as error:

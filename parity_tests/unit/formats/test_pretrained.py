@@ -104,3 +104,9 @@ def test_the_configuration_of_the_files_wins_and_a_dtype_is_that_of_every_array(
     source = file.scan()
     for name, array in file.state(names="torch").items():
         assert helpers.furthest(array, source[name].read()) == 0
+
+
+def test_a_checkpoint_in_a_run_has_its_tokenizer_and_widths(run):
+    whole, one = registry.open(run), registry.open(run / "checkpoints" / "200")
+    assert one.tokenizer().hash == whole.tokenizer().hash
+    assert one.widths == whole.widths and one.run is not None

@@ -259,7 +259,7 @@ def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
     assert first.tolist() == [0, 1, 2] and second.tolist() == [[0, 1, 2]] * 3
     writer.write(path, dict.fromkeys("abcd", np.zeros((90, 90), np.float32)))
     assert [array.shape for array in pt.read(path).values()] == [(90, 90)] * 4
-    body = hostile.tensor(shape=hostile.numbers(10_000), stride=hostile.numbers(0))
+    body = hostile.tensor(shape=hostile.numbers(300), stride=hostile.numbers(0))
     path.write_bytes(hostile.zipped(hostile.members(hostile.pickle(body), data)))
     with pytest.raises(UnsafeFileError, match="more memory than the file has bytes"):
         pt.describe(path)

@@ -73,6 +73,7 @@ def test_the_first_loss_equals_that_of_the_initial_model(trained, tuned):
     fresh, first = (runs.metrics(path)[0]["loss"] for path in (trained.path, run))
     assert first < fresh / 2
     assert json.loads((run / "config.json").read_text())["dropout"] == 0.3
+    assert not (run / "huggingface").exists()
     assert (run / "tokenizer.json").read_bytes() == (trained.path / "tokenizer.json").read_bytes()
 
 
