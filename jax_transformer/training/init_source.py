@@ -143,8 +143,7 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
 
     stack, _, rest = name.partition(".")
     if (
-        array.dtype.itemsize == 2
-        and rest == "positions.table"
+        rest == "positions.table"
         and getattr(config, stack).positions is Positions.SINUSOIDAL_STORED
     ):
         exact = position_sinusoids(config, getattr(config, stack)).astype(np.float32)

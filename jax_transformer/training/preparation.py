@@ -27,7 +27,7 @@ from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.prepared import Manifest, Shard
 from jax_transformer.errors import ConfigError, InputError, counted
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import atomic, huggingface_folder, run_files, run_folder
+from jax_transformer.storage import atomic, run_files, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
 from jax_transformer.training.options import TrainOptions
@@ -191,7 +191,7 @@ def _check(options: TrainOptions) -> None:
 def _begin(folder: Path, words: Vocabulary, chosen: dict[str, object]) -> None:
     """Record tokenizer and options of a folder. Raises ConfigError if it has others."""
     path, chosen = folder / _OPTIONS, {"tokenizer": words.hash, **chosen}
-    tokenizers = (run_files.SHARED_FILE, *run_files.SIDE_FILES, huggingface_folder.IN_RUN)
+    tokenizers = {name.partition("/")[0] for name in run_files.TOKENIZER}
     if path.exists():
         _check_begun(folder, chosen)
         return
@@ -207,7 +207,7 @@ def _trained_by(options: TrainOptions) -> dict[str, object]:
 
 
 def _check_begun(folder: Path, chosen: dict[str, object]) -> None:
-    begun = run_folder.parsed(folder / _OPTIONS, json.loads)
+    begun = run_folder.parsed(folder / _OPTIONS, lambda text: dict(json.loads(text)))
     if others := [name for name, value in chosen.items() if begun.get(name) != value]:
         raise ConfigError(
             f"{folder} was begun with another {' and '.join(others)} ({_OPTIONS}); "

@@ -22,7 +22,7 @@ from jax_transformer.data.prepared import IndexedPairs, Prepared, PreparedPairs
 from jax_transformer.data.tokenizer import TokenizerPair
 from jax_transformer.errors import ConfigError, InputError, LockedError, Refusal
 from jax_transformer.runtime import distributed
-from jax_transformer.storage import run_folder
+from jax_transformer.storage import run_files, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, preparation, recipe
 from jax_transformer.training.options import ModelOptions, TrainOptions
@@ -454,6 +454,13 @@ def test_what_does_not_fit_a_preparation_is_refused(tmp_path, text):
     (tmp_path / "full/file").touch()
     full = lambda: preparation.prepare(options(**again), tmp_path / "full", 1)  # noqa: E731
     assert "is not empty: it holds file" in refusal(full)
+    words, killed = encoding.load_tokenizer(tmp_path / "corpus"), tmp_path / "killed"
+    killed.mkdir()  # it was killed while it saved its tokenizer
+    for name in ("tokenizer.json", *run_files.SIDE_FILES, run_files.LANGUAGES_FILE, "huggingface"):
+        (killed / name).touch()
+    preparation._begin(killed, words, {})
+    (killed / "options.json").write_text("[1]")
+    assert "killed/options.json: " in refusal(partial(preparation._begin, killed, words, {}))
     fresh = itertools.count()
 
     def of(**data) -> str:

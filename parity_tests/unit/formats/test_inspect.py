@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jax_transformer.formats.contents import Contents
 from jax_transformer.storage.pt import writer
+from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 from parity_tests.unit.conversions import write
 
@@ -33,6 +35,22 @@ def test_a_name_in_a_file_cannot_print_lines(console, tmp_path):
     for command in (["inspect", source], ["inspect", source, "--json"], convert):
         _, out, err = console.say(*command)
         assert "\x1b" not in out + err and "\nsha256 0" not in out + err
+
+
+def test_the_lines_of_a_content_are_in_columns_by_the_order_of_names():
+    infos = {"b.long": TensorInfo((2, 3), "float32"), "a": TensorInfo((), "float16")}
+    values, ties = {"step": 3, "text": "x" * 300}, [("a", "b.long")]
+    assert list(Contents("x", "a file", infos, {"x": "00"}, values, ties).lines()) == [
+        "x: a file",
+        "a               scalar  float16",
+        "b.long             2x3  float32",
+        "step = 3",
+        f"text = '{'x' * 192}",
+        "tied a = b.long",
+        "2 arrays, 7 numbers",
+        "26 bytes",
+        "sha256 00  x",
+    ]
 
 
 LOADED = """

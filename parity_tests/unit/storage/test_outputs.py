@@ -142,6 +142,23 @@ def test_an_output_in_a_folder_without_permission_is_refused(tmp_path, monkeypat
         atomic.check_output(tmp_path / "file")
     refused.clear()
     atomic.check_output(tmp_path / "file")
+    (tmp_path / "link").symlink_to("gone/file")
+    for path, missing in (("link", "gone"), ("none/file", "none")):
+        with pytest.raises(ConfigError, match=f"{path}: folder {tmp_path / missing} does not"):
+            atomic.check_output(tmp_path / path)
+
+
+def test_a_temporary_file_of_an_earlier_process_of_the_same_number_is_replaced(tmp_path):
+    (tmp_path / f".file.{os.getpid()}").write_text("half")
+    atomic.write_text(tmp_path / "file", "text")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_error_of_a_full_disk_names_the_file_unless_it_names_one(tmp_path):
+    for own in ("own", None):
+        with pytest.raises(OSError, match="full") as error, atomic.naming(tmp_path):
+            raise OSError(errno.ENOSPC, "full", own)
+        assert error.value.filename == (own or str(tmp_path))
 
 
 @WRITERS

@@ -1,5 +1,6 @@
 """A run that starts from another: what is copied, what may change, and that it reads once."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -137,6 +138,13 @@ def test_an_init_is_known_by_its_configuration_and_its_weights(trained, tmp_path
     changed = sha256()
     shutil.rmtree(other / "checkpoints" / "200")
     assert len({before, changed, sha256()}) == 3
+    files = tmp_path / "first", tmp_path / "second"
+    opened, hashes = dataclasses.replace(registry.open(trained.path), files=files), set()
+    for contents in ("ab", "cb", "ac"):
+        for path, content in zip(files, contents, strict=True):
+            path.write_text(content)
+        hashes.add(init_source._of(opened, options(trained.path)).sha256)
+    assert len(hashes) == 3
 
 
 @pytest.mark.parametrize(

@@ -309,12 +309,13 @@ def test_rows_are_divided_by_two_axes_and_constraints_act_on_each(mesh, rows, sp
 
 
 def test_the_first_devices_are_taken_in_the_order_of_the_axes(monkeypatch):
-    twelve, mesh, asked = jax.devices()[:1] * 12, Devices.take(1).mesh, []
+    twelve, one, asked = jax.devices()[:1] * 12, Devices.take(1), []
+    assert one.key(3).sharding == one.replicated
     monkeypatch.setattr(jax, "devices", lambda: twelve)
 
     def make(*sizes, devices, **_):
         asked.append((*sizes, len(devices)))
-        return mesh
+        return one.mesh
 
     monkeypatch.setattr(jax, "make_mesh", make)
     for count, data in ((0, 2), (12, 2), (6, 1)):
