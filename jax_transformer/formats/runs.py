@@ -127,7 +127,7 @@ class Run(Format):
             # A new run has no data.json, by which it would be known
             hashes = _fill(new.path, 0, state, to, check, {"run": None})
             if to.config is not None:
-                atomic.write_text(new.path / CONFIG, to.config.to_json())
+                atomic.write_text(new.path / CONFIG, to.config.portable.to_json())
             if to.files:
                 inside = IN_RUN if CONFIG in to.files else ""
                 hf_folder.write_files(new.path / inside, to.files)

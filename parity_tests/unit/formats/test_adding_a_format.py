@@ -93,6 +93,8 @@ def test_python_reads_and_writes_it(weights):
 
 def test_errors_list_it(folder, capsys):
     (folder / "text").write_text("lines")
+    with pytest.raises(InputError, match=r"--force does not replace that"):
+        registry.get("raw").check_replaceable(folder)
     with pytest.raises(InputError, match=r"nor a file of raw arrays \(RAW1\)"):
         registry.of(folder / "text")
     with pytest.raises(ConfigError, match=r"\.xyz is none of .*\.raw"):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jax_transformer import convert
 from jax_transformer.architectures.registry import model_weights
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
@@ -110,3 +111,10 @@ def test_a_checkpoint_in_a_run_has_its_tokenizer_and_widths(run):
     whole, one = registry.open(run), registry.open(run / "checkpoints" / "200")
     assert one.tokenizer().hash == whole.tokenizer().hash
     assert one.widths == whole.widths and one.run is not None
+
+
+def test_a_saved_run_does_not_record_how_its_model_is_computed(tmp_path):
+    config = helpers.tiny(num_layers=1)
+    scanned = config.with_sizes(scan_layers=True, matmul_precision="medium")
+    convert.save(helpers.random_model(scanned, dtype="float32"), tmp_path / "run")
+    assert registry.open(tmp_path / "run").config == config

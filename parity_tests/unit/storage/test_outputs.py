@@ -154,6 +154,21 @@ def test_a_temporary_file_of_an_earlier_process_of_the_same_number_is_replaced(t
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_link_is_removed_and_not_its_folder(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    for _ in range(2):
+        atomic.remove(tmp_path / "link")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_new_parent_stays_after_an_error_if_something_else_is_in_it(tmp_path):
+    with pytest.raises(ValueError, match="mine"), atomic.folder(tmp_path / "new" / "folder"):
+        (tmp_path / "new" / "other").touch()
+        raise ValueError("mine")
+    assert os.listdir(tmp_path / "new") == ["other"]
+
+
 def test_the_error_of_a_full_disk_names_the_file_unless_it_names_one(tmp_path):
     for own in ("own", None):
         with pytest.raises(OSError, match="full") as error, atomic.naming(tmp_path):

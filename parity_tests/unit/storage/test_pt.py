@@ -119,6 +119,14 @@ def test_shapes_are_read_without_reading_storages(path):
         pt.read(path)
 
 
+def test_the_tensors_of_several_states_are_named_by_their_prefixes(path):
+    writer.write(
+        path, {"one": {"w": WEIGHT, "steps": 3, 4: WEIGHT}, "other": {"m": {"b": WEIGHT + 1}}}
+    )
+    state = pt.states(path, {"a.": ("one",), "": ("other", "m")})
+    assert [*state] == ["a.w", "b"] and np.array_equal(state["b"].read(), WEIGHT + 1)
+
+
 def test_tied_tensors_stay_tied(path):
     state = {"a": WEIGHT, "b": [WEIGHT, WEIGHT.copy()], "c": {"d": WEIGHT[:]}, "e": WEIGHT[:2]}
     writer.write(path, state | {"f": np.empty(0), "g": np.empty(0)})
