@@ -138,8 +138,11 @@ def test_an_output_in_a_folder_without_permission_is_refused(tmp_path, monkeypat
     refused = [tmp_path]  # root may write everywhere
     access = lambda path, mode: (Path(path) not in refused) or mode != os.W_OK  # noqa: E731
     monkeypatch.setattr(os, "access", access)
-    with pytest.raises(ConfigError, match=f"file: permission denied in folder {tmp_path}"):
-        atomic.check_output(tmp_path / "file")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "link").symlink_to("../file")
+    for path in ("file", "sub/link"):
+        with pytest.raises(ConfigError, match=f"{path}: permission denied in folder {tmp_path}"):
+            atomic.check_output(tmp_path / path)
     refused.clear()
     atomic.check_output(tmp_path / "file")
     (tmp_path / "link").symlink_to("gone/file")
@@ -154,12 +157,40 @@ def test_a_temporary_file_of_an_earlier_process_of_the_same_number_is_replaced(t
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EWOULDBLOCK])
+def test_without_locks_only_a_new_file_grows(tmp_path, monkeypatch, number, exists):
+    """No locks on this file system, or a lock that another process has got meanwhile."""
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", helpers.failing(number))
+    if exists:
+        (tmp_path / "file").touch()
+    file = atomic._new_or_empty(tmp_path / "file")
+    assert (file is not None) == (number == errno.ENOLCK and not exists)
+    if file is not None:
+        file.close()
+
+
+def test_every_name_of_an_open_file_is_known(tmp_path):
+    (tmp_path / "a").symlink_to("/dev/stdout")
+    (tmp_path / "b").symlink_to("a")
+    thread = f"/proc/self/task/{os.getpid()}/fd/1"
+    for path, number in (("a", 1), ("b", 1), (thread, 1), ("/dev/fd/x", None), ("c", None)):
+        assert atomic._descriptor(tmp_path / path) == number
+
+
 def test_a_link_is_removed_and_not_its_folder(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
     for _ in range(2):
         atomic.remove(tmp_path / "link")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_folder_replaces_no_file(tmp_path):
+    (tmp_path / "path").write_text("text")
+    with pytest.raises(OSError), atomic.folder(tmp_path / "path") as temporary:
+        temporary.mkdir()
+    assert (tmp_path / "path").read_text() == "text" and os.listdir(tmp_path) == ["path"]
 
 
 def test_a_new_parent_stays_after_an_error_if_something_else_is_in_it(tmp_path):
