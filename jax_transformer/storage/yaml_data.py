@@ -39,7 +39,7 @@ def _document(where: str, text: str) -> Any:
     values: list[Any] = []  # the documents
     open_nodes: list[list[Any]] = [values]  # innermost last
     for event in yaml.parse(text, Loader=_LOADER):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        if getattr(event, "anchor", None) is not None:
             raise UnsafeFileError(f"{_line(where, event)}: refused: an anchor or alias")
         if getattr(event, "tag", None) not in (None, "!"):
             raise UnsafeFileError(f"{_line(where, event)}: refused: the tag {shown(event.tag)}")

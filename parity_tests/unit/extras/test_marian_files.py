@@ -355,6 +355,7 @@ def test_a_flipped_bit_is_seen(tmp_path):
     [
         ("a: !!python/object/apply:os.system [id]", UnsafeFileError, "line 1: refused: the tag"),
         ("a: &x [b]\nc: *x", UnsafeFileError, "line 1: refused: an anchor"),
+        ("a: *x", UnsafeFileError, "line 1: refused: an anchor or alias"),
         ("a: 1\na: 2", UnsafeFileError, "the key 'a' appears twice"),
         ("[" * 3000, UnsafeFileError, "more than 20 deep"),
         ("a: [b", InputError, "not readable YAML .line 2"),

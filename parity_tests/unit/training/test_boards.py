@@ -6,6 +6,7 @@ import struct
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import metrics_logger
 from jax_transformer.training.options import TrainOptions
+from parity_tests.unit import helpers
 
 
 def train(step: int) -> dict:
@@ -191,6 +193,9 @@ def test_a_bar_and_the_lines_above_it_are_on_standard_error(capsys, monkeypatch)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress = metrics_logger.Progress(0, 3)
     progress.say("a line")
-    progress.bar.close()
+    closed: list[int] = []
+    each = [SimpleNamespace(close=partial(closed.append, i)) for i in range(2)]
+    helpers.stand_in(metrics_logger.MetricsLogger, progress=progress, trackers=each).close()
+    assert closed == [0, 1] and progress.bar.disable
     out, err = capsys.readouterr()
     assert (out, err.count("a line\n")) == ("", 1) and "0/3" in err
