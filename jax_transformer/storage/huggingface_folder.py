@@ -227,7 +227,7 @@ def split(state: "LazyState", most: int) -> list[dict[str, "LazyTensor"]]:
             part, filled = {}, 0
         part[name] = tensor
         filled += tensor.nbytes
-    return [*parts, part] if part or not parts else parts
+    return [*parts, part] if part else parts
 
 
 def size(text: str) -> int:

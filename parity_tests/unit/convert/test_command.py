@@ -148,6 +148,14 @@ def test_a_dtype_that_a_file_cannot_hold_is_refused_unless_its_tensor_is_ignored
     assert [move.source for move in jt.convert.plan(*files, ignore=("odd",)).moves] == [("weight",)]
 
 
+def test_a_twin_may_put_the_length_first():
+    ours = np.arange(3 * 7 * 2).reshape(3, 7, 2)
+    for theirs in (ours, ours.swapaxes(0, 1)):
+        assert np.array_equal(conversion._batch_first(ours, theirs), theirs)
+        assert np.array_equal(conversion._batch_first(theirs, ours), ours)
+    assert conversion._batch_first(ours[0, 0], ours).shape == (2,)  # is refused by the check
+
+
 def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     config = config_of("small", d_ff=20)
     source = write(tmp_path / "tied.safetensors", state_of(config))

@@ -158,6 +158,14 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
         assert huggingface_config.from_config(data) == huggingface_config.from_config(T5)
 
 
+def test_an_index_counts_the_parameters_of_the_module(theirs, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_state, "parameters", lambda *_: 7)
+    convert(theirs, tmp_path / "out", to="hf", shard_size="1KB")
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_parameters"] == 7
+    assert list(index["weight_map"]) == sorted(weights())
+
+
 def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_path):
     convert(theirs, tmp_path / "out", to="hf", shard_size="1KB")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())

@@ -15,7 +15,7 @@ from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.formats.runs import CheckpointWeights
-from jax_transformer.storage import tensors
+from jax_transformer.storage import checkpoint, tensors
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.tensors import Note
 from jax_transformer.weights import rules
@@ -113,8 +113,11 @@ def test_a_checkpoint_in_a_run_has_its_tokenizer_and_widths(run):
     assert one.widths == whole.widths and one.run is not None
 
 
-def test_a_saved_run_does_not_record_how_its_model_is_computed(tmp_path):
-    config = helpers.tiny(num_layers=1)
+def test_a_saved_run_names_frozen_arrays_and_not_how_its_model_is_computed(tmp_path):
+    config = helpers.tiny("marian", num_layers=1)
     scanned = config.with_sizes(scan_layers=True, matmul_precision="medium")
     convert.save(helpers.random_model(scanned, dtype="float32"), tmp_path / "run")
     assert registry.open(tmp_path / "run").config == config
+    names = checkpoint.open(tmp_path / "run" / "checkpoints", 0).tensors
+    frozen = {name.partition("/")[2] for name in names if name.startswith("frozen/")}
+    assert frozen == {"encoder.positions.table", "decoder.positions.table", "logits_bias"}

@@ -64,6 +64,15 @@ def test_inspect_sees_a_changed_byte_of_every_file(folder, inspected, folders, t
     assert seen() == intact
 
 
+def test_a_header_that_names_other_tensors_is_noticed(tmp_path, monkeypatch):
+    text = safetensors.header_text
+    swapped = lambda state, *more: text(dict(reversed(state.items())), *more)  # noqa: E731
+    monkeypatch.setattr(safetensors, "header_text", swapped)
+    with pytest.raises(Refusal, match=r"a\.safetensors: its header reads back different"):
+        safetensors.write(tmp_path / "a.safetensors", {"x": np.zeros(3), "y": np.ones(3)})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("value", "is_read"), [(0, True), (1, True), (2, False), (255, False)])
 def test_truth_values_are_0_and_1(value, is_read, tmp_path):
     path = tmp_path / "a.safetensors"

@@ -203,6 +203,13 @@ def test_five_tensors_that_shards_lack_are_named_and_the_others_counted(path, co
         untrusted.check_shards(index, {index.with_name("one"): ["b"]})
 
 
+def test_a_plain_file_name_is_one_on_every_system():
+    for name in ("a", "..a", "model-00001-of-00002.safetensors", "é", "x" * 255):
+        assert untrusted.is_file_name(name)
+    for name in ("", ".", "..", "a/b", "a\\b", "C:a", "a\n", "x" * 256, "é" * 128):
+        assert not untrusted.is_file_name(name)
+
+
 def test_an_index_names_only_files_of_its_own_folder(path):
     good = path.with_name("good.safetensors")
     good.write_bytes(hostile_containers.good_safetensors())

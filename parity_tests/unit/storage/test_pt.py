@@ -329,7 +329,7 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     safetensors.write(tmp_path / "b.safetensors", {"y": np.arange(3, dtype=np.int8)})
     index = tmp_path / "model.safetensors.index.json"
     files = {"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}
-    index.write_text(json.dumps({"metadata": {"total_size": 59}, "weight_map": files}))
+    index.write_text("\n " + json.dumps({"metadata": {"total_size": 59}, "weight_map": files}))
     assert safetensors.is_index(index) and not safetensors.is_safetensors(index)
     (tmp_path / "config.json").write_text('{"weights": {}}')
     assert not safetensors.is_index(tmp_path / "config.json")

@@ -267,6 +267,9 @@ def test_the_tokenizer_of_a_converted_run_may_be_added_to_its_huggingface_folder
     for name in ("config.json", "huggingface/config.json"):
         (tmp_path / name).write_text("{}")
     run_files.record(tmp_path)
+    about = {"run": None, "folder": "checkpoints"}
+    assert run_files.about_run(tmp_path / "checkpoints" / "3") == about
+    assert run_files.about_run(tmp_path / "others" / "3") == {}
     (tmp_path / "huggingface/tokenizer.json").write_text("{}")
     run_folder.verify(tmp_path)
     (tmp_path / "huggingface/generation_config.json").write_text("{}")

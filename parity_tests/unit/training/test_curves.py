@@ -92,6 +92,9 @@ def test_every_metric_is_in_its_panel_and_the_best_is_named():
     ):
         expected = ([200, 400, 600, 800, 1000], [line[name] for line in validations])
         assert list(drawn[panel].values())[i] == expected
+    figure = curves.figure(lines, "run")
+    assert figure.get_suptitle() == "run, step 1,000"
+    assert {axes.get_xlim() for axes in figure.axes} == {(0, 1020)}
     assert drawn["Learning rate"]["learning rate"] == (steps, [step * 1e-6 for step in steps])
 
 
