@@ -61,11 +61,8 @@ def is_safetensors(path: str | Path) -> bool:
         return False
     with open(path, "rb") as file:
         begin = file.read(9)
-    return (
-        len(begin) == 9
-        and begin[8:] == b"{"
-        and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
-    )
+    length = int.from_bytes(begin[:8], "little")
+    return begin[8:] == b"{" and length <= path.stat().st_size - 8
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:

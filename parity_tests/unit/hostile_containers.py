@@ -206,11 +206,13 @@ def headers() -> Iterator[tuple[str, bytes]]:
     }.items():
         yield what, safetensors({"a": entry}, b"\xff" * 16)
     entry = json.dumps(_entry())
+    empty = _entry(shape=[0, 2**40, 2**40], data_offsets=[16, 16])
     half, one = (_entry(shape=[n], data_offsets=[0, 4 * n]) for n in (2, 1))
     for what, header in {
         "a name twice": f'{{"a": {entry}, "a": {entry}}}',
         "a key twice": f'{{"a": {entry[:-1]}, "shape": [4]}}}}',
         "one tensor over another": json.dumps({"a": _entry(), "b": _entry()}),
+        "no elements of a shape that is too large": json.dumps({"a": _entry(), "b": empty}),
         "half over another": json.dumps({"a": _entry(), "b": half}),
         "a hole": json.dumps({"a": one, "b": one | {"data_offsets": [12, 16]}}),
         "bytes that nobody owns": json.dumps({"a": half}),

@@ -119,6 +119,22 @@ def test_an_added_file_that_would_be_read_is_named(run, name):
     assert f"{name}: is not in {run_files.SHA256SUMS}" in str(refusal(run))
 
 
+def test_damage_is_named_in_the_order_of_names(run):
+    for name in "fbdace":
+        (run / "checkpoints/1" / name).touch()
+    named = checkpoint.problems(run / "checkpoints", 1)
+    assert [Path(text.partition(":")[0]).name for text in named] == [*"abcdef"]
+
+
+def test_damage_of_averaged_weights_is_named(run):
+    about = run_files.about(run / "averaged" / "2")
+    saving.save(run / "averaged", 2, {"params": {"a": np.ones(3)}}, about=about)
+    run_folder.verify_all(run)
+    (run / "averaged/2/manifest.json").write_text("{}")
+    error = refusal(run)
+    assert isinstance(error, CheckpointError) and "averaged/2/manifest.json: not a" in str(error)
+
+
 def test_a_run_without_sums_whose_checkpoints_record_nothing_is_not_checked(tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
