@@ -240,7 +240,7 @@ def _settings(kind: str, values: Mapping[str, Any], weight_decay: float) -> dict
         settings |= {"momentum": values["momentum"], "nesterov": values["nesterov"]}
         settings["dampening"] = 0.0
     else:
-        settings |= {"betas": tuple(values["betas"]), "eps": values["eps"], "amsgrad": False}
+        settings |= {"betas": values["betas"], "eps": values["eps"], "amsgrad": False}
         settings |= {"capturable": False, "decoupled_weight_decay": kind == ADAMW}
     if "initial_lr" in values:
         settings["initial_lr"] = values["initial_lr"]

@@ -337,6 +337,14 @@ def at(name: str, **entries: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda state: state["state"].setdefault(NAMES.index(name), {}).update(entries)
 
 
+def divided(state: dict[str, Any]) -> None:
+    """Into two groups, of which the second has no base of a schedule."""
+    (group,) = state["param_groups"]
+    second = {name: value for name, value in group.items() if name != "initial_lr"}
+    parts = ((group, slice(7)), (second, slice(7, None)))
+    state["param_groups"] = [each | {"params": group["params"][of]} for each, of in parts]
+
+
 OF_ADAMW = {
     "amsgrad": (change(amsgrad=True), ["amsgrad=True", "maximum"]),
     "amsgrad's state": (at("up.bias", max_exp_avg_sq=np.zeros(6)), ["up.bias", "max_exp_avg_sq"]),
@@ -356,6 +364,8 @@ OF_ADAMW = {
     "NaN as a count": (at("up.bias", step=np.array(np.nan, np.float32)), ["up.bias", "nan"]),
     "no array": (at("up.bias", exp_avg="much"), ["up.bias", "exp_avg is a str"]),
     "a parameter twice": (change(params=[*range(len(NAMES)), 0]), ["16 parameters"]),
+    "one for another": (change(params=[0, *range(len(NAMES) - 1)]), ["14 of them different"]),
+    "no base of one group": (divided, ["param_groups[1] has initial_lr=None", "[0] 0.002"]),
     "a parameter too few": (change(params=[*range(len(NAMES) - 1)]), ["14 parameters"]),
     "another order": (change(param_names=NAMES[::-1]), ["another order", "up.bias where norm.w"]),
     "no state_dict": (lambda state: state.pop("param_groups"), ["param_groups"]),
@@ -449,6 +459,7 @@ def test_a_fresh_optax_state_has_no_moments(kind: str):
     moments = opt_state.from_optax(fresh, kind, GROUPS[kind], dict.fromkeys(ALL_SHAPES, 0.0))
     assert not moments.first and not moments.second and not any(moments.counts.values())
     assert written(moments)["state"] == {}
+    assert read(saved(kind) | {"state": {}}).counts == moments.counts
 
 
 def test_moments_are_those_of_all_arrays_and_copies():
@@ -464,6 +475,16 @@ def test_moments_are_those_of_all_arrays_and_copies():
     state = opt_state.into_optax(fresh, read(saved("adamw")), 0)
     again = opt_state.from_optax(state, "adamw", {}, {})
     assert all(x.flags.writeable for x in (*again.first.values(), *again.second.values()))
+    twice = optax.chain(optax.scale_by_adam(), optax.scale_by_adam()).init(params())
+    with pytest.raises(ConfigError, match="this Optax state is not adamw's"):
+        opt_state.into_optax(twice, read(saved("adamw")), 0)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_rate_may_be_an_array_of_one_number(shape):
+    state = saved("adamw")
+    change(lr=np.full(shape, 0.5))(state)
+    assert read(state).hyperparameters["lr"] == 0.5
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
