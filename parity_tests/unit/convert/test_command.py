@@ -171,6 +171,10 @@ def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     named = ModelDescription(None, "small", sizes)
     convert(source, tmp_path / "straight.pt", description=named)
     assert pt.ties(tmp_path / "straight.pt") == [("tgt_emb.weight", *copies)]
+    alone = {name: array for name, array in state_of(config).items() if name != "tgt_emb.weight"}
+    source = write(tmp_path / "alone.safetensors", alone)
+    with pytest.raises(InputError, match=r"missing tgt_emb\.weight"):
+        convert(source, tmp_path / "other", description=named)
 
 
 def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):

@@ -314,6 +314,9 @@ def test_the_bytes_are_those_of_the_safetensors_library(tmp_path):
         library.save_file(state, tmp_path / "theirs", metadata={"format": "pt"} | metadata)
         safetensors.write(tmp_path / "ours", state, metadata)
         assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    for names in ("ab", "ba"):
+        safetensors.write(tmp_path / names, state, dict.fromkeys(names, "text"))
+    assert (tmp_path / "ab").read_bytes() == (tmp_path / "ba").read_bytes()
 
 
 @pytest.mark.parametrize("scan", [safetensors.scan, pt.scan])

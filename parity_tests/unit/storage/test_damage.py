@@ -123,6 +123,12 @@ def test_the_tensors_that_differ_on_the_disk_are_named(tmp_path):
                     new.compare(tensors.in_memory(again))
             else:
                 new.compare(tensors.in_memory(again))
+            (new.path / "sub").mkdir()
+            (new.path / "sub" / "file").write_bytes(b"b")
+            new.compare_files({"file": b"b"}, "sub")
+            for other in (b"a", b"c", b"bb"):
+                with pytest.raises(Refusal, match="new: file reads back different"):
+                    new.compare_files({"file": other}, "sub")
 
 
 @pytest.mark.parametrize("shape", [(13,), (9, 13), (13, 9), (3, 5, 4)])

@@ -119,11 +119,18 @@ def test_an_added_file_that_would_be_read_is_named(run, name):
     assert f"{name}: is not in {run_files.SHA256SUMS}" in str(refusal(run))
 
 
-def test_damage_is_named_in_the_order_of_names(run):
+def test_damage_is_named_in_the_order_of_names(run, monkeypatch):
     for name in "fbdace":
         (run / "checkpoints/1" / name).touch()
     named = checkpoint.problems(run / "checkpoints", 1)
     assert [Path(text.partition(":")[0]).name for text in named] == [*"abcdef"]
+    assert "more" not in str(refusal(run)) and len(refusal(run).details) == 6
+    (run / "checkpoints/1/g").touch()
+    assert str(refusal(run)).endswith("and 1 more, which --json lists")
+    shutil.rmtree(run / "checkpoints/1")
+    problems = iter([["a file that is being replaced"], []])
+    monkeypatch.setattr(run_folder, "problems", lambda _: iter(next(problems)))
+    run_folder.verify_all(run)
 
 
 def test_damage_of_averaged_weights_is_named(run):
@@ -288,6 +295,12 @@ def test_the_tokenizer_of_a_converted_run_may_be_added_to_its_huggingface_folder
     assert run_files.about_run(tmp_path / "others" / "3") == {}
     (tmp_path / "huggingface/tokenizer.json").write_text("{}")
     run_folder.verify(tmp_path)
+    path = tmp_path / run_files.SHA256SUMS
+    content = path.read_text()
+    path.write_text(content.splitlines(keepends=True)[0])
+    with pytest.raises(InputError, match=rf"{tmp_path}/config\.json: is not in SHA256SUMS"):
+        run_folder.verify(tmp_path)
+    path.write_text(content)
     (tmp_path / "huggingface/generation_config.json").write_text("{}")
     with pytest.raises(InputError, match=r"generation_config\.json: is not in SHA256SUMS"):
         run_folder.verify(tmp_path)
