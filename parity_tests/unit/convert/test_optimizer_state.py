@@ -369,6 +369,7 @@ OF_ADAMW = {
     "a parameter too few": (change(params=[*range(len(NAMES) - 1)]), ["14 parameters"]),
     "another order": (change(param_names=NAMES[::-1]), ["another order", "up.bias where norm.w"]),
     "no state_dict": (lambda state: state.pop("param_groups"), ["param_groups"]),
+    "no states": (lambda state: state.update(state=[]), ["'state', a dict"]),
     "no dicts": (lambda state: state["state"].update({0: 1}), ["parameter 0"]),
     "no numbers": (change(params=["a", "b"]), ["numbers"]),
 }

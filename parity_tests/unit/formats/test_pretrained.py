@@ -108,9 +108,9 @@ def test_the_configuration_of_the_files_wins_and_a_dtype_is_that_of_every_array(
 
 
 def test_a_checkpoint_in_a_run_has_its_tokenizer_and_widths(run):
-    whole, one = registry.open(run), registry.open(run / "checkpoints" / "200")
-    assert one.tokenizer().hash == whole.tokenizer().hash
-    assert one.widths == whole.widths and one.run is not None
+    entire, one = registry.open(run), registry.open(run / "checkpoints" / "200")
+    assert one.tokenizer().hash == entire.tokenizer().hash
+    assert one.widths == entire.widths and one.run is not None
 
 
 def test_a_saved_run_names_frozen_arrays_and_not_how_its_model_is_computed(tmp_path):
