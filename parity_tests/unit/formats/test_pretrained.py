@@ -107,6 +107,15 @@ def test_the_configuration_of_the_files_wins_and_a_dtype_is_that_of_every_array(
         assert helpers.furthest(array, source[name].read()) == 0
 
 
+@pytest.mark.parametrize(
+    ("listed", "missing"),
+    [(["model.safetensors"], "config.json"), (["config.json"], "any of model.safetensors, ")],
+)
+def test_a_repository_of_the_hub_has_a_configuration_and_weights(listed, missing):
+    with pytest.raises(InputError, match=f"hf:a/b: .* it lacks {missing}"):
+        registry._to_download("hf:a/b", listed)
+
+
 def test_a_checkpoint_in_a_run_has_its_tokenizer_and_widths(run):
     entire, one = registry.open(run), registry.open(run / "checkpoints" / "200")
     assert one.tokenizer().hash == entire.tokenizer().hash

@@ -313,6 +313,9 @@ def test_two_tokenizers_fit_a_model_with_two_pad_ids():
         pads = {"source_pad_id": 1, "target_pad_id": 0} | {f"{side}_pad_id": 5}
         with pytest.raises(InputError, match=f"{side}_pad_id is [01], the model's is 5$"):
             init_source._fitted(config.with_sizes(**pads), ModelOptions(), both, Path("model"))
+        smaller = config.with_sizes(**{f"{side}_vocab_size": 259})
+        with pytest.raises(InputError, match=rf"the {side} tokenizer .* 260, model 259\)$"):
+            init_source._fitted(smaller, ModelOptions(), both, Path("model"))
 
 
 def test_a_model_of_two_vocabularies_is_trained_with_two_tokenizers(tmp_path):
