@@ -73,6 +73,7 @@ def compare_training(
     inputs, call_flax, call_torch = structures.positional(batch, call_flax, call_torch)
     results = structures.Results()
     notes: dict[str, None] = {}
+    comparison.model_function(flax_model, call_flax)  # refuses what is no model
     table = table or comparison.weight_table(flax_model)
     if table is None:
         calls = {"call_flax": call_flax, "call_torch": call_torch}
