@@ -568,3 +568,25 @@ def test_samples_that_are_no_sound_are_refused(folder: Path):
     ):
         with pytest.raises(InputError, match=message):
             transcriber(samples)
+
+
+def test_the_presets_have_the_published_numbers_of_parameters():
+    for size, parameters in (
+        ("tiny_en", 37_760_256),
+        ("base", 72_593_920),
+        ("large_v3_turbo", 808_878_080),
+    ):
+        data = huggingface_config.to_config(jt.preset(f"whisper_{size}"))
+        with torch.device("meta"):
+            theirs = transformers.WhisperForConditionalGeneration(
+                transformers.WhisperConfig(**data)
+            )
+        assert theirs.num_parameters() == parameters
+    v3 = huggingface_config.to_config(jt.preset("whisper_large_v3"))
+    assert v3 == data | {"decoder_layers": 32}
+    large = huggingface_config.to_config(jt.preset("whisper_large"))
+    assert {name: value for name, value in large.items() if value != v3[name]} == {
+        "num_mel_bins": 80,
+        "pad_token_id": 50257,
+        "vocab_size": 51865,
+    }
