@@ -52,7 +52,6 @@ class FSMT(bart.BartFamily):
             name="FSMT",
             algorithm=Algorithm.MOSES_BPE,
             files=("vocab-src.json", "vocab-tgt.json", "merges.txt"),
-            separate=True,
             reads_own_files_first=True,
             tokens={
                 "bos_token": "<s>",

@@ -121,8 +121,6 @@ class TokenizerRecipe:
     algorithm: Algorithm
     files: tuple[str, ...]
     """The files of a folder's own vocabulary."""
-    separate: bool = False
-    """Each side has a vocabulary of its own."""
     reads_own_files_first: bool = False
     """Read these files even if there is a ``tokenizer.json``, as transformers does."""
     pieces: RebuiltPieces | None = None

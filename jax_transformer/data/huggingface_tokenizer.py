@@ -207,8 +207,7 @@ def _languages(languages: tokenizer_recipe.Languages, side: Vocabulary) -> tuple
 def _check_model(files: TokenizerFiles) -> None:
     """Raise InputError if ``config.json`` is not of the tokenizer's model."""
     model, path = files.settings.model, files.settings.folder / "config.json"
-    separate = files.settings.recipe.separate or files.settings.flag("separate_vocabs")
-    own = "decoder_vocab_size" if separate else "vocab_size"
+    own = "decoder_vocab_size" if files.settings.flag("separate_vocabs") else "vocab_size"
     for name, side, keys in (
         ("source", files.source, ("src_vocab_size", "vocab_size")),
         ("target", files.target, ("tgt_vocab_size", own)),

@@ -324,3 +324,17 @@ def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenize
 def test_a_page_without_a_folder_is_refused_before_anything_is_translated(console, tmp_path):
     path = tmp_path / "nowhere" / "out.html"
     console.refused(2, [path], "translate", "--run", "a/run", "--attention", path, stdin=b"a\n")
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("blog2023", [(8, 8), (16, 16), (64, 64)]),
+        ("small", [(8, 16), (8, 64), (16, 32), (16, 64), (64, 64)]),
+    ],
+)
+def test_programs_are_for_two_lengths_of_targets_unless_lengths_are_equal(
+    tokenizer, preset, expected
+):
+    translator = translation.Translator(model(preset, max_length=64), tokenizer, widths=(8, 16))
+    assert [*attention_page.shapes(translator)] == expected
