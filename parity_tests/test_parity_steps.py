@@ -416,5 +416,5 @@ def test_what_cannot_be_compared_is_refused():
         with pytest.raises(ConfigError, match=message):
             trained(Two(), theirs, X, table, **options)
     for model in (Two, None, (Two, {})):
-        with pytest.raises(ConfigError, match="is neither an nnx.Module, nor"):
+        with pytest.raises(ConfigError, match=r"is neither an nnx\.Module, nor"):
             trained(model, theirs, X, LAYERS)
