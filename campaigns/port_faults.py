@@ -282,7 +282,7 @@ class Port:
             else numbers.standard_normal(x.shape).astype(x.dtype)
             for x in batch
         ]
-        theirs = randomized(copy.deepcopy(theirs), seed)
+        theirs = ports.randomized(copy.deepcopy(theirs), seed)
         self.ours = any_model.from_torch(theirs.state_dict(), table(name), into=ours)
         REPAIRS.get(name, lambda model: None)(self.ours)
 
@@ -308,21 +308,6 @@ class Port:
         call = self.call or (lambda model, *batch: model(*batch))
         result = call(self.changed([fault]), *map(jnp.asarray, self.batch))
         return np.asarray(recording.first_array(result)), self.recorded("float32", None).result
-
-
-def randomized(module: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """Zero biases and unit scales hide faults, and small weights those of activations."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point():
-            random = torch.randn(tensor.shape, generator=generator)
-            if name.endswith("running_var"):
-                tensor.copy_(random.abs() + 0.5)
-            elif tensor.ndim > 1:
-                tensor.copy_(random / tensor[0].numel() ** 0.5)
-            else:
-                tensor.add_(0.3 * random)
-    return module.eval()
 
 
 @functools.cache

@@ -64,6 +64,21 @@ def ids(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).integers(1, 50, shape).astype(np.int32)
 
 
+def randomized(module: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """Zero biases and unit scales hide faults, and small weights those of activations."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            random = torch.randn(tensor.shape, generator=generator)
+            if name.endswith("running_var"):
+                tensor.copy_(random.abs() + 0.5)
+            elif tensor.ndim > 1:
+                tensor.copy_(random / tensor[0].numel() ** 0.5)
+            else:
+                tensor.add_(0.3 * random)
+    return module.eval()
+
+
 def of_image(module: Any, x: Any) -> Any:
     return module(x.permute(0, 3, 1, 2)).logits
 
@@ -111,6 +126,33 @@ def resnet() -> tuple:
     theirs = transformers.ResNetConfig(depths=depths, num_labels=LABELS)
     theirs = transformers.ResNetForImageClassification(theirs)
     return theirs, ours, [normal(2, 40, 40, 3)], None, of_image
+
+
+@port("convolutions")
+def efficientnet() -> tuple:
+    module, epsilon = bonsai("efficientnet"), 1e-3
+    inputs, outputs, kernels, repeats = [32, 16], [16, 24], [3, 5], [1, 2]
+    strides, ratios = [1, 2], [1, 6]
+    sizes = zip(inputs, outputs, kernels, repeats, ratios, strides, strict=True)
+    blocks = module.BlockConfigs([module.BlockConfig(*each, 0.25, "SAME") for each in sizes])
+    config = module.ModelConfig(1.0, 1.0, 32, 0.2, "SAME", 0.1, epsilon, blocks, LABELS)
+    theirs = transformers.EfficientNetConfig(
+        kernel_sizes=kernels,
+        in_channels=inputs,
+        out_channels=outputs,
+        strides=strides,
+        num_block_repeats=repeats,
+        expand_ratios=ratios,
+        width_coefficient=1.0,
+        depth_coefficient=1.0,
+        depthwise_padding=[],
+        hidden_dim=1280,
+        batch_norm_eps=epsilon,
+        num_labels=LABELS,
+    )
+    theirs = randomized(transformers.EfficientNetForImageClassification(theirs), 0)
+    ours = module.EfficientNet(config, rngs=nnx.Rngs(0))
+    return theirs, ours, [normal(2, 32, 32, 3)], None, of_image
 
 
 @port("decoder")

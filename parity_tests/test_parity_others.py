@@ -334,14 +334,15 @@ class TheirScaled(nn.Embedding):
 
 
 class Scaled(nnx.Module):
-    """The same scale outside of the embedding."""
+    """The same scale outside of the embedding, in an array that is no variable."""
 
     def __init__(self):
+        self.scale = nnx.data(jnp.array(4, jnp.int32))
         self.embed = nnx.Embed(11, 4, rngs=nnx.Rngs(0))
         self.head = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
 
     def __call__(self, ids):
-        return self.head(4 * self.embed(ids))
+        return self.head(self.scale.astype(self.embed.embedding.dtype) * self.embed(ids))
 
 
 def test_a_scale_inside_of_one_embedding_is_no_difference():

@@ -99,17 +99,22 @@ def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
 
 def opened(model: Any) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
     """Return a model's arrays by dotted path (below the word ``params`` of Linen), without the
-    state of random numbers, and a function that returns a copy of the model with other arrays.
+    state of random numbers and without arrays of an NNX module that are no variables, and a
+    function that returns a copy of the model with other arrays.
     """
     if isinstance(model, nnx.Module):
         graphdef, state = nnx.split(model)
-        variables = {dotted(path): (path, x) for path, x in nnx.to_flat_state(state)}
-        every = {name: x.get_value() for name, (_, x) in variables.items()}
-        random = {name for name, (_, x) in variables.items() if issubclass(x.type, nnx.RngState)}
+        flat = [*nnx.to_flat_state(state)]
+        variables = {dotted(path): x for path, x in flat if isinstance(x, nnx.Variable)}
+        every = {name: x.get_value() for name, x in variables.items()}
+        random = {name for name, x in variables.items() if issubclass(x.type, nnx.RngState)}
 
         def merge(values: Mapping[str, Any]) -> Any:
             new = every | dict(values)
-            pairs = [(path, x.replace(new[name])) for name, (path, x) in variables.items()]
+            pairs = [
+                (path, x.replace(new[name]) if (name := dotted(path)) in new else x)
+                for path, x in flat
+            ]
             return nnx.merge(graphdef, nnx.from_flat_state(pairs))
 
         return {name: x for name, x in every.items() if name not in random}, merge
