@@ -524,6 +524,8 @@ def test_models_that_cannot_be_compared_are_one_line():
     x = np.zeros((2, 3), np.float32)
     with pytest.raises(ConfigError, match=r"returns shape \(1, 3\) and the PyTorch model \(2, 3\)"):
         propose(torch.nn.Identity(), OneWay(), x)
+    with pytest.raises(ConfigError, match=r"returns shape \(3, 2\) and the PyTorch model \(2, 3\)"):
+        propose(torch.nn.Identity(), (lambda p, x: x.T, {}), x)
     with pytest.raises(ConfigError, match="no tensor of the PyTorch module has the size"):
         propose(torch.nn.Identity(), (lambda p, x: x, {}), x)
 

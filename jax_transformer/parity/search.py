@@ -103,7 +103,7 @@ class _Search:
         assert self.ours.result is not None
         recorded = self.ours.arrays.items()
         self.own = {name: (False, x) for name, x in recorded if name.endswith("/output")}
-        if self.ours.result.size != theirs.result.size:
+        if self.ours.result.shape != theirs.result.shape:
             raise structures.other_shapes(self.ours.result, theirs.result)
         self.tensors, self.first = self._tensors(theirs), self._first_of_ties()
         self.usual: dict[int, tuple[int, ...]] = {}
