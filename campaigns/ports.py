@@ -208,6 +208,29 @@ def recurrentgemma() -> tuple:
     return theirs, (module, variables), [ids(*IDS)], call, lambda model, x: model(x).logits
 
 
+@port("vision")
+def qwen3_vl() -> tuple:
+    module, theirs = bonsai("qwen3_vl"), transformers.models.qwen3_vl.modeling_qwen3_vl
+    deep, grid = (0, 1), np.array([[1, 4, 8]])
+    sizes = dict(depth=3, hidden_size=WIDTH, intermediate_size=INNER, num_heads=HEADS)
+    sizes |= dict(patch_size=2, out_hidden_size=24, num_position_embeddings=36)
+    ours = module.Qwen3VLVisionConfig(**sizes, deepstack_visual_indexes=deep)
+    ours = module.Qwen3VLVisionModel(ours, rngs=nnx.Rngs(0))
+    config = theirs.Qwen3VLVisionConfig(**sizes, deepstack_visual_indexes=deep)
+    theirs = randomized(theirs.Qwen3VLVisionModel(config), 0)
+
+    def call(model: Any, x: Any) -> Any:
+        merged, features = model(x, grid)
+        return {"merged": merged, "first": features[0], "second": features[1]}
+
+    def call_torch(model: Any, x: Any) -> Any:
+        result = model(x, grid_thw=torch.tensor(grid))
+        first, second = result.deepstack_features
+        return {"merged": result.pooler_output, "first": first, "second": second}
+
+    return theirs, ours, [normal(32, 24)], call, call_torch
+
+
 @port("encoder-decoder")
 def umt5() -> tuple:
     sizes = dict(vocab_size=50, d_model=WIDTH, d_kv=4, d_ff=INNER, num_heads=3, dropout_rate=0.0)
