@@ -195,10 +195,11 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
                 assert getattr(opened.tokenizer(**{side: "es"}), side) == "es"
             assert around(again.source) == around(loaded.source)
             assert around(again.target) == around(loaded.target)
-    (run / "languages.json").write_text('{"source": "de"}')
     message = r"languages\.json: .* is not an object of source_lang and"
-    with pytest.raises(errors.InputError, match=message):
-        encoding.load_tokenizer(run)
+    for wrong in ('{"source": "de"}', '["source_lang"]', '{"source_lang": 1}'):
+        (run / "languages.json").write_text(wrong)
+        with pytest.raises(errors.InputError, match=message):
+            encoding.load_tokenizer(run)
     (run / "tokenizer.json").write_text("{}")  # a run with its own tokenizer reads that
     with pytest.raises(errors.InputError, match=r"run 3/tokenizer\.json"):
         encoding.load_tokenizer(run)
