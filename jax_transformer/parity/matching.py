@@ -170,8 +170,8 @@ class _Likeness:
             for part in parts:
                 owners[owner(part.name)].append(part)
             for owned in owners.values():
-                owned.sort(key=lambda part: role(part.name))
-                side[tuple((role(p.name), _is_vector(p), _size(p)) for p in owned)].append(owned)
+                owned.sort(key=_kind)
+                side[tuple(map(_kind, owned))].append(owned)
         both = [(sides[0][key], sides[1][key]) for key in sides[0] if key in sides[1]]
         return [match for pair in both for match in self.assigned(*pair)]
 
@@ -185,7 +185,7 @@ class _Likeness:
         scores = np.full((len(theirs), len(ours)), -1e3)
         options: dict[tuple[int, int], list[list[Layout]]] = {}
         for (i, one), (j, other) in itertools.product(enumerate(theirs), enumerate(ours)):
-            pairs = list(zip(one, other, strict=True))
+            pairs = _by_name(one, other)
             allowed = [layouts(a.shape, [b.shape], a.kind) for a, b in pairs]
             if all(allowed):
                 options[i, j] = allowed
@@ -201,7 +201,8 @@ class _Likeness:
         matches = []
         for i, j in zip(*linear_sum_assignment(-scores), strict=True):
             alone = len(theirs) == 1 == len(ours)
-            for a, b, each in zip(theirs[i], ours[j], options.get((i, j), []), strict=False):
+            pairs = _by_name(theirs[i], ours[j])
+            for (a, b), each in zip(pairs, options.get((i, j), []), strict=False):
                 why = "only one of this size" if alone else self._reason(a.name, b.name)
                 matches.append(Match(a.name, (b.name,), each, a.kind, why))
         return matches
@@ -299,6 +300,23 @@ def _is_vector(part: Part) -> bool:
 def role(name: str) -> str:
     """Return what a tensor is in its module, as far as its name says so."""
     return next(iter(sorted(ROLES & words(_leaf(name)))), "")
+
+
+def _kind(part: Part) -> tuple[str, bool, int]:
+    return role(part.name), _is_vector(part), _size(part)
+
+
+def _by_name(theirs: Sequence[Part], ours: Sequence[Part]) -> list[tuple[Part, Part]]:
+    """Return the pairs of two modules' arrays, which are sorted by kind: those of one kind by what
+    they are called if that is the same, and the others in their order."""
+
+    def key(part: Part) -> tuple[Any, ...]:
+        return *_kind(part), *sorted(words(_leaf(part.name)))
+
+    names = {key(part): part for part in reversed(ours)}
+    same = [names.pop(key(part), None) for part in theirs]
+    others = (part for part in ours if part not in same)
+    return [(one, other or next(others)) for one, other in zip(theirs, same, strict=True)]
 
 
 def _unlike(tensor: Part, array: Part) -> bool:

@@ -487,16 +487,17 @@ class _Search:
         others = tuple(axes for i, axes in enumerate(every) if i != match.choice)[:4]
         acting = max(np.abs(array).max(initial=0) for array in ours) / self.largest
         first = self.first[match.torch]
-        gradient = self.theirs.parameters.get(first)
-        differs = gradient is not None and _off(self.joined[first], gradient) > SAME_GRADIENT
+        gradient = self.theirs.parameters.get(first, self.joined[first])
+        differs = _off(self.joined[first], gradient) > SAME_GRADIENT
+        either = max(acting, np.abs(gradient).max(initial=0) / self.largest)
         if off >= SAME:
             owner = match.flax[0].rpartition(".")[0]
             but = f", but not that of {owner}" if right.get(f"{owner}#0") else ""
             problem = f"the outputs differ{but}"
-        elif acting < NOTHING or (differs and acting < off):
-            problem = _INERT
-        elif differs:
+        elif differs and either >= max(off, NOTHING):
             problem = "the gradients differ"
+        elif differs or acting < NOTHING:
+            problem = _INERT
         else:
             return Line(rule, match.reason, True)
         return Line(rule, f"{match.reason}; {problem}", False, others)
@@ -516,14 +517,14 @@ class _Search:
                 yield Line(Unused(name), "no parameter", True)
 
     def _by_modules(self, lines: Sequence[Line], right: Mapping[str, bool]) -> list[Line]:
-        """Return the lines; a rule without a gradient is proven if another result is wrong with
-        other numbers, or its module's output, as for a bias of keys."""
+        """Return the lines; a rule without a gradient is proven if a result is wrong with other
+        numbers, or its module's output, as for a bias of keys."""
         inert, spoilt, result = dict[str, int](), list[str](), list(lines)
         for i, line in enumerate(lines):
             if not isinstance(line.entry, Rule) or not line.reason.endswith(_INERT):
                 continue
-            if max(self._results(line.entry.flax)[1:], default=0.0) >= SAME:
-                reason = line.reason.replace(_INERT, "by another result")
+            if max(self._results(line.entry.flax)) >= SAME:
+                reason = line.reason.replace(_INERT, "by a result")
                 result[i] = Line(line.entry, reason, True)
             else:
                 inert[line.entry.flax[0].rpartition(".")[0]] = i
