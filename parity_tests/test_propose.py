@@ -18,7 +18,7 @@ from jax_transformer.parity import compare
 from jax_transformer.parity.proposal import Proposal
 from jax_transformer.parity.search import propose
 from jax_transformer.storage import safetensors
-from jax_transformer.weights import Rule, Stacked
+from jax_transformer.weights import Rule, Stacked, Unused
 from jax_transformer.weights.layouts import rotary
 from parity_tests import test_any_model
 
@@ -491,6 +491,7 @@ class TheirPart(torch.nn.Module):
         self.inner = TheirInner()
         self.unused = torch.nn.Parameter(torch.zeros(6))
         self.register_buffer("count", torch.tensor(3))
+        self.frozen = torch.nn.Parameter(torch.ones(8), requires_grad=False)
 
     def forward(self, x):
         return self.inner(self.first(x))
@@ -509,6 +510,7 @@ def test_what_acts_on_nothing_or_has_no_counterpart_is_marked():
         "inner.stopped": False,
         "unused": False,
         "count": True,
+        "frozen": True,
     }
     assert "does not act on the result" in by_name["inner.inert"].reason
     assert by_name["inner.shift"].reason.endswith("by a result")  # it has no gradient
@@ -518,6 +520,13 @@ def test_what_acts_on_nothing_or_has_no_counterpart_is_marked():
     data = proposal.to_data()
     proven = [line.proven for line in proposal.entries]
     assert data["missing"] == ["more"] and [each["proven"] for each in data["entries"]] == proven
+    frozen = propose(TheirPart().requires_grad_(False), Partly(), x)
+    unused = [line for line in frozen.entries if isinstance(line.entry, Unused)]
+    assert [(line.entry.torch, line.proven) for line in unused] == [
+        ("unused", False),
+        ("frozen", False),
+        ("count", True),
+    ]
 
 
 class OneWay(nnx.Module):

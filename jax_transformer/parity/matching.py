@@ -108,12 +108,13 @@ def words(name: str) -> set[str]:
 def matched(torch: Sequence[Part], flax: Sequence[Part]) -> list[Match]:
     """Return the likeliest matches. Tensors and arrays without one are left out.
 
-    First come tensors that are larger than any array, which several arrays hold together; then
-    modules with the same arrays; then what is left.
+    First come tensors of sizes that no array has, which several arrays hold together, of sizes that
+    more arrays than tensors have; then modules with the same arrays; then what is left.
     """
     table = _Likeness(torch, flax)
-    sizes = {math.prod(part.shape) for part in flax}
-    matches = table.packed([part for part in torch if math.prod(part.shape) not in sizes], flax)
+    theirs, ours = (Counter(map(_size, side)) for side in (torch, flax))
+    packed, more = (part for part in torch if _size(part) not in ours), ours - theirs
+    matches = table.packed([*packed], [part for part in flax if _size(part) in more])
     matches += table.modules(*unmatched(matches, torch, flax))
     theirs, ours = unmatched(matches, torch, flax)
     for size in {math.prod(part.shape) for part in theirs}:

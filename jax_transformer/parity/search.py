@@ -504,7 +504,9 @@ class _Search:
 
     def _without_rule(self, ruled: Collection[str]) -> Iterator[Line]:
         """Return the entries of tensors that no array holds."""
-        parameters = dict(self.module.named_parameters())
+        every = dict(self.module.named_parameters())
+        # A table of positions may be a parameter that is not trained, beside others that are
+        parameters = {name: x for name, x in every.items() if x.requires_grad} or every
         for name in [name for name in self.state if name not in ruled]:
             same = [n for n in self.state if n in ruled and self.first[n] == self.first[name]]
             shape = self.state[name].shape

@@ -84,6 +84,24 @@ def test_the_reason_of_a_match_is_what_both_names_have(theirs, ours, reason):
     assert reason in {match.reason for match in matches}
 
 
+def test_arrays_of_one_module_are_paired_by_name_and_then_by_order():
+    def names(theirs, ours):
+        sides = [[Part(f"m.{n}", (4,), 0) for n in side.split()] for side in (theirs, ours)]
+        return {match.torch[2:]: match.flax[0][2:] for match in matching.matched(*sides)}
+
+    assert names("x y z", "z w y") == {"x": "w", "y": "y", "z": "z"}
+    assert names("weight scale", "gamma shift") == {"weight": "gamma", "scale": "shift"}
+    assert names("b a", "d c") == {"b": "d", "a": "c"}
+
+
+@pytest.mark.parametrize(("count", "lengths"), [(1, [1, 2]), (3, [1, 1, 1])])
+def test_a_tensor_is_no_sum_of_arrays_that_have_tensors_of_their_own(count, lengths):
+    arrays = [Part(f"{i}.kernel", (4, 4), i) for i in range(3)]
+    tensors = [Part(f"{i}.weight", (4, 4), i) for i in range(count)]
+    matches = matching.matched([Part("table.weight", (8, 4), 0), *tensors], arrays)
+    assert sorted(len(match.flax) for match in matches) == lengths
+
+
 @pytest.mark.parametrize("count", range(2, 6))
 def test_an_array_is_as_many_parts_as_there_are_tensors(count):
     def stacks(name, shape, leaf, of, missing=0):
