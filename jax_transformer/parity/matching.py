@@ -112,9 +112,9 @@ def matched(torch: Sequence[Part], flax: Sequence[Part]) -> list[Match]:
     more arrays than tensors have; then modules with the same arrays; then what is left.
     """
     table = _Likeness(torch, flax)
-    theirs, ours = (Counter(map(_size, side)) for side in (torch, flax))
-    packed, more = (part for part in torch if _size(part) not in ours), ours - theirs
-    matches = table.packed([*packed], [part for part in flax if _size(part) in more])
+    tensors, arrays = (Counter(map(_size, side)) for side in (torch, flax))
+    joined, more = [part for part in torch if _size(part) not in arrays], arrays - tensors
+    matches = table.packed(joined, [part for part in flax if _size(part) in more])
     matches += table.modules(*unmatched(matches, torch, flax))
     theirs, ours = unmatched(matches, torch, flax)
     for size in {math.prod(part.shape) for part in theirs}:
