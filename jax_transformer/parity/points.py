@@ -150,7 +150,7 @@ class _Uses:
             return name
         stacked: Any = maker.invars[0]
         starts = maker.params.get("start_indices")
-        if v.aval.shape[0] != 1 or 0 not in equation.params["dimensions"] or not starts:
+        if 0 not in equation.params["dimensions"] or not starts:
             return name
         if stacked.aval.shape[0] == 1 or stacked.aval.shape[1:] != v.aval.shape[1:]:
             return name

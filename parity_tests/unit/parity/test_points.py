@@ -8,17 +8,22 @@ from jax.extend import core
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import jaxprs, recording
+from jax_transformer.parity import points as points_module
 from jax_transformer.parity.functions import from_function
 from jax_transformer.parity.points import root_of_layers
 
 X = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 
 
-def points(function, parameters, *batch) -> dict[str, np.ndarray]:
-    """Return the outputs of the points by call, in order, of a run in float64."""
+def record(function, parameters, *batch) -> recording.Recording:
     recorder = recording.Recorder(from_function(function, parameters), batch or [X])
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        recorded = recorder.record(seed=None)
+        return recorder.record(seed=None)
+
+
+def points(function, parameters, *batch) -> dict[str, np.ndarray]:
+    """Return the outputs of the points by call, in order, of a run in float64."""
+    recorded = record(function, parameters, *batch)
     return {key: recorded.arrays[f"{key}/output"] for key in recorded.order}
 
 
@@ -42,6 +47,7 @@ NORMS = {
     "scale of the factor": lambda p, x: (
         p["g"] * jax.lax.rsqrt((m := moments(x))[1]) * m[0] + p["b"]
     ),
+    "offset subtracted": lambda p, x: p["g"] * ((m := moments(x))[0] / jnp.sqrt(m[1])) - -p["b"],
 }
 
 
@@ -72,22 +78,94 @@ def test_a_product_has_its_bias_and_no_more():
     np.testing.assert_allclose(outputs["wq#0"], np.einsum("btd,dhe->bhte", wide, p["wq"]))
 
 
-def test_a_product_ends_before_its_gate():
-    p = arrays(up=(4, 6), gate=(4, 6))
-    outputs = points(lambda p, x: (x @ p["up"]) * jnp.tanh(x @ p["gate"]), p)
-    for name in ("up", "gate"):
-        np.testing.assert_allclose(outputs[f"{name}#0"], X.astype(np.float64) @ p[name])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: (x @ p["w"]) * jnp.tanh(x @ p["gate"]),
+        lambda p, x: (x @ p["w"]) * x.mean(-1, keepdims=True),
+        lambda p, x: jnp.tanh((h := x @ p["w"]) + p["b"]) * h,
+    ],
+    ids=["gate", "factor of rows", "other use"],
+)
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_product_ends_before_a_gate_and_before_what_is_used_twice(run, width):
+    p, x = arrays(w=(width, 6), gate=(width, 6), b=6), X[..., :width]
+    np.testing.assert_allclose(points(run, p, x)["w#0"], x.astype(np.float64) @ p["w"])
 
 
-def test_a_factor_of_features_is_no_part_of_a_norm():
-    p = arrays(g=4, w=(4, 1, 3))
-    outputs = points(lambda p, x: p["g"] * x * x.sum((0, 1)) @ p["w"][:, 0], p)
+@pytest.mark.parametrize(
+    ("factor", "inside"),
+    [
+        (lambda x: x.sum((0, 1)), False),
+        (lambda x: x.sum(-1, keepdims=True), True),
+        (lambda x: x.sum(), False),
+        (lambda x: 0.5, False),
+    ],
+    ids=["features", "rows", "one", "constant"],
+)
+def test_a_factor_of_rows_alone_is_a_part_of_a_norm(factor, inside):
+    p, x = arrays(g=4, w=(4, 1, 3)), X.astype(np.float64)
+    outputs = points(lambda p, x: p["g"] * x * factor(x) @ p["w"][:, 0], p)
     assert list(outputs) == ["g#0", "w#0"]
-    np.testing.assert_allclose(outputs["g#0"], p["g"] * X.astype(np.float64))
+    np.testing.assert_allclose(outputs["g#0"], p["g"] * x * (factor(x) if inside else 1))
+
+
+def test_only_one_factor_of_rows_has_the_scale_of_a_norm():
+    p, x = arrays(g=4), X.astype(np.float64)
+    run = lambda p, x: p["g"] * x.sum(-1, keepdims=True) * x * jnp.tanh(x)  # noqa: E731
+    expected = p["g"] * x.sum(-1, keepdims=True) * x
+    np.testing.assert_allclose(points(run, p)["g#0"], expected)
+
+
+def test_a_convolution_has_its_bias():
+    p, axes = arrays(w=(1, 4, 6), b=6), ("NTC", "TIO", "NTC")
+
+    def run(p, x):
+        y = jax.lax.conv_general_dilated(x, p["w"], (1,), "SAME", dimension_numbers=axes)
+        return jnp.tanh(y + p["b"])
+
+    np.testing.assert_allclose(points(run, p)["w#0"], X.astype(np.float64) @ p["w"][0] + p["b"])
+
+
+def test_a_comparison_with_an_array_is_no_point():
+    p = arrays(threshold=4, w=(4, 3))
+    run = lambda p, x: jnp.where(x > p["threshold"], x, 0) @ p["w"]  # noqa: E731
+    assert list(points(run, p)) == ["w#0"]
+
+
+def test_what_is_made_of_several_arrays_has_the_name_of_the_first():
+    p = arrays(w=(4, 3), a=(4, 2), b=(2, 3))
+    assert list(points(lambda p, x: x @ (p["w"] + p["a"] @ p["b"]), p)) == ["w#0"]
+
+
+def test_a_part_of_a_layer_is_not_named_as_the_layer():
+    p = arrays(w=(3, 4, 1))
+    for part in (lambda w: w[1, 2:, 0], lambda w: jnp.squeeze(w[1:2], -1)[:, 2:]):
+        assert list(points(lambda p, x, part=part: x[..., 2:] * part(p["w"]), p)) == ["w#0"]
+
+
+@pytest.mark.parametrize("inner", ["python", "scan"])
+def test_layers_in_layers_have_the_numbers_of_the_outer_ones(inner):
+    p = {"layers": arrays(w=(3, 2, 4, 4), v=(3, 4, 4))}
+
+    def layer(x, p):
+        x = x @ p["v"]
+        if inner == "scan":
+            return jax.lax.scan(lambda x, w: (x @ w, None), x, p["w"])[0], None
+        return x @ p["w"][0] @ p["w"][1], None
+
+    names = [f"layers.{i}.{each}" for i in range(3) for each in ("v#0", "w#0", "w#1")]
+    assert list(points(lambda p, x: jax.lax.scan(layer, x, p["layers"])[0], p)) == names
+
+
+def test_a_module_has_no_parts():
+    shapes = {"a.w": (4, 4), "a.b": (4,), "c.w": (4, 4), "c.g.b": (4,), "w": (4,)}
+    names = {name: points_module.module(name, shapes) for name in shapes}
+    assert names == {"a.w": "a", "a.b": "a", "c.w": "c.w", "c.g.b": "c.g", "w": "w"}
 
 
 def test_the_root_of_layers_has_several_parts_and_all_of_their_arrays():
-    layers = {"net.layers.one.w": (3, 4, 4), "net.layers.two.w": (3, 4, 4)}
+    layers = {"net.layers.one.w": (3, 4, 4), "net.layers.two.w": (4, 3, 4)}
     assert root_of_layers("net.layers.one", 3, layers) == "net.layers"
     for other in ("net.head.w", "net.layers_norm.w"):
         assert root_of_layers("net.layers.one", 3, layers | {other: (4, 2)}) == "net.layers"
@@ -129,18 +207,40 @@ def test_arrays_of_several_layers_have_a_point_in_each(loop):
         np.testing.assert_allclose(outputs[f"layers.{i}.two#0"], expected)
 
 
-def test_a_scan_over_time_is_one_point_and_is_not_run_step_by_step():
+@pytest.mark.parametrize(("output", "shape"), [(lambda h: h, (5, 2, 4)), (jnp.sum, (2, 4))])
+def test_a_scan_over_time_is_one_point_and_is_not_run_step_by_step(output, shape):
+    """Its output is the largest array."""
     p = arrays(w=(4, 4), u=(4, 4))
 
     def run(p, x):
         def step(h, x):
             h = jnp.tanh(x @ p["w"] + h @ p["u"])
-            return h, h
+            return h, output(h)
 
         return jax.lax.scan(step, jnp.zeros((2, 4)), x.swapaxes(0, 1))[1]
 
-    (point,) = points(run, p).values()
-    assert point.shape == (5, 2, 4)
+    assert {name: x.shape for name, x in points(run, p).items()} == {"w#0": shape}
+
+
+@pytest.mark.parametrize(
+    "run", [lambda p, x: x @ p["w"] + p["b"], lambda p, x: p["b"] + x @ p["w"]]
+)
+def test_the_array_that_is_added_at_a_point_is_recorded(run):
+    p = arrays(w=(4, 6), b=6)
+    recorded = record(run, p)
+    np.testing.assert_array_equal(np.squeeze(recorded.arrays["w#0/added"]), p["b"])
+    assert recorded.biases == {"w": {"b"}}
+
+
+def test_code_in_16_bits_belongs_to_the_next_point():
+    p = arrays(w=(4, 4), v=(4, 4), u=(4, 4))
+
+    def run(p, x):
+        x = jnp.tanh((x @ p["w"]).astype(jnp.bfloat16)).astype(x.dtype)
+        return x @ p["v"] @ p["u"]
+
+    narrow = record(run, p).narrow
+    assert [name for name in p if narrow.get(name) == "bfloat16"] == ["v"]
 
 
 def test_taps_of_the_model_are_the_only_points():
