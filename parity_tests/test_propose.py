@@ -422,6 +422,11 @@ def test_the_code_of_a_table_is_the_table():
     assert sorted(map(repr, names["table"])) == sorted(map(repr, table))
     assert '    # a note\n    Rule("conv.bias"' in code and "# of one layer\n" in code
     assert code.count("repeat(") == 1 and "layers.0" not in code
+    for outer, inner, repeats in ((3, 2, 1), (2, 3, 2)):  # {i} is that of more layers
+        table = [Rule(f"a.{i}.b.{j}", f"c.{i}.{j}") for i in range(outer) for j in range(inner)]
+        exec(code := weights.code(table), names)
+        assert sorted(map(repr, names["table"])) == sorted(map(repr, table))
+        assert code.count("repeat(") == repeats
 
 
 class TwoLayers(nnx.Module):

@@ -28,7 +28,7 @@ def junit(reports: Sequence[tuple[str, Report]]) -> str:
                 message = _printable(failures[name])
                 ElementTree.SubElement(case, "failure", message=message).text = message
     ElementTree.indent(suites)
-    return ElementTree.tostring(suites, "unicode", xml_declaration=True) + "\n"
+    return ElementTree.tostring(suites, "unicode") + "\n"
 
 
 def _failures(report: Report) -> Iterator[tuple[str, str]]:

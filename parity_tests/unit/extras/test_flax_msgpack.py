@@ -218,6 +218,7 @@ UNSAFE: dict[str, tuple[bytes, str]] = {
     "a long name": (library.packb({"a" * 1025: array()}), "a name of 1,025 bytes"),
     "too deep": (nested(100), "more than 32 maps"),
     "much too deep": (nested(100_000), "more than 32 maps"),
+    "lists too deep": (b"\x81\xa1a" + b"\x91" * 100 + b"\xc0", "more than 32 maps"),
     "long text": (b"\x81\xa1a\xdb\xff\xff\xff\xff", "a name of 4,294,967,295 bytes"),
     "too many values": (b"\x81\xa1a\xdd" + MANY + b"\xc0" * 2000, "more than 1,000 values"),
     "an array larger than its bytes": (of((2**40,)), "an array of 8 bytes declares another"),

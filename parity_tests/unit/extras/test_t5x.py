@@ -524,7 +524,7 @@ def test_a_plain_chunk_has_as_many_bytes_as_it_declares(size, tmp_path):
     about = json.loads((tmp_path / "a/.zarray").read_text())
     (tmp_path / "a/.zarray").write_text(json.dumps(about | {"compressor": None}))
     (tmp_path / "a/0").write_bytes(bytes(size))
-    refused = pytest.raises((InputError, UnsafeFileError), match=rf"a/0: .*\b{size} bytes")
+    refused = pytest.raises(InputError, match=f"a/0: has {size} bytes, and a chunk has 12")
     with contextlib.nullcontext() if size == 12 else refused:
         assert zarr.open_array(tmp_path / "a").read().tolist() == [0, 0, 0]
 

@@ -115,6 +115,14 @@ def entry(name: str, into=GOOD, out=GOOD, **more) -> Entry:
     return Entry(f"flax.{name}", f"torch.{name}", 0, into, out, **more)
 
 
+def test_the_result_is_the_first_that_differs_or_the_first():
+    agreeing = [measured(n * 1e-16) for n in (2, 4, 6)]
+    for bad in ((), (1,), (1, 2)):
+        each = [BAD if i in bad else measurement for i, measurement in enumerate(agreeing)]
+        compared = dataclasses.replace(report(), results=dict(zip("abc", each, strict=True)))
+        assert compared.result is each[bad[0] if bad else 0]
+
+
 def test_the_first_module_whose_input_agrees_and_output_does_not():
     parts = entry("a"), entry("b", GOOD, BAD), entry("c", BAD, BAD), entry("d", GOOD, BAD)
     compared = report(*parts)

@@ -246,6 +246,24 @@ def test_a_packed_tensor_in_the_last_module_has_the_arrays_of_the_last_one():
     assert flax["pool.in"] == ("y.q.w", "y.k.w", "y.v.w")
 
 
+def test_a_joined_bias_has_the_modules_of_its_matrix_whatever_order_arrays_are_in():
+    theirs = parts(a_w=(12, 4), a_b=(12,), d_w=(12, 4), d_b=(12,))
+    ours = [Part("n.scale", (4,), 0), *(Part(f"{m}.kernel", (4, 4), 0) for m in "mprstu")]
+    ours += [Part(f"{m}.bias", (4,), 0) for m in "utsrpm"]
+    flax = {match.torch: match.flax for match in matching.matched(theirs, ours)}
+    for name in "ad":
+        assert len(flax[f"{name}.w"]) == 3
+        owners = [[array[0] for array in flax[f"{name}.{leaf}"]] for leaf in "wb"]
+        assert owners[0] == owners[1]
+
+
+def test_one_module_may_hold_all_parts_of_a_matrix_and_of_its_bias():
+    theirs = parts(a_w=(8, 4), a_b=(8,))
+    ours = parts(m_w0=(4, 4), m_w1=(4, 4), m_b0=(4,), m_b1=(4,))
+    flax = {match.torch: match.flax for match in matching.matched(theirs, ours)}
+    assert flax == {"a.w": ("m.w0", "m.w1"), "a.b": ("m.b0", "m.b1")}
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 4, 2), (2, 4, 2)])
 def test_keys_and_values_are_cut_if_they_are_as_large_as_the_queries(shape):
     """Two heads of queries and one of keys: three arrays have the size of two tensors."""

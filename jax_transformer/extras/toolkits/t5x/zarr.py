@@ -178,7 +178,6 @@ def _check_chunks(array: ZarrArray) -> None:
     """Raise InputError unless every chunk has a file, UnsafeFileError if one is too small for what
     it declares. TensorStore reads zeros for a chunk without a file; T5X writes all of them.
     """
-    ratio = 1 if array.compressor is None else RATIO
     for index in array.indices():
         chunk = array.chunk_path(index)
         if not chunk.is_file():
@@ -186,13 +185,13 @@ def _check_chunks(array: ZarrArray) -> None:
                 f"{array.folder / METADATA}: its chunk {chunk.relative_to(array.folder)} is missing"
             )
         size = chunk.stat().st_size
-        if array.chunk_bytes > size * ratio:
+        if array.compressor is None and size != array.chunk_bytes:
+            raise InputError(f"{chunk}: has {size:,} bytes, and a chunk has {array.chunk_bytes:,}")
+        if array.chunk_bytes > size * RATIO:
             raise UnsafeFileError(
                 f"{chunk}: refused: declares {array.chunk_bytes:,} bytes, and a file of {size:,} "
                 "bytes cannot hold them"
             )
-        if array.compressor is None and size != array.chunk_bytes:
-            raise InputError(f"{chunk}: has {size:,} bytes, and a chunk has {array.chunk_bytes:,}")
 
 
 # Writing
