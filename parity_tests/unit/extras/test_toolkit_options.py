@@ -301,3 +301,20 @@ def test_a_word_with_the_name_of_another_role_is_refused(side):
     clash = replace(words, **{side: (*tokens, "<pad>")})
     with pytest.raises(InputError, match=f"a.pt: the {side} vocabulary has a token '<pad>'"):
         tokenizer_files("a.pt", clash)
+
+
+CONTENTS: dict[str, dict[str, Any]] = {
+    "fairseq": {"model": {"decoder.embed_tokens.weight": 0}, "args": {}},
+    "opennmt_py": {"model": {}, "generator": {}, "opt": {}, "vocab": {}},
+    "joeynmt": {"model_state": {"src_embed.lut.weight": 0}},
+}
+
+
+@pytest.mark.parametrize("toolkit", CONTENTS)
+def test_a_checkpoint_is_a_toolkit_s_if_it_has_all_of_its_parts(toolkit):
+    content = CONTENTS[toolkit]
+    formats = [each.FORMAT for each in (fairseq, opennmt_py, joeynmt)]
+    assert [each.name for each in formats if each.recognises_content(content)] == [toolkit]
+    for part, value in content.items():
+        for other in ({}, [*value]) if value else ([],):
+            assert not any(each.recognises_content(content | {part: other}) for each in formats)
