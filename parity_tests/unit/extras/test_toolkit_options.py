@@ -303,6 +303,17 @@ def test_a_word_with_the_name_of_another_role_is_refused(side):
         tokenizer_files("a.pt", clash)
 
 
+@pytest.mark.parametrize("number", [-1, 0, 10**9 - 1, 10**9, True, 1.0])
+@pytest.mark.parametrize("kind", [str, lambda number: number])
+def test_a_whole_number_has_at_most_nine_digits(number, kind):
+    options = Options({"a": kind(number)}, "model")
+    if type(number) is int and 0 <= number < 10**9:
+        assert options.number("a") == number
+    else:
+        with pytest.raises(InputError, match=r"model\.a=.* is not a whole number"):
+            options.number("a")
+
+
 CONTENTS: dict[str, dict[str, Any]] = {
     "fairseq": {"model": {"decoder.embed_tokens.weight": 0}, "args": {}},
     "opennmt_py": {"model": {}, "generator": {}, "opt": {}, "vocab": {}},

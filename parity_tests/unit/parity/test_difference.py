@@ -227,6 +227,17 @@ def test_the_table_fits_100_columns_and_marks_the_first():
     assert [row[0] for row in rows if row.endswith("<")] == ["…"]
 
 
+def test_below_the_table_are_the_modules_of_each_narrow_dtype_and_layout():
+    narrow = {"a": "float16", "b": "bfloat16", "c": "float16"}
+    parts = [entry(name, narrow=dtype) for name, dtype in narrow.items()]
+    parts += [entry("c", narrow="float16"), entry("d", layout="(2, 3) and (3, 2)")]
+    lines = [*report(*parts, result=GOOD).lines()]
+    assert lines[lines.index("float16 inside: flax.a, flax.c") + 1 :][:2] == [
+        "bfloat16 inside: flax.b",
+        "outputs (2, 3) and (3, 2): flax.d",
+    ]
+
+
 NAMES = [f"layer{i}" for i in range(11)]
 
 

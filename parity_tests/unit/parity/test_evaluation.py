@@ -33,6 +33,18 @@ class Visitor:
         return x
 
 
+def test_an_equation_has_the_narrowest_dtype_of_all_inside():
+    def run(x, y):
+        return jax.jit(lambda x, y: lax.dot(x, y, preferred_element_type=jnp.float32) * 2)(x, y)
+
+    for dtypes, narrowest in (("bfloat16", "bfloat16"), ("float32", "float32")):
+        x = jnp.ones((2, 2), dtypes)
+        (equation,) = jax.make_jaxpr(run)(x, x).eqns
+        assert evaluation.narrow_dtype(equation) == narrowest
+    (equation,) = jax.make_jaxpr(jnp.sin)(np.ones(2)).eqns
+    assert evaluation.narrow_dtype(equation) is None
+
+
 @jax.custom_vjp
 def cube(x):
     return x**3

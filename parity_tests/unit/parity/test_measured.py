@@ -212,6 +212,8 @@ def test_of_several_gradients_that_differ_the_furthest_are_shown(count):
     assert sum(line.count("a note") for line in report.lines()) == 1
     agreeing = dataclasses.replace(report, steps=(step._replace(parameters={"same": GOOD}),))
     assert [*agreeing.lines()][-3:-1] == ["a note", "another"]
+    row = "1 1 1 2.2× agree 2.2× agree 2.2×"
+    assert [" ".join(line.split()) for line in agreeing.lines()][1] == row
     for number in (1, 2):
         steps = (*agreeing.steps * (number - 1), step._replace(loss=BAD))
         summary = steps_report.TrainingReport(steps).summary()
