@@ -191,9 +191,9 @@ def _aligned(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     best: Any = [[(0.0, ())] * (columns + 1) for _ in range(rows + 1)]
     for i, j in itertools.product(reversed(range(rows)), reversed(range(columns))):
         total, more = best[i + 1][j + 1]
-        pair = [(total + scores[i][j], ((i, j), more))] if scores[i][j] else []
+        pair = total + scores[i][j], ((i, j), more)
         # Of alternatives the last: a joined product comes before the one that both sides have
-        best[i][j] = max(best[i + 1][j], best[i][j + 1], *pair, key=operator.itemgetter(0))
+        best[i][j] = max(best[i + 1][j], best[i][j + 1], pair, key=operator.itemgetter(0))
     pairs, more = [], best[0][0][1]
     while more:
         pair, more = more

@@ -268,11 +268,11 @@ class _Search:
         parameters = dict(self.module.named_parameters())
         for name, x in self.state.items():
             state[name] = state.get(self.first[name], x)
-            if name in known:
+            if name in known and x.size:
                 wide = x.astype(np.float64)
                 spread, mean = float(wide.std()), float(np.abs(wide).mean())
                 scale = spread if spread > 1e-6 * mean else 0.1
-                if wide.ndim > 1 and wide.size:
+                if wide.ndim > 1:
                     scale = max(scale, 2 * wide[0].size ** -0.5)
                 state[name] = wide + 0.5 * scale * rng.uniform(-1, 1, wide.shape)
             elif name in parameters and matching.is_bias(name):  # the second one of PyTorch's RNNs

@@ -14,6 +14,7 @@ from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.marian import marian_format, marian_model, marian_names
 from jax_transformer.formats import registry
 from jax_transformer.storage import safetensors, yaml_data
+from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from parity_tests import marian_files
 
 WORDS = ["</s>", "<unk>", "no", "▁the", "'", '"', ":", "#", "1", "~", "null"]
@@ -331,6 +332,18 @@ def test_hostile_npz_files_are_refused(name, tmp_path):
     (tmp_path / "model.npz").write_bytes(file)
     with pytest.raises(error, match="model.npz.*" + message.replace("(", "\\(")):
         marian_model.scan_npz(tmp_path / "model.npz")
+
+
+@pytest.mark.parametrize(("dtype", "more"), [("float32", -9), ("int8", 1), ("uint8", 0)])
+def test_options_are_bytes_and_not_very_many(dtype, more):
+    length = marian_model._LONGEST_OPTIONS + more
+    text = np.frombuffer(b"a: b".ljust(length, b"\0"), np.uint8)
+    tensor = LazyTensor(TensorInfo((length,), dtype), lambda: text)
+    if not more:
+        assert marian_model._options(Path("a"), tensor) == {"a": "b"}
+        return
+    with pytest.raises(InputError, match=f"a: special:model.yml is .* bytes of {dtype}"):
+        marian_model._options(Path("a"), tensor)
 
 
 def test_inspect_reads_every_byte(folder, capsys):

@@ -11,6 +11,7 @@ import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.extras.speech import command, sound
+from jax_transformer.extras.speech.timestamps import Phrase, split
 from jax_transformer.extras.speech.transcription import Segment, Transcript
 from parity_tests.unit import helpers
 
@@ -198,3 +199,8 @@ def test_times_carry_from_milliseconds_to_hours():
         36_000.0: "10:00:00.000",
     }.items():
         assert command._time(seconds) == text
+
+
+def test_a_model_that_writes_no_times_returns_one_phrase_of_a_window():
+    phrase = Phrase((1.0, 1.6), [7, 900, 901])
+    assert split(phrase.tokens, None, seek=100, frames=60) == ([phrase], 60)

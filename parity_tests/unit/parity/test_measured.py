@@ -665,6 +665,8 @@ def test_a_kernel_has_the_layouts_of_pytorch():
     *_, of_inputs, of_outputs = pairs._kernel_layouts(heads)
     assert of_inputs.shape == (5, 12) and of_outputs.shape == (20, 3)
     assert of_inputs[2, 7] == heads[1, 3, 2] and of_outputs[7, 2] == heads[2, 1, 2]
+    (linear,) = pairs._kernel_layouts(heads[0])
+    assert (linear == heads[0].T).all()
 
 
 # Goldens

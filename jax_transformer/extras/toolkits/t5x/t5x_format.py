@@ -390,7 +390,7 @@ def configuration(layout: Layout, gin: Gin) -> TransformerConfig:
     }
     if gin.dropout is not None:
         data["dropout_rate"] = gin.dropout
-    return huggingface_config.from_config(data, names=stored_names(layout))
+    return huggingface_config.from_config(data)
 
 
 def stored_names(layout: Layout) -> set[str]:
