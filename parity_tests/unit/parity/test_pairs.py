@@ -53,6 +53,34 @@ def test_two_modules_with_equal_outputs_may_run_in_another_order():
     assert len(pairs.guessed(*similar)) == 1, "names that are only similar"
 
 
+@pytest.mark.parametrize(
+    ("norm", "outputs", "same"),
+    [((8,), ((1.0,), (2.0,)), False), ((8,), ((1.0,), (1.0,)), True), ((), ((), ()), True)],
+)
+def test_modules_are_no_pair_if_a_part_with_weights_is_outside_of_one(norm, outputs, same):
+    shape, sizes = (2, 8), tuple(sorted((*norm, 64)))
+    ours = called(m_norm=(shape, norm), m_up=(shape, (64,)), m=(shape, sizes, outputs[0]))
+    theirs = called(norm=(shape, norm), t_up=(shape, (64,)), t=(shape, (64,), outputs[1]))
+    inner = [("m.norm", "norm"), ("m.up", "t.up")]
+    assert pairs.guessed(ours, theirs) == [*inner, *([("m", "t")] if same else [])]
+
+
+def test_what_is_equal_in_one_layer_is_a_pair_in_the_others():
+    shape, alike = (2, 8), (1.0,)
+    ours = called(l_0_x=(shape, None, alike), l_1_x=(shape, None, (2.0,)))
+    theirs = called(k_0_p=(shape, None, alike), k_0_q=(shape, None, (3.0,)))
+    theirs += called(k_1_p=(shape, None, (4.0,)), k_1_q=(shape, None, (5.0,)))
+    assert pairs.guessed(ours, theirs) == [("l.0.x", "k.0.p"), ("l.1.x", "k.1.p")]
+
+
+def test_a_layer_may_be_cut_into_parts_on_the_other_side():
+    layer, shape = called(up=((2, 8), (8, 64))), (2, 8)
+    cut = called(up_w=(shape, (64,)), up_b=(shape, (8,)), up=(shape, (8, 64)))
+    assert pairs.guessed(layer, cut) == pairs.guessed(cut, layer) == [("up", "up")]
+    act = called(act=(shape, ())), called(act_inner=(shape, ()), act=(shape, ()))
+    assert pairs.guessed(*act) == pairs.guessed(*act[::-1]) == [("act", "act")]
+
+
 def test_a_module_that_is_better_elsewhere_has_that_counterpart():
     shape, alike, other = (2, 8), (1.0,), (2.0,)
     ours = called(a_x=(shape, None, other), a_y=(shape, None, alike))
@@ -88,7 +116,8 @@ def test_outputs_may_have_other_axes_of_the_same_numbers(ours, theirs, same):
         ({"a": ((2,), ())}, {"b": ((2,), ())}, False),
         ({"a": ((2,), ())}, {"a": ((2,), ())}, True),
         ({"a": ((2,), (), (3.0,))}, {"b": ((2,), (), (3.0,))}, True),
-        ({"a": ((2,), (), (3.0,))}, {"b": ((2,), (), (3.1,))}, False),
+        ({"a": ((2,), (), (3.0,))}, {"b": ((2,), (), (3.0001,))}, False),
+        ({"a": ((2,), (), (3e-5,))}, {"b": ((2,), (), (4e-5,))}, False),
         ({"a": ((2,), None)}, {"b": ((2,), ())}, True),
         ({"a": ((2,), (4,))}, {"b": ((2,), None)}, True),
         ({"norm_2": ((2,), ())}, {"norm_1": ((2,), ())}, True),
