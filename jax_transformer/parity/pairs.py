@@ -353,7 +353,7 @@ def _is_of(path: str, module: str) -> bool:
 
 def _layout_of_rule(rule: Rule, recording: Any) -> list[np.ndarray]:
     gradients = [recording.parameters.get(name) for name in rule.flax]
-    return [] if any(x is None for x in gradients) else [rule.joined(gradients, own=True)]
+    return [] if any(x is None for x in gradients) else [rule.joined(gradients)]
 
 
 def _layouts_of_array(name: str, at: tuple[int, int] | None, recording: Any) -> list[np.ndarray]:

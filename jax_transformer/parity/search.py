@@ -459,7 +459,7 @@ class _Search:
         gradients = any_model.layers_of(zeros | final.parameters, self.stacks)
         self.joined: dict[str, np.ndarray] = {}  # the gradient of a tensor is that of all its ties
         for match in self.matches:
-            total = match.rule.joined([gradients[name][1] for name in match.flax], own=True)
+            total = match.rule.joined([gradients[name][1] for name in match.flax])
             first = self.first[match.torch]
             self.joined[first] = self.joined.get(first, 0) + total
         self.largest = max(np.abs(array).max(initial=0) for _, array in gradients.values())

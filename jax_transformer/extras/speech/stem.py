@@ -48,7 +48,7 @@ def _convolution(config: TransformerConfig, inputs: int, stride: int, rngs: nnx.
         kernel_size=(_WIDTH,),
         strides=(stride,),
         padding=1,
-        dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
+        dtype=config.compute_dtype,
         kernel_init=partial(uniform, bound),
         bias_init=partial(uniform, bound),
         rngs=rngs,

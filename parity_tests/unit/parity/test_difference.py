@@ -218,6 +218,13 @@ def test_calls_of_one_module_correspond_by_shape_and_numbers():
     assert entries[3].note == "called more often than in the PyTorch model"
 
 
+def test_code_outside_that_computes_in_16_bits_in_one_model_is_a_difference():
+    compared = dataclasses.replace(report(entry("a"), result=GOOD), outside_in_16_bits="why")
+    assert not compared.agrees and compared.summary() == "why"
+    compared = report(entry("a", lower="Flax", narrow="bfloat16"), result=GOOD)
+    assert not compared.agrees and compared.first_fault is compared.entries[0]
+
+
 def test_the_table_fits_100_columns_and_marks_the_first():
     note = "outputs (3, 4) and (4, 5) are not compared " * 3
     compared = report(entry("a" * 90, GOOD, BAD), entry("b", note=note))

@@ -251,6 +251,21 @@ def test_a_placeholder_is_one_part_of_a_name():
     assert len(pairs.from_patterns(both, ours, theirs)) == 12
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "compared", "rest"),
+    [
+        (["a"], ["a"], ["a"], ""),
+        (["a", "b", "c"], ["a", "b", "c"], ["a", "c"], "b"),
+        (["a"], ["a", "b", "c"], ["a"], "b, c"),
+        ([], ["a", "b"], [""], "b"),
+        (["a", "b"], ["a"], ["a"], "b"),
+    ],
+)
+def test_a_note_names_the_results_that_are_not_compared(theirs, ours, compared, rest):
+    notes = structures.Results(theirs, ours).note(compared)
+    assert notes == ([f"not compared: {rest}, which a model also returns"] if rest else [])
+
+
 def test_a_batch_is_arrays_of_numbers():
     one = np.ones(2)
     for batch, count in ((one, 1), ([one, np.int32(3)], 2), ((one, [1, 2], 3.5), 3), ([], 0)):
