@@ -1,5 +1,6 @@
 """Computations in narrow floats are evaluated in float64, primitive by primitive."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
-from jax_transformer.parity import evaluation
+from jax_transformer.parity import evaluation, recording
 from jax_transformer.parity.evaluation import Evaluation, Point, mark
 
 Function = Callable[[jax.Array, Any], Any]
@@ -31,6 +33,30 @@ class Visitor:
     def visit(self, point, iterations, x, narrow):
         self.visited.append(point.path(iterations))
         return x
+
+
+@pytest.mark.parametrize(("layers", "name"), [(None, "a.1.b"), (3, "a.2.b"), (5, "a.b")])
+def test_the_number_in_a_point_s_name_is_that_of_the_scan_of_as_many_layers(layers, name):
+    point = Point(1, "a.{}.b", "output", layers)
+    assert point.path(((1, 2), (2, 3), (0, 3))) == name and point.path(()) == "a.b"
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: Any
+    other: Any
+    count: int = dataclasses.field(default=3, init=False)
+
+
+def test_arrays_in_dataclasses_are_mapped_and_what_is_equal_stays_that_object():
+    x, module = np.ones(2), nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    output = Output(x, Output(module, [x, "text"]))
+    changed = recording.map_arrays(lambda array: 2 * array, {"a": output})["a"]
+    assert changed.other.hidden is module and changed.other.other[1] == "text"
+    assert (changed.hidden == 2).all() and (changed.other.other[0] == 2).all()
+    assert recording.map_arrays(lambda array: array, Output(x, None)).hidden is x
+    for same in (Output(module, x), Output(x, 1)):
+        assert recording.map_arrays(lambda array: array, same) is same
 
 
 def test_an_equation_has_the_narrowest_dtype_of_all_inside():

@@ -290,6 +290,14 @@ def test_a_model_on_a_mesh_with_explicit_axes_is_run_on_one_device_in_float64():
     np.testing.assert_allclose(outputs["w#0"], X.astype(np.float64) @ np.ones((4, 4)), rtol=1e-12)
 
 
+def test_a_program_is_sharded_if_one_of_its_arrays_is():
+    spec = jax.sharding.PartitionSpec("x", None, None)
+    with jax.set_mesh(explicit()):
+        one = jax.make_jaxpr(jax.jit(lambda x: jax.sharding.reshard(x, spec) * 2))
+        assert jaxprs.is_sharded(one(X))
+    assert not jaxprs.is_sharded(jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(X))
+
+
 def test_shard_map_on_such_a_mesh_is_refused():
     spec, mesh = jax.sharding.PartitionSpec, explicit()
 
