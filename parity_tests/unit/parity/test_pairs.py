@@ -40,7 +40,7 @@ def called(**modules: tuple) -> list[Called]:
 
 
 def test_two_modules_with_equal_outputs_may_run_in_another_order():
-    """What can be no pair stays alone."""
+    """One that has another shape stays alone."""
     ours = called(x=((2, 8), None, (1.0,)), y=((2, 8), None, (2.0,)), a=((3,), None))
     theirs = called(p=((2, 8), None, (2.0,)), q=((2, 8), None, (1.0,)), r=((5,), None))
     assert pairs.guessed(ours, theirs) == [("x", "q"), ("y", "p")]

@@ -88,7 +88,7 @@ def test_a_product_has_its_bias_and_no_more():
     ids=["gate", "factor of rows", "other use"],
 )
 @pytest.mark.parametrize("width", [1, 4])
-def test_a_product_ends_before_a_gate_and_before_what_is_used_twice(run, width):
+def test_a_product_ends_before_its_gate(run, width):
     p, x = arrays(w=(width, 6), gate=(width, 6), b=6), X[..., :width]
     np.testing.assert_allclose(points(run, p, x)["w#0"], x.astype(np.float64) @ p["w"])
 
@@ -103,7 +103,7 @@ def test_a_product_ends_before_a_gate_and_before_what_is_used_twice(run, width):
     ],
     ids=["features", "rows", "one", "constant"],
 )
-def test_a_factor_of_rows_alone_is_a_part_of_a_norm(factor, inside):
+def test_a_factor_of_features_is_no_part_of_a_norm(factor, inside):
     p, x = arrays(g=4, w=(4, 1, 3)), X.astype(np.float64)
     outputs = points(lambda p, x: p["g"] * x * factor(x) @ p["w"][:, 0], p)
     assert list(outputs) == ["g#0", "w#0"]
