@@ -78,7 +78,7 @@ class Proposal:
 
     def lines(self) -> Iterator[str]:
         """Return the table as a list, with the reason for each entry."""
-        width = max((len(_torch_name(line.entry)) for line in self.entries), default=0)
+        width = max(len(_torch_name(line.entry)) for line in self.entries)
         for line in self.entries:
             mark = " " if line.proven else "?"
             entry = line.entry

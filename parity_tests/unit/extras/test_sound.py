@@ -1,5 +1,6 @@
 """WAV files: samples of every width, resampling, and files that are damaged or lie."""
 
+import contextlib
 import itertools
 import random
 import struct
@@ -9,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.extras.speech import command, sound
-from jax_transformer.extras.speech.timestamps import Phrase, split
+from jax_transformer.extras.speech.speech_config import SpeechConfig
+from jax_transformer.extras.speech.timestamps import Phrase, TimestampRules, split
 from jax_transformer.extras.speech.transcription import Segment, Transcript
 from parity_tests.unit import helpers
 
@@ -199,6 +201,14 @@ def test_times_carry_from_milliseconds_to_hours():
         36_000.0: "10:00:00.000",
     }.items():
         assert command._time(seconds) == text
+
+
+@pytest.mark.parametrize(("last", "first"), [(None, None), (0, 1), (7, 8)])
+def test_times_begin_after_the_token_that_says_that_there_are_none(last, first):
+    config = helpers.stand_in(SpeechConfig, no_timestamps_id=last, max_initial=3)
+    assert config.first_time == first
+    with pytest.raises(ConfigError) if first is None else contextlib.nullcontext():
+        assert config.rules == TimestampRules(first, 3)
 
 
 def test_a_model_that_writes_no_times_returns_one_phrase_of_a_window():

@@ -1,5 +1,6 @@
 """Matches of tensors and arrays by names, shapes and order, and the verdict on a table of them."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from jax_transformer.parity import matching, search
 from jax_transformer.parity.matching import Match, Part
 from jax_transformer.parity.proposal import SAME, Line, Proposal
-from jax_transformer.weights import Rule
+from jax_transformer.weights import Rule, Unused
 from jax_transformer.weights.layouts import Layout
 from parity_tests.unit.helpers import stand_in
 
@@ -231,6 +232,10 @@ def test_a_table_converts_if_all_comes_back_and_the_outputs_agree(proven, missin
     exec(proposal.code(), names := dict[str, Any]())
     assert names["table"] == proposal.table
     assert proposal.summary().startswith(f"{1 + proven} of 2 rules proven, {len(missing)} array")
+    unused = [Line(Unused(name), "why", name == "buffer") for name in ("buffer", "w")]
+    more = dataclasses.replace(proposal, entries=[*lines, *unused])
+    assert ", 1 tensor without an array; " in more.summary()
+    assert "without an array" not in proposal.summary() and not more.converts
 
 
 def parts(**shapes: tuple[int, ...]) -> list[Part]:
