@@ -201,9 +201,9 @@ def test_a_square_matrix_has_the_layout_of_the_others_of_its_class(kind, turned)
 def test_modules_have_a_place_and_every_two_are_exchanged():
     assert sorted(search._swaps(3)) == [(0, 2, 1), (1, 0, 2), (2, 1, 0)]
     assert search._around("a.b") == ["a.b", "a", ""] and search._around("") == [""]
-    names = ["a.b.w", "a.w", "c.w", "unused.w"]
-    ranks = search._ranks(["a.b#0", "a#0", "a.b#1", "c#0"], names)
-    assert ranks == {"a.b.w": 0, "a.w": 0, "c.w": 3, "unused.w": 3}
+    names = ["a.b.w", "a.w", "c.w", "unused.w", "a.b.part.w", "point"]
+    ranks = search._ranks(["a.b#0", "a#0", "a.b#1", "c#0", "point#0"], names)
+    assert ranks == dict(zip(names, (0, 0, 3, 3, 0, 4), strict=True))
 
 
 @pytest.mark.parametrize(("count", "orders"), [(2, 2), (3, 6), (4, 24), (5, 1 + 10), (6, 1 + 15)])

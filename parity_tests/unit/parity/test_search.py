@@ -8,7 +8,8 @@ import pytest
 
 from jax_transformer.parity import search
 from jax_transformer.parity.matching import Match
-from jax_transformer.weights import layouts
+from jax_transformer.parity.proposal import Line
+from jax_transformer.weights import Alias, Rule, Unused, layouts
 from jax_transformer.weights.layouts import Layout
 from parity_tests.unit.helpers import stand_in
 
@@ -209,3 +210,90 @@ def test_a_module_of_an_attention_may_join_its_heads_in_another_order(theirs, ou
     assert changes(one, tables) == [(0, 1)] * len(orders)
     one.state[f"{theirs}.b"] = np.zeros(24)
     assert not [*one._other_features()]
+
+
+@pytest.mark.parametrize(
+    ("off", "acting", "gradient", "right", "problem"),
+    [
+        (0.0, 1.0, 1.0, {}, None),
+        (0.0, 1.0, 1.02, {}, None),
+        (0.0, 1.0, 1.05, {}, "the gradients differ"),
+        (0.0, 1e-11, 1.0, {}, "does not act on the result"),
+        (0.0, 1e-9, 1.0, {}, None),
+        (1e-3, 1e-4, 1.05, {}, "does not act on the result"),
+        (1e-3, 1e-4, 1.0, {}, None),
+        (0.0, 1.0, None, {}, None),
+        (search.SAME, 1.0, 1.0, {"m#0": False}, "the outputs differ"),
+        (search.SAME, 1.0, 1.0, {"m#0": True}, "the outputs differ, but not that of m"),
+    ],
+)
+def test_a_rule_is_proven_by_outputs_and_by_a_gradient_that_acts(
+    off, acting, gradient, right, problem
+):
+    gradients = {} if gradient is None else {"t.w": np.array([gradient, 0.0])}
+    one = stand_in(
+        search._Search,
+        first={"t.w": "t.w", "tie": "t.w"},
+        theirs=SimpleNamespace(parameters=gradients),
+        joined={"t.w": np.array([1.0, 0.0])},
+        largest=5.0,
+    )
+    options = [Layout(axes, {}) for axes in ("a b -> b a", "", "o i -> i o", "d", "e", "f")]
+    ours = [np.zeros(2), np.array([0.0, -5 * acting])]
+    line = one._line(match("tie", "m.w", layouts=options, choice=2), off, ours, right)
+    assert line.entry.axes == "o i -> i o" and line.proven == (problem is None)
+    assert line.reason == ("why" if problem is None else f"why; {problem}")
+    assert line.candidates == (() if line.proven else ("a b -> b a", "the same axes", "d", "e"))
+
+
+def test_a_tensor_without_an_array_is_a_tie_a_buffer_or_not_proven():
+    names = ["w", "tie", "alone", "alone.tie", "more.bias", "table"]
+    one = stand_in(
+        search._Search,
+        module=SimpleNamespace(named_parameters=lambda: [(n, 0) for n in names[:-1]]),
+        state={name: np.zeros(i) for i, name in enumerate(names)},
+        first={name: name for name in names} | {"tie": "w", "alone.tie": "alone"},
+    )
+    lines = {line.entry.torch: line for line in one._without_rule({"w"})}
+    assert lines.pop("tie").entry == Alias("tie", "w")
+    assert all(isinstance(line.entry, Unused) for line in lines.values())
+    assert {name: line.proven for name, line in lines.items()} == {
+        "alone": False,
+        "alone.tie": False,
+        "more.bias": False,
+        "table": True,
+    }
+    assert lines["alone"].reason == "no array for its shape (2,)"
+    assert lines["more.bias"].reason.endswith("(4,); the rest is compared with zeros in it")
+
+
+@pytest.mark.parametrize(
+    ("others", "before", "after", "results", "reason"),
+    [
+        ([True], True, False, [0.0], "why; by the output of m"),
+        ([True], True, True, [0.0], None),
+        ([True], False, False, [0.0], None),
+        ([False, True], True, False, [0.0], None),
+        ([], True, False, [0.0], None),
+        ([True], True, True, [1.0, 0.0], None),
+        ([True], True, True, [0.0, search.SAME], "why; by another result"),
+        ([], False, False, [0.0, 0.0, 1.0], "why; by another result"),
+    ],
+)
+def test_a_rule_without_a_gradient_is_proven_by_what_other_numbers_change(
+    others, before, after, results, reason
+):
+    spoilt = []
+    one = stand_in(
+        search._Search,
+        matches=[],
+        _results=lambda names: spoilt.append(names) or results,
+        judged=lambda _, names: spoilt.append((*names,)) or {"m#0": after},
+    )
+    inert = Line(Rule("t.b", "m.b"), "why; does not act on the result", False)
+    lines = [Line(Rule("t.w", f"m.w{i}"), "why", proven) for i, proven in enumerate(others)]
+    lines += [inert, Line(Rule("n.w", "n.w"), "why", True), Line(Unused("x"), "why", True)]
+    changed = one._by_modules(lines, {"m#0": before})
+    new = inert if reason is None else Line(inert.entry, reason, True)
+    assert changed == [new if line is inert else line for line in lines]
+    assert {*spoilt} == {("m.b",)}
