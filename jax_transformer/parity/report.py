@@ -160,9 +160,8 @@ class Report:
             verdict = f"the {verb}, {in_words(self.result)}"
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
-        agree = not any(differs(entry.output) for entry in self.entries)
-        end = "all paired modules agree" if agree else "no paired module is the first to differ"
-        begin = _begin(self.entries) or end
+        # If no input differs, the first output that does is the first fault's
+        begin = _begin(self.entries) or "all paired modules agree"
         return f"{verdict}, and {begin}: pair more modules to narrow it down{others}"
 
     def _gradient_summary(self) -> str:

@@ -35,6 +35,12 @@ def test_the_first_fault_is_the_first_that_differs_by_itself_if_only_that_tells(
     assert report(first, entry("n", **NARROW)).first_fault.ours == "flax.n"
 
 
+def test_a_part_comes_before_its_module_if_the_module_s_input_agrees():
+    parts = [entry("x", BAD, BAD), entry("m.a", GOOD, BAD), entry("m", GOOD, BAD)]
+    assert report(*parts).first_fault is parts[1]
+    assert report(*parts[:2], entry("m", BAD, BAD)).first_fault is None
+
+
 def test_code_outside_a_result_or_a_module_s_own_difference_is_a_difference():
     good = report(entry("a"), result=GOOD)
     assert good.same_outputs and outside(good, GOOD).same_outputs
@@ -125,6 +131,8 @@ def test_the_verdict_on_outputs_in_words(compared, words):
 def test_of_several_results_the_one_that_differs_is_named():
     compared = dataclasses.replace(report(entry("m")), results={"a": GOOD, "b": BAD})
     assert compared.summary().startswith("the result b differs, by 0.001 in float64")
+    agreeing = dataclasses.replace(compared, results={"a": GOOD, "b": measured(1e-15)})
+    assert agreeing.summary().startswith("the models agree: largest difference 1.1e-15 in float64")
     titles = [line.split()[:2] for line in compared.lines() if line.startswith("result")]
     assert titles == [["result", "a"], ["result", "b"]]
     assert (

@@ -236,10 +236,10 @@ def test_a_rule_is_proven_by_outputs_and_by_a_gradient_that_acts(
         first={"t.w": "t.w", "tie": "t.w"},
         theirs=SimpleNamespace(parameters=gradients),
         joined={"t.w": np.array([1.0, 0.0])},
-        largest=5.0,
+        largest=1e4,
     )
     options = [Layout(axes, {}) for axes in ("a b -> b a", "", "o i -> i o", "d", "e", "f")]
-    ours = [np.zeros(2), np.array([0.0, -5 * acting])]
+    ours = [np.zeros(2), np.array([0.0, -1e4 * acting])]
     line = one._line(match("tie", "m.w", layouts=options, choice=2), off, ours, right)
     assert line.entry.axes == "o i -> i o" and line.proven == (problem is None)
     assert line.reason == ("why" if problem is None else f"why; {problem}")
