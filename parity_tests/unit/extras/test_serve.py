@@ -441,6 +441,12 @@ def test_the_timeout_of_a_request_begins_before_its_body(served, monkeypatch):
     assert deadline <= arrived + 16
 
 
+def test_an_error_of_the_server_is_500_and_tells_nothing_of_it():
+    answer = asyncio.run(app._internal_error(mock.Mock(), ValueError("secret")))
+    assert answer.status_code == 500
+    assert json.loads(answer.body) == {"error": "internal error: see the server's log"}
+
+
 def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch, caplog):
     service, client = served
     with monkeypatch.context() as patch, ThreadPoolExecutor(3) as threads:

@@ -317,6 +317,13 @@ def test_gin_is_read_line_by_line(tmp_path):
             registry.open(folder)
 
 
+def test_a_bracket_that_is_never_closed_takes_only_a_part_of_a_gin():
+    short, long = ("a.b = (" + "\n  1," * count + "\nc.d = 2" for count in (3, 6_000))
+    assert t5x_format._statements(short) == ["a.b = ( 1, 1, 1, c.d = 2"]
+    assert t5x_format._statements(long)[-1] == "c.d = 2"
+    assert t5x_format._statements("a = (1,  # one\n 2)\nb = 3") == ["a = (1, 2)", "b = 3"]
+
+
 def test_gin_is_read_up_to_its_limit(tmp_path, monkeypatch):
     folder = written(tmp_path / "model")
     size = (folder / "config.gin").stat().st_size

@@ -262,6 +262,13 @@ def test_a_joined_bias_has_the_modules_of_its_matrix_whatever_order_arrays_are_i
         assert owners[0] == owners[1]
 
 
+def test_of_several_tensors_of_one_size_the_likeliest_has_its_arrays_first():
+    theirs = parts(n_w=(8, 4), n_b=(8,), up_w=(8, 4))
+    ours = parts(up_c=(4, 4), up_d=(4, 4), m_e=(4, 4), m_f=(4, 4), m_b0=(4,), m_b1=(4,))
+    flax = {match.torch: match.flax for match in matching.matched(theirs, ours)}
+    assert flax["up.w"] == ("up.c", "up.d") and flax["n.w"] == ("m.e", "m.f")
+
+
 def test_one_module_may_hold_all_parts_of_a_matrix_and_of_its_bias():
     theirs = parts(a_w=(8, 4), a_b=(8,))
     ours = parts(m_w0=(4, 4), m_w1=(4, 4), m_b0=(4,), m_b1=(4,))

@@ -252,6 +252,34 @@ def test_a_placeholder_is_one_part_of_a_name():
 
 
 @pytest.mark.parametrize(
+    ("theirs", "ours", "order"),
+    [
+        (["b", "a"], "a b", "b a"),
+        (["b"], "a b", "b a"),
+        ([], "a b", "a b"),
+        (["c"], "a b", "a b"),
+        ([""], "a b", "a b"),
+        (["a", "b"], "b", "b"),
+        (["0", "1"], "a b", "a b"),
+        (["a", "b"], "0 1", "0 1"),
+        (["a", "b"], "a c", None),
+        (["a", "b"], "a b c", None),
+        (["0", "1"], "a b c", None),
+    ],
+)
+def test_results_correspond_by_name_or_by_number_and_the_first_is_compared(theirs, ours, order):
+    results = structures.Results(theirs)
+    arrays = {name: np.full(3, float(i)) for i, name in enumerate(ours.split())}
+    refused = pytest.raises(ConfigError, match=r"returns (a, b|0, 1) and the JAX")
+    with refused if order is None else contextlib.nullcontext():
+        first = results.choose({"ids": np.arange(3), **arrays})
+        assert first is arrays[order[0]] and results.ours == order.split()
+        jaxpr = jax.make_jaxpr(lambda: results.choose(arrays))()
+        marked = [each.params["point"].kind for each in jaxpr.eqns]
+        assert marked == [f"result {name}" for name in theirs[1:]][: len(arrays) - 1]
+
+
+@pytest.mark.parametrize(
     ("theirs", "ours", "compared", "rest"),
     [
         (["a"], ["a"], ["a"], ""),
