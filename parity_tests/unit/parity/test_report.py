@@ -1,11 +1,13 @@
 """Verdicts on artificial measurements, in words."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 from jax_transformer.parity import report as reports
-from jax_transformer.parity.difference import IN_FLOAT32
+from jax_transformer.parity.difference import IN_FLOAT32, difference
 from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, measured, report
 
 WORSE, NARROW = measured(1e-2), {"lower": "Flax", "narrow": "bfloat16"}
@@ -147,3 +149,65 @@ def test_no_line_is_longer_than_100_columns():
         text = f"{word} " * 200
         lines = [*reports.wrapped(text), *report(entry("m", note=text)).lines()]
         assert all(len(line) <= 100 for line in lines[:-1])
+
+
+def test_the_data_of_a_report_has_every_measurement():
+    names = "input output input_gradient output_gradient own".split()
+    each = {name: measured(10.0**-i) for i, name in enumerate(names, 2)}
+    one = dataclasses.replace(entry("m"), **each, own_place="m.part", parameters={"w": WORSE})
+    data = outside(report(one), BAD, "n").to_data()
+    (module,) = data["modules"]
+    for name, measurement in each.items():
+        assert module[name]["float64"]["max_abs"] == measurement.wide.max_abs
+    assert module["own"]["place"] == "m.part" and not module["parameters"]["w"]["agrees"]
+    assert data["faults"] == [one.title] and data["own_result"]["place"] == "n"
+    assert report().to_data()["own_result"] is None and "own" not in report(FAULT).to_data()
+    backward = entry("b", output_gradient=GOOD, parameters={"w": BAD})
+    data = report(backward, result=GOOD).to_data()
+    assert data["first_fault"] == backward.title and data["modules"][0]["first"]
+
+
+def test_a_row_has_the_verdicts_and_the_figures_of_the_output():
+    output = dataclasses.replace(BAD, times=2e3, narrow_times=7.0)
+    one = dataclasses.replace(entry("m", GOOD, output), call=1, parameters={"w": BAD})
+    row = next(line for line in report(one).lines() if line.startswith("flax.m"))
+    figures = ["2e+03×", "0.001", "7.0×", "8389", "<"]
+    assert row.split() == ["flax.m", "#2", "agrees", "DIFFERS", "DIFFERS", *figures]
+
+
+def test_parts_that_differ_by_themselves_are_listed_if_they_are_several():
+    parts = [entry(name, own=BAD) for name in "ab"]
+    for compared, count in (
+        (report(parts[0]), 1),
+        (outside(report(parts[0]), GOOD), 1),
+        (outside(report(parts[0]), BAD), 2),
+        (outside(report(*parts), GOOD), 2),
+        (outside(report(*parts), BAD), 3),
+    ):
+        text = f"{count} parts differ by themselves:"
+        assert [line for line in compared.lines() if "parts differ by" in line] == (
+            [text] if count > 1 else []
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.04, "0.0×"), (999.94, "999.9×"), (1000, "1e+03×"), (math.inf, "inf")],
+)
+def test_multiples_of_rounding_are_short(value, text):
+    assert reports.multiple(value) == text
+
+
+def test_the_words_for_a_difference_have_its_element_and_nan_on_one_side():
+    for ours, theirs, at, nan in (
+        ([[1.0, 3.0]], [[1.0, 2.0]], ", at (0, 1)", ""),
+        (3.0, 2.0, "", ""),
+        ([math.nan, 3.0], [math.nan, 2.0], ", at (1)", ""),
+        ([3.0, math.nan, math.nan], [2.0, math.nan, 1.0], None, "; NaN: 2 here, 1 there"),
+    ):
+        wide = difference(np.array(ours), np.array(theirs))
+        words = reports.in_words(dataclasses.replace(BAD, wide=wide))
+        assert words.endswith(nan or ": 3 here, 2 there")
+        assert at is None or words.startswith(
+            f"by 1 in float64, {reports.multiple(BAD.times)} rounding{at}:"
+        )
