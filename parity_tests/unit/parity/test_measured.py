@@ -917,10 +917,12 @@ def test_every_argument_of_the_fixture_reaches_the_comparison(tmp_path, monkeypa
     (_, recorder, batch, rules), named = seen.pop()
     assert (rules, named) == ({"a": "b"}, options | {"call": len})
     assert (recorder.seed, recorder.source) == (7, {"factory": "a:b"}) and batch == recorder.batch
-    names = [plugin.Parity(f"a.py::test[{i}/{case}]", str(tmp_path), False) for i, case in BOTH]
+    names = [
+        plugin.Parity(f"a.py::test[{i}/{case}]", str(tmp_path / "a/b"), False) for i, case in BOTH
+    ]
     for one in names:
         one._write(report())
-    assert len({page.name for page in tmp_path.glob("*.html")}) == len(names) == 6
+    assert len({page.name for page in tmp_path.glob("a/b/*.html")}) == len(names) == 6
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.parity import report as reports
+from jax_transformer.parity.coverage import Coverage
 from jax_transformer.parity.difference import IN_FLOAT32, difference
 from parity_tests.unit.parity.test_difference import BAD, GOOD, entry, measured, report
 
@@ -142,6 +143,18 @@ def test_of_several_results_the_one_that_differs_is_named():
         .summary()
         .endswith("and no module of one is paired with any of the other")
     )
+
+
+def test_notes_and_coverage_stand_below_the_table():
+    coverage = Coverage({"m": True, "n": False}, {})
+    agreeing = dataclasses.replace(
+        report(entry("m")), results={"logits": GOOD}, notes=("a note",), coverage=coverage
+    )
+    *_, result, missing, note, summary = agreeing.lines()
+    assert result.split()[:2] == ["result", "agrees"] and summary == agreeing.summary()
+    assert (missing, note) == ("not compared: n", "a note")
+    *_, counts, summary = dataclasses.replace(agreeing, results={"": BAD}).lines()
+    assert counts == f"{coverage}; not compared: n" and summary.endswith("; a note")
 
 
 def test_no_line_is_longer_than_100_columns():
