@@ -346,6 +346,12 @@ def test_options_are_bytes_and_not_very_many(dtype, more):
         marian_model._options(Path("a"), tensor)
 
 
+def test_a_file_of_arrays_without_options_is_no_model(tmp_path):
+    np.savez(tmp_path / "model.npz", a=np.zeros(3, np.float32))
+    with pytest.raises(InputError, match=r"model\.npz: has no special:model\.yml, which Marian"):
+        marian_model.find(tmp_path / "model.npz")
+
+
 def test_inspect_reads_every_byte(folder, capsys):
     (path,) = folder.glob("*.npz")
     data = path.read_bytes()
