@@ -247,10 +247,11 @@ def test_a_rule_is_proven_by_outputs_and_by_a_gradient_that_acts(
 
 
 def test_a_tensor_without_an_array_is_a_tie_a_buffer_or_not_proven():
-    names = ["w", "tie", "alone", "alone.tie", "more.bias", "table"]
+    names = ["w", "tie", "alone", "alone.tie", "more.bias", "frozen", "table"]
+    parameters = [(n, SimpleNamespace(requires_grad=n != "frozen")) for n in names[:-1]]
     one = stand_in(
         search._Search,
-        module=SimpleNamespace(named_parameters=lambda: [(n, 0) for n in names[:-1]]),
+        module=SimpleNamespace(named_parameters=lambda: parameters),
         state={name: np.zeros(i) for i, name in enumerate(names)},
         first={name: name for name in names} | {"tie": "w", "alone.tie": "alone"},
     )
@@ -261,6 +262,7 @@ def test_a_tensor_without_an_array_is_a_tie_a_buffer_or_not_proven():
         "alone": False,
         "alone.tie": False,
         "more.bias": False,
+        "frozen": True,
         "table": True,
     }
     assert lines["alone"].reason == "no array for its shape (2,)"
@@ -275,9 +277,9 @@ def test_a_tensor_without_an_array_is_a_tie_a_buffer_or_not_proven():
         ([True], False, False, [0.0], None),
         ([False, True], True, False, [0.0], None),
         ([], True, False, [0.0], None),
-        ([True], True, True, [1.0, 0.0], None),
-        ([True], True, True, [0.0, search.SAME], "why; by another result"),
-        ([], False, False, [0.0, 0.0, 1.0], "why; by another result"),
+        ([True], True, True, [1.0, 0.0], "why; by a result"),
+        ([True], True, True, [0.0, search.SAME], "why; by a result"),
+        ([], False, False, [0.0, 0.0, 1.0], "why; by a result"),
     ],
 )
 def test_a_rule_without_a_gradient_is_proven_by_what_other_numbers_change(
