@@ -583,6 +583,9 @@ def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):
     ):
         assert cli.main(["convert", str(file), "run"]) == 3
         assert f"jax-transformer: {message}" in capsys.readouterr().err
+    Path("joey/config.yaml").unlink()
+    assert cli.main(["convert", str(joey_path), "run"]) == 3
+    assert "joey/config.yaml: missing; JoeyNMT writes it" in capsys.readouterr().err
     words.write_text("a 3\n<s> 2\n")
     monkeypatch.chdir("good")
     assert cli.main(["convert", "checkpoint_best.pt", "run"]) == 3

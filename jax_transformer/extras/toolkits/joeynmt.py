@@ -155,6 +155,8 @@ class JoeyNMT(Toolkit):
 
     def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
         file = path.parent / CONFIG
+        if not file.is_file():
+            raise InputError(f"{file}: missing; JoeyNMT writes it next to its checkpoints")
         content = yaml_data.read(file, longest=_LONGEST_CONFIG)
         files = [path.with_name(f"{side}_vocab.txt") for side in ("src", "trg")]
         lines = [untrusted.read_lines(file) for file in files]
