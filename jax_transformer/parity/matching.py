@@ -184,12 +184,12 @@ class _Likeness:
             side[:] = _in_order(side)
         ordered = len({parts[0].rank for parts in ours}) > 1 or len(ours) == 1
         scores = np.full((len(theirs), len(ours)), -1e3)
-        options: dict[tuple[int, int], list[list[Layout]]] = {}
+        options: dict[tuple[int, int], list[tuple[Part, Part, list[Layout]]]] = {}
         for (i, one), (j, other) in itertools.product(enumerate(theirs), enumerate(ours)):
             pairs = _by_name(one, other)
             allowed = [layouts(a.shape, [b.shape], a.kind) for a, b in pairs]
             if all(allowed):
-                options[i, j] = allowed
+                options[i, j] = [(*pair, each) for pair, each in zip(pairs, allowed, strict=True)]
                 likeness = self.of([p.name for p in one], [p.name for p in other])
                 near = (1.5 if ordered else 0.1) / (1 + abs(i - j * len(theirs) / len(ours)))
                 roles = [{role(part.name) for part in pair} - {""} for pair in pairs]
@@ -202,8 +202,7 @@ class _Likeness:
         matches = []
         for i, j in zip(*linear_sum_assignment(-scores), strict=True):
             alone = len(theirs) == 1 == len(ours)
-            pairs = _by_name(theirs[i], ours[j])
-            for (a, b), each in zip(pairs, options.get((i, j), []), strict=False):
+            for a, b, each in options.get((i, j), []):
                 why = "only one of this size" if alone else self._reason(a.name, b.name)
                 matches.append(Match(a.name, (b.name,), each, a.kind, why))
         return matches
