@@ -315,6 +315,17 @@ class TorchTable(nn.Module):
         return x * self.table[: x.shape[1]]
 
 
+class TorchFrozen(nn.Module):
+    """Positions as in transformers' RoFormer, which a Flax model computes without a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Embedding(POSITIONS, D, _weight=sines(torch), _freeze=True)
+
+    def forward(self, x):
+        return x * self.positions(torch.arange(x.shape[1]))
+
+
 class Computed(nnx.Module):
     def __call__(self, x):
         return x * jnp.asarray(sines(np, np.float64), x.dtype)[: x.shape[1]]
@@ -340,10 +351,15 @@ class Rotated(nnx.Module):
 @pytest.mark.parametrize("length", [9, POSITIONS])
 @pytest.mark.parametrize(
     ("stored", "computed"),
-    [(TorchRotary, Rotary), (TorchTable, Computed), (TorchComputed, Table)],
+    [
+        (TorchRotary, Rotary),
+        (TorchTable, Computed),
+        (TorchFrozen, Computed),
+        (TorchComputed, Table),
+    ],
 )
 def test_constants_that_one_model_stores_in_float32_are_no_faults(stored, computed, length):
-    theirs = randomized(nn.Sequential(stored(), nn.Linear(D, D)))
+    theirs = nn.Sequential(stored(), randomized(nn.Linear(D, D)))
     x = np.random.default_rng(0).standard_normal((2, length, D))
     rules = {"0": "rotary", "1": "linear"}
     report = compare(Rotated(arrays(theirs), computed()), theirs, x, rules)
@@ -354,6 +370,22 @@ def test_constants_that_one_model_stores_in_float32_are_no_faults(stored, comput
     wrong.linear.kernel[...] *= 1 + 1e-6
     report = compare(wrong, theirs, x, rules)
     assert not report.agrees and named(report) == {"linear"}
+
+
+def test_a_parameter_that_is_not_trained_is_not_taken_for_such_a_constant():
+    theirs = randomized(nn.Sequential(nn.Linear(D, D), nn.Linear(D, D)))
+    theirs[0].requires_grad_(False)
+    state = arrays(theirs)
+    ours = nnx.Sequential(*(nnx.Linear(D, D, rngs=nnx.Rngs(0)) for _ in theirs))
+    for name, layer in zip(("0", "1"), ours.layers, strict=True):
+        fill(layer, state, name)
+    x = np.random.default_rng(0).standard_normal((2, D))
+    rules = {"0": "layers.0", "1": "layers.1"}
+    assert compare(ours, theirs, x, rules).result.times < 10
+    kernel = np.asarray(ours.layers[0].kernel, np.float64) * (1 + 1e-8)
+    ours.layers[0].kernel = nnx.Param(jnp.asarray(kernel))
+    report = compare(ours, theirs, x, rules)
+    assert not report.agrees and named(report) == {"layers.0"}
 
 
 class TorchScaled(nn.Module):

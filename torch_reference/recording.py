@@ -47,10 +47,12 @@ class Recording:
     result: np.ndarray | None = None
     """The model's output."""
     narrow: dict[str, str] | None = None
-    """The dtypes below float64 that modules compute in by themselves, the model as "", if these
-    were replaced by float64; None if the run was left as it is."""
+    """The dtypes below float64 that modules compute in by themselves, the model as "", and those
+    of parameters that are not trained, if these were replaced by float64; None if the run was left
+    as it is."""
     rounded: list[str] = field(default_factory=list)
-    """The modules that have tensors besides parameters, which may be rounded to such a dtype."""
+    """The modules that have tensors besides parameters, and the parameters that are not trained,
+    which may be rounded to such a dtype."""
     note: str = ""
     """The reason why it was left so."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -257,7 +259,8 @@ def _record(
 ) -> Recording:
     kind = getattr(torch, dtype)
     recording = Recording(sizes={name: p.numel() for name, p in module.named_parameters()})
-    narrow = dict.fromkeys(float32_buffers(module), torch.float32)
+    frozen = frozen_in_float32(module)
+    narrow = dict.fromkeys([*float32_buffers(module), *frozen], torch.float32)
     recorded = {
         id(part): name
         for name, part in module.named_modules()
@@ -320,7 +323,7 @@ def _record(
                     parameter.grad = None
     names_of_dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in narrow.items()}
     recording.narrow = names_of_dtypes if wide else None
-    recording.rounded = with_constants(module)
+    recording.rounded = [*with_constants(module), *frozen]
     return recording
 
 
@@ -354,22 +357,29 @@ def with_constants(module: nn.Module) -> list[str]:
 
 def float32_buffers(module: nn.Module) -> list[str]:
     """The names of modules that have float32 numbers in a buffer that no state_dict has, such as
-    sines: another model may compute these in float64. Numbers of few binary places are exact in
-    both."""
-
-    def rounded(tensor: torch.Tensor) -> bool:
-        wide = tensor[tensor.isfinite()].double()
-        return torch.equal(wide.float().double(), wide) and bool((wide * 256).frac().any())
-
+    sines: another model may compute these in float64."""
     return [
         name
         for name, part in module.named_modules()
         if any(
-            key in part._non_persistent_buffers_set and rounded(tensor)
+            key in part._non_persistent_buffers_set and _in_float32(tensor)
             for key, tensor in part._buffers.items()
             if tensor is not None and tensor.is_floating_point()
         )
     ]
+
+
+def frozen_in_float32(module: nn.Module) -> list[str]:
+    """The names of parameters that are not trained and have float32 numbers: if the other model has
+    no such array, it may compute these in float64."""
+    frozen = ((name, x) for name, x in module.named_parameters() if not x.requires_grad)
+    return [name for name, x in frozen if x.is_floating_point() and _in_float32(x.detach())]
+
+
+def _in_float32(tensor: torch.Tensor) -> bool:
+    """True for numbers of float32. Those of few binary places are exact in any dtype."""
+    wide = tensor[tensor.isfinite()].double()
+    return torch.equal(wide.float().double(), wide) and bool((wide * 256).frac().any())
 
 
 def _recorded(value: Any, tensor: torch.Tensor, name: str, recording: Recording) -> Any:

@@ -179,13 +179,18 @@ class PairedRuns:
     def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
         """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
         narrow: dict[str, str] = {}
+        # A parameter that is not trained has its counterpart in the module's
+        compared = {name for name in side.sizes if name.rpartition(".")[0] in names}
         for module, dtype in _narrow(side).items():
+            if module in compared:
+                continue
             owner = _owner(module, names)
             for each in (narrow, self.narrow):
                 each[owner] = min(dtype, each.get(owner, dtype), key=itemsize)
         self.in_16_bits.append({owner for owner, dtype in narrow.items() if "16" in dtype})
         known = side.narrow is not None
-        self.rounded |= {_owner(name, names) for name in side.rounded} if known else {*narrow}
+        constants = (_owner(name, names) for name in side.rounded if name not in compared)
+        self.rounded |= {*constants} if known else {*narrow}
 
     def lower(self, module: str) -> str:
         """Return the model, Flax or PyTorch, in which only a module computes in 16 bits itself."""
