@@ -379,11 +379,6 @@ def test_an_error_exits_although_a_thread_waits():
     assert "unknown command 'nope'" in done.stderr
 
 
-def test_importing_the_package_loads_neither_jax_nor_torch():
-    code = f"import jax_transformer, jax_transformer.cli; {LOADED}"
-    assert finished(program=("-c", code)) == (0, "[]\n", "")
-
-
 def test_the_list_of_commands_does_not_wait_for_numpy():
     code = "import sys; from jax_transformer import cli; cli.main(['--help'])\n"
     code, out, err = finished(program=("-c", f"{code}print('numpy' in sys.modules)"))
@@ -434,11 +429,6 @@ def test_unreadable_text_is_named(console, tmp_path, monkeypatch):
     ):
         source.write_bytes(content)
         console.refused(3, [source, *words], *command)
-    source.unlink()
-    console.refused(3, [source], *command)
-    source.mkdir()
-    console.refused(3, [source], *command)
-    source.rmdir()
     source.write_bytes(good)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 1)
     console.refused(3, ["max_length=1"], "train", *flags, *options)

@@ -73,11 +73,6 @@ def round_trip(config):
     assert back.to_json() == text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_presets_round_trip_through_json(name):
-    round_trip(jt.preset(name))
-
-
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(st.data())
 def test_any_configuration_round_trips_through_json(data):

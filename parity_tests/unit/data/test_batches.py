@@ -169,6 +169,8 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
     first, second = ({frozenset(batch[1:]) for batch in each} for each in orders[:2])
     assert not {batch for batch in first if len(batch) > 1} & second
     assert [batch[0] for batch in orders[0]] != sorted(batch[0] for batch in orders[0])
+    with pytest.raises(errors.ConfigError, match="step=-1"):
+        PLAN.batch_indices(-1)
 
 
 def test_the_order_is_the_same_in_every_version():
@@ -242,15 +244,6 @@ def test_a_batch_of_weighted_pairs_is_shuffled_like_any_other():
     drawn = np.concatenate([indices for _, indices in epoch_batches(plan, 0)]).tolist()
     assert len(drawn) == 16 and sorted(drawn) == sorted([*range(8)] * 2)
     assert sorted(drawn[:8]) != [*range(8)], "not each pair once and then once more"
-
-
-def test_steps_count_on_across_epochs():
-    count = PLAN.batches_per_epoch
-    assert not np.array_equal(PLAN.batch_indices(0)[1], PLAN.batch_indices(count)[1])
-    far = PLAN.batch_indices(10**9)[1]
-    assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
-    with pytest.raises(errors.ConfigError, match="step=-1"):
-        PLAN.batch_indices(-1)
 
 
 def test_the_plan_of_billions_of_pairs_is_as_small():
