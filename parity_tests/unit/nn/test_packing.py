@@ -92,24 +92,6 @@ def test_packed_pairs_have_the_loss_and_the_gradients_of_pairs_alone(name):
         assert np.abs(packed_grads[key] - gradient).max() <= 1e-12 * largest + 1e-13, key
 
 
-def test_the_segments_count_a_row_and_say_where_padding_is():
-    config = model_of({"source_pad_id": 1, "target_pad_id": 0})
-    pairs = encoded(config, np.array([(2, 1), (3, 4)]))
-    batch = batches.packed_batch(pairs.take(np.array([1, 0])), [2], (9, 8), 2)
-    a, b = (pairs.sources[i].tolist() for i in (0, 1))
-    x, y = (pairs.targets[i].tolist() for i in (0, 1))
-    eos, bos, source_pad, pad = config.eos_id, config.bos_id, 1, 0
-    assert batch.source.tolist() == [
-        [*b, eos, *a, eos, source_pad, source_pad],
-        [eos] + 8 * [source_pad],
-    ]
-    assert batch.target_in.tolist() == [[bos, *y, bos, *x, pad], [bos] + 7 * [pad]]
-    assert batch.target_out.tolist() == [[*y, eos, *x, eos, pad], 8 * [pad]]
-    source, target = batch.segments
-    assert source.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] + 8 * [0]]
-    assert target.tolist() == [[1, 1, 1, 1, 1, 2, 2, 0], [1] + 7 * [0]]
-
-
 def packed_rows(
     lengths: np.ndarray, width: int, parts: np.ndarray | None = None
 ) -> tuple[packing.PackedRows, np.ndarray]:
