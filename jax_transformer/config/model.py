@@ -259,7 +259,6 @@ def _check_backend(config: TransformerConfig) -> None:
     reasons = []
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
-        rate = config.attention_dropout if stack.attention_dropout is None else 0.0
         if stack.attention_span is not enums.AttentionSpan.FULL:
             reasons.append(f"{name}.attention_span='{stack.attention_span}' is computed in blocks")
         if stack.mixing is enums.Mixing.SUMMED:
@@ -268,9 +267,9 @@ def _check_backend(config: TransformerConfig) -> None:
         tokamax = config.attention_backend is enums.AttentionBackend.TOKAMAX
         if stack.positions in relative and not tokamax:
             reasons.append(f"{name}.positions='{stack.positions.value}' is a bias of the scores")
-        if rate or stack.attention_dropout:
-            which = "attention_dropout" if rate else f"{name}.attention_dropout"
-            reasons.append(f"{which}={rate or stack.attention_dropout} drops attention weights")
+        if rate := config.attention_rate(stack):
+            owner = "" if stack.attention_dropout is None else f"{name}."
+            reasons.append(f"{owner}attention_dropout={rate} drops attention weights")
         if config.attention_backend is enums.AttentionBackend.CUDNN:
             width = config.head_width_of(stack)
             if width % 8 or width > CUDNN_WIDTH:

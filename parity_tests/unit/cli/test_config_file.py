@@ -1,6 +1,5 @@
 """``train --config``: flags over the file over the defaults, and every trap of YAML is named."""
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -67,12 +66,6 @@ def test_a_file_overrides_defaults_and_flags_override_the_file(write):
         assert over.model.precision is Precision.BFLOAT16
         assert over.optimizer.schedule is Schedule.INVERSE_SQRT
         assert over.data.valid == options.data.valid
-
-
-def test_lists_of_files_are_separate_arguments():
-    words = "--data.train a.tsv b.tsv --steps 3 --data.valid c.tsv"
-    assert parsed(*words.split()).data.train == ("a.tsv", "b.tsv")
-    assert parsed(*words.split()).data.valid == ("c.tsv",)
 
 
 def test_the_config_saved_by_a_run_can_be_passed_again(tmp_path):
@@ -228,15 +221,6 @@ def test_the_documented_example_is_valid(write):
     assert options.run == "runs/de-en"
     assert options.optimizer.learning_rate == 1e-3
     assert options.data.train_source == ("train.1.de", "train.2.de.gz")
-
-
-def test_any_options_class_can_be_read(write):
-    """The reader is not specific to training."""
-    import jax_transformer as jt
-
-    config = jt.preset("lesson10", vocab_size=11)
-    changed = write(json.dumps(json.loads(config.to_json()) | {"norm_placement": "pre"}))
-    assert config_file.read(jt.TransformerConfig, changed).norm_placement == "pre"
 
 
 def test_no_arguments_give_the_defaults():

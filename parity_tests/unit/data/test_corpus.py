@@ -356,13 +356,14 @@ def test_the_density_that_runs_recorded_is_the_default():
 def test_plain_lines_become_corrupted_texts(tmp_path, lines, packed, density):
     named = {name: lines[name] for name in ("train_source", "valid_source")}
     long = [" ".join(source for source, _ in TRAIN[i : i + 4]) for i in range(56)]
-    Path(lines["train_source"][0]).write_text("\n".join(long) + "\n")
+    Path(lines["train_source"][0]).write_text("\n".join(long) + "\n\n \n")
     noise = {"noise_density": density, "mean_noise_span_length": 1.5}
     named |= DENOISE | noise | SMALL | {"vocab_size": 400}
     data = prepared(tmp_path, T5, **named, packing=packed)
     last = data.tokenizer.vocab_size - 1
     assert data.tokenizer.sentinels == tuple(range(last, last - 100, -1))
     assert data.valid_pairs == [] and data.about["train_pairs"] == len(data.train.sources)
+    assert data.about["dropped_empty"] == 2
     texts = [data.tokenizer.decode(ids) for ids in data.train.sources]
     if packed is None:
         assert sorted(texts) == sorted(long)
@@ -553,13 +554,6 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(
     assert loaded.valid_pairs == VALID  # references are never cut
     assert loaded.train.lengths.max(axis=0).tolist() == lengths
     assert loaded.plan.widths[-1] == width
-
-
-def test_rows_are_a_multiple_of_the_devices(tmp_path, lines):
-    loaded = prepared(tmp_path, **lines, rows_multiple=3)
-    assert loaded.about["rows"] == list(loaded.plan.rows)
-    assert all(rows % 3 == 0 for rows in loaded.plan.rows)
-    assert not all(rows % 3 == 0 for rows in prepared(tmp_path, **lines).plan.rows)
 
 
 # Vocabularies

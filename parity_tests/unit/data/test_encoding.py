@@ -137,6 +137,12 @@ def test_the_room_of_a_side_is_what_its_own_special_tokens_leave():
         pairs = [(source, target), (f"x{source}", target), (source, f"x{target}")]
         encoded = encoding.encode_pairs(pairs, *both, 4)
         assert encoded.indices.tolist() == [0] and encoded.lengths.tolist() == [[4, 4]]
+        message = "a maximum of 1 tokens has no room for the 2 special ones"
+        with pytest.raises(errors.ConfigError, match=message):
+            encoding.encode_pairs([("", "")], *both, 1, cut=True)
+    assert encoding.encode_sources(["xx"], two, 4) == [two.encode("xx")]
+    with pytest.raises(errors.InputError, match="line 1 is 5 tokens long, over the model's"):
+        encoding.encode_sources(["xxx"], two, 4)
 
 
 def test_sources_to_translate_come_back_as_ids():

@@ -307,25 +307,6 @@ def test_batches_have_the_special_tokens_of_a_line(family, languages, tmp_path):
     assert rows.tolist() == batch.source[:2].tolist()
 
 
-def test_lengths_count_the_special_tokens(tmp_path):
-    files = tokenizer_models.m2m_100()
-    loaded = loaded_from(tmp_path, files, source_lang="en", target_lang="fr")
-    count = len(loaded.encode(LINE)) + 2
-    assert encoding.encode_sources([LINE], loaded, count) == [loaded.encode(LINE)]
-    message = rf"line 1 is {count} tokens long, over the model's max_length={count - 1}"
-    with pytest.raises(errors.InputError, match=message):
-        encoding.encode_sources([LINE], loaded, count - 1)
-    pair = [(LINE, LINE)]
-    assert len(encoding.encode_pairs(pair, loaded.source, loaded.target, count).indices) == 1
-    with pytest.raises(errors.InputError, match="none of the 1 pairs"):
-        encoding.encode_pairs(pair, loaded.source, loaded.target, count - 1)
-    cut = encoding.encode_pairs(pair, loaded.source, loaded.target, 2, cut=True)
-    assert (cut.cut_long, cut.lengths.tolist()) == (1, [[2, 2]])
-    message = "a maximum of 1 tokens has no room for the 2 special ones"
-    with pytest.raises(errors.ConfigError, match=message):
-        encoding.encode_pairs(pair, loaded.source, loaded.target, 1, cut=True)
-
-
 def test_languages_are_refused_by_name(tmp_path):
     path = folder(tmp_path, tokenizer_models.fairseq("MBart", "mbart"))
     with pytest.raises(errors.ConfigError, match=r"no language 'de_De' \(did you mean 'de_DE'\?\)"):
