@@ -40,14 +40,6 @@ def translated(console: runs.Console, run: Path, lines: list[str], *more: str) -
     return out.removesuffix("\n").split("\n")
 
 
-def test_translations_keep_the_order_of_lines(console, run):
-    translations = translated(console, run, LINES)
-    assert len(translations) == len(LINES)
-    assert [i for i, line in enumerate(translations) if not line] == [2]
-    assert len(set(translations)) >= 4
-    assert translated(console, run, LINES[::-1]) == translations[::-1]
-
-
 def test_line_endings_do_not_matter(console, run):
     expected = "".join(line + "\n" for line in translated(console, run, LINES))
     text = "\n".join(LINES).encode()

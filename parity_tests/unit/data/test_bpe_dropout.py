@@ -63,21 +63,6 @@ def test_without_a_drop_the_merges_are_those_of_the_library():
         assert ours._merged(symbols, itertools.repeat(1.0)) == ours._tokens(word)
 
 
-def test_tokens_depend_on_seed_and_step_and_keep_the_text():
-    first = drawn_at(7, 0.3)
-    for other, same in (
-        (drawn_at(7, 0.3), True),
-        (drawn_at(8, 0.3), False),
-        (drawn_at(7, 0.3, seed=1), False),
-    ):
-        equal = [np.array_equal(a, b) for a, b in zip(first.sources, other.sources, strict=True)]
-        assert all(equal) == same
-    assert sum(map(len, first.sources)) > 1.1 * sum(map(len, ENCODED.sources))
-    for side, texts in enumerate((first.sources, first.targets)):
-        assert [WORDS.decode(ids) for ids in texts] == [pair[side] for pair in PAIRS]
-        assert max(map(len, texts)) < 40
-
-
 def test_no_line_outgrows_its_batch():
     width = int(ENCODED.lengths.max())
     tight = drawn_at(0, 0.9, width=width)

@@ -122,14 +122,6 @@ def test_a_few_lines_have_few_rows(echo):
         echo.clear()
 
 
-def test_the_length_of_translations_can_be_set(echo):
-    model = transformer.abstract(SPEAKER)
-    for search in ({}, {"num_beams": 2}, {"do_sample": True}):
-        config = GenerationConfig(max_new_tokens=5, **search)
-        Translator(model, TOKENIZER, config, widths=(4, 8))(LINES)
-    assert len(echo) > 6 and {call[2] for call in echo} == {5}
-
-
 def test_long_translations_have_few_rows(echo):
     """The cache has room for the longest output: at most eight times 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
