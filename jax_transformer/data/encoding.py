@@ -28,7 +28,7 @@ Vocabulary = Tokenizer | TokenizerPair
 CHUNK = 10_000
 _VOCABULARIES = [
     f"{IN_RUN}/{name}"
-    for name in "tokenizer.json source.spm spiece.model sentencepiece.bpe.model vocab.json "
+    for name in "tokenizer.json spiece.model sentencepiece.bpe.model vocab.json "
     "vocab-src.json".split()
 ]
 """The files of a Hugging Face tokenizer in a run folder, of which it has at least one."""

@@ -265,7 +265,9 @@ def test_a_flag_may_be_repeated_with_its_value():
     kind = cli.COMMANDS["translate"].kind
     words = "--run a --run a --temperature 1e-1 --temperature=0.1 --beam 4 --num-beams 4 --sample"
     words += " --sample --ensemble a --ensemble b --ensemble a"  # which is Repeatable
-    options = cli.parse("translate", kind, words.split())
+    begins_with_a_dash = ["--length-penalty", "-.5", "--input", "-my file"]
+    options = cli.parse("translate", kind, [*words.split(), *begins_with_a_dash])
+    assert (options.search.length_penalty, options.input) == (-0.5, "-my file")
     assert (options.run, options.ensemble) == ("a", ("a", "b", "a"))
     assert (options.sampling.temperature, options.search.num_beams) == (0.1, 4)
     unset = cli.parse("translate", kind, ["--run", "None", "--beam", "None", "--precision=None"])
@@ -283,7 +285,7 @@ def finished(*arguments: str | Path, stdin: str = "", **options) -> tuple[int, s
     return process.returncode, out, err
 
 
-def raising(error: Exception):
+def raising(error: BaseException):
     """A function that raises this error."""
 
     def run(_):
@@ -346,10 +348,18 @@ def test_a_lack_of_memory_is_one_line(console, monkeypatch, error):
     console.refused(2, [f"out of memory ({reason}): smaller batches need less"], "train")
 
 
-def test_an_error_of_the_runtime_that_is_no_lack_of_memory_has_its_traceback(monkeypatch):
-    monkeypatch.setattr(cli, "_run", raising(jax.errors.JaxRuntimeError("INTERNAL: broken")))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_an_error_that_nothing_raises_on_purpose_has_its_traceback(kind, monkeypatch):
+    monkeypatch.setattr(cli, "_run", raising(kind("INTERNAL: broken")))
+    with pytest.raises(kind, match="broken"):
         runs.main("train")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("KeyboardInterrupt: ")])
+def test_an_interrupted_command_ends_with_one_line(console, monkeypatch, error):
+    """Also if jaxlib makes another error of it."""
+    monkeypatch.setattr(cli, "_run", raising(error))
+    assert console.say("train") == (130, "", "jax-transformer: stopped at once\n")
 
 
 def test_a_model_that_is_larger_than_the_memory_is_refused(console, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import errors
+from jax_transformer.architectures import huggingface
 from jax_transformer.architectures import m2m_100 as m2m_100_family
 from jax_transformer.architectures import mbart as mbart_family
 from jax_transformer.data import (
@@ -265,10 +266,15 @@ def test_an_added_token_takes_the_space_on_its_sides_anywhere_in_a_line(tmp_path
         assert side._parts("a <x> b <x> c") == parts
 
 
-def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
+def test_a_run_folder_has_a_tokenizer_with_the_files_of_any_family(tmp_path):
     files = {"config.json": {}, "generation_config.json": {}}
     tokenizer_models.write(tmp_path / folders.IN_RUN, files)
     assert not encoding.has_tokenizer(tmp_path)
+    recipes = huggingface.tokenizer_recipes().values()
+    for names in {("tokenizer.json",), *(recipe.files for recipe in recipes)}:
+        run = tmp_path / names[0]
+        tokenizer_models.write(run / folders.IN_RUN, files | dict.fromkeys(names, b""))
+        assert encoding.has_tokenizer(run)
 
 
 def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import jax_transformer as jt
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import Branch, Part, Residual, TransformerConfig
 from jax_transformer.data import batches, encoding, packing, shuffle
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import step
@@ -37,6 +37,7 @@ QUICK += ("positions in the feed-forward, scan, remat",)
 LENGTHS = np.array([(4, 3), (2, 6), (5, 2), (3, 3), (1, 1), (6, 4), (2, 2)])
 """Tokens of a few pairs, without the special ones."""
 WIDTHS, ROWS = (16, 15), 4
+MEMORY = Branch((Part.CROSS,), Residual.MEMORY)
 
 
 def encoded(config: TransformerConfig, lengths: np.ndarray = LENGTHS) -> encoding.EncodedPairs:
@@ -185,6 +186,7 @@ def test_a_kind_has_lengths_of_one_step():
         ("small", {"mask_fill": -100.0}, "a hidden key keeps some weight (mask_fill=-100.0)"),
         ("small", {"encoder.head_merge": "raw"}, "its attention merges heads across positions"),
         ("small", {"decoder.mixing": "summed"}, "its attention sums the values of all tokens"),
+        ("small", {"decoder.branches": (MEMORY,)}, "it adds the memory position by position"),
     ],
 )
 def test_a_model_that_cannot_be_packed_says_why(name, changes, reason):
