@@ -445,7 +445,7 @@ def test_settings_with_other_tokens_are_refused_by_name(words):
 def test_options_without_the_engine_are_refused(console, copy):
     engine = ["--engine", "ctranslate2"]
     for words, more in {
-        "--quantization int8 is for --engine": ["--quantization", "int8"],
+        "--quantization int8 is for --engine ctranslate2": ["--quantization", "int8"],
         "no ensembles": [*engine, "--ensemble", str(copy)],
         "--precision float64": [*engine, "--precision", "float64", "--quantization", "int8"],
         "--precision float32": [*engine, "--precision", "float32"],

@@ -153,12 +153,16 @@ def test_a_score_is_json(score):
 
 
 def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
-    maps = maps_of(page(tmp_path, tokenizer))
+    """Each by the vocabulary of its side."""
+    other = Tokenizer.train(["Haus rote das Haus"], 280, pad_id=1, bos_id=2, eos_id=3)
+    hypothesis = translated(other)
+    maps = maps_of(page(tmp_path, TokenizerPair(tokenizer, other), hypothesis=hypothesis))
     source, target = (
-        [*attention_page.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
-        for text in (LINE, "das rote Haus")
+        [*attention_page.pieces(words, words.encode(text)), "<eos>"]
+        for words, text in ((tokenizer, LINE), (other, "das rote Haus"))
     )
     assert "".join(source[:-1]) == LINE
+    assert attention_page.pieces(tokenizer, hypothesis.ids.tolist()) != target
     assert (maps["cross"]["rows"], maps["cross"]["columns"]) == (target, source)
     assert (maps["encoder"]["rows"], maps["encoder"]["columns"]) == (source, source)
     assert maps["decoder"]["rows"] == target
@@ -228,17 +232,6 @@ def test_pieces_are_readable(tokenizer):
     # a character that starts four times and never ends
     broken = attention_page.pieces(tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids])
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
-
-
-def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
-    other = Tokenizer.train(["Haus rote das Haus"], 280, pad_id=1, bos_id=2, eos_id=3)
-    translated_line = translated(other)
-    both = TokenizerPair(tokenizer, other)
-    cross = maps_of(page(tmp_path, both, hypothesis=translated_line))["cross"]
-    ids = translated_line.ids.tolist()
-    right, wrong = (attention_page.pieces(each, ids) for each in (other, tokenizer))
-    assert cross["rows"] == right != wrong
-    assert cross["columns"] == [*attention_page.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
 
 
 # The page

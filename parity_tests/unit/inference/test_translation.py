@@ -324,6 +324,17 @@ def test_every_model_of_an_ensemble_has_the_requested_weights(monkeypatch):
     assert asked == [("a", "9"), ("b", "9"), ("c", "9")]
 
 
+def test_tokenizers_of_an_ensemble_are_compared_between_the_requested_languages():
+    def opened() -> mock.Mock:
+        one = mock.Mock(registry.Pretrained, config=None)
+        one.tokenizer.side_effect = lambda *languages: mock.Mock(hash=languages)
+        one.model.side_effect = InputError("enough")
+        return one
+
+    with pytest.raises(InputError, match="enough"):
+        Translator.from_opened(opened(), opened(), source_lang="en", target_lang="de")
+
+
 def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):
     pairs = [("one two", "seven"), ("three", "eight nine")]
     with runs.as_a_user():
