@@ -294,12 +294,6 @@ def raising(error: BaseException):
     return run
 
 
-LOADED = (
-    "import sys; packages = {name.split('.')[0] for name in sys.modules}; "
-    "print(sorted(packages & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
-)
-
-
 @pytest.mark.parametrize(
     ("full", "command", "expected"),
     [
@@ -380,22 +374,6 @@ def test_an_error_exits_although_a_thread_waits():
     done = runs.python("-c", code)
     assert (done.returncode, done.stdout) == (2, "before\n")
     assert "unknown command 'nope'" in done.stderr
-
-
-def test_the_list_of_commands_does_not_wait_for_numpy():
-    code = "import sys; from jax_transformer import cli; cli.main(['--help'])\n"
-    code, out, err = finished(program=("-c", f"{code}print('numpy' in sys.modules)"))
-    assert (code, err) == (0, "") and "serve" in out and out.endswith("False\n")
-
-
-def test_help_and_inspect_do_not_wait_for_jax(weights):
-    program = (
-        "import contextlib, io\nfrom jax_transformer import cli\n"
-        "with contextlib.redirect_stdout(io.StringIO()):\n"
-        f"    assert cli.main(['inspect', {str(weights)!r}]) == 0\n"
-        f"    assert cli.main(['train', '--help']) == 0\n{LOADED}"
-    )
-    assert finished(program=("-c", program)) == (0, "[]\n", "")
 
 
 def test_the_module_and_train_py_run_the_command(tmp_path):
