@@ -377,12 +377,9 @@ def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
     """Return the pairs of several files, one after the other."""
-    pairs, dropped, counts = [], 0, []
-    for part in parts:
-        pairs += part.pairs
-        dropped += part.dropped_empty
-        counts.append(len(part.pairs))
-    return Pairs(pairs, dropped, tuple(counts))
+    pairs = list(itertools.chain.from_iterable(part.pairs for part in parts))
+    counts = tuple(len(part.pairs) for part in parts)
+    return Pairs(pairs, sum(part.dropped_empty for part in parts), counts)
 
 
 def check_readable(paths: Iterable[str | Path]) -> None:

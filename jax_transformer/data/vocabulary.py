@@ -105,13 +105,12 @@ def read_settings(folder: Path) -> TokenizerSettings:
         }
     else:
         named = values | _object(folder, "special_tokens_map.json")
-        if listed := _object(folder, "added_tokens.json"):
-            tokens = [_token(folder, named[role]) for role in ROLES if named.get(role) is not None]
-            special = {token.content for token in (*_extra_tokens(folder, named), *tokens)}
-            for text, index in listed.items():
-                is_special = text in special
-                token = AddedToken(text, normalized=not is_special, special=is_special)
-                added[_id(folder, index)] = token
+        tokens = [_token(folder, named[role]) for role in ROLES if named.get(role) is not None]
+        special = {token.content for token in (*_extra_tokens(folder, named), *tokens)}
+        for text, index in _object(folder, "added_tokens.json").items():
+            is_special = text in special
+            token = AddedToken(text, normalized=not is_special, special=is_special)
+            added[_id(folder, index)] = token
     by_text = {token.content: token for token in added.values()}
     # The generic class, which reads tokenizer.json as it is, has no tokens of its own
     is_generic = values.get("tokenizer_class") in _GENERIC and (folder / "tokenizer.json").exists()
