@@ -190,7 +190,7 @@ class GenerationConfig:
         base = self
         if changes.get("do_sample"):
             base = dataclasses.replace(base, num_beams=1, num_return_sequences=1)
-        elif "num_beams" in changes and base.do_sample:
+        elif "num_beams" in changes:
             base = dataclasses.replace(base, do_sample=False, **_SAMPLING)
         if changes.get("beam_scorer") == BeamScorer.GNMT and "early_stopping" not in changes:
             changes["early_stopping"] = EarlyStopping.HEURISTIC
