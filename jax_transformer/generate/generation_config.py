@@ -102,14 +102,15 @@ class Constraints:
             raise ConfigError("bad_words_ids has an empty sequence of tokens")
 
     @property
-    def tokens(self) -> dict[str, tuple[int, ...]]:
-        """All token ids that the constraints name, by the name of the constraint."""
-        return {
-            "bad_words_ids": tuple(itertools.chain(*self.bad_words_ids)),
-            "forced_eos_token_id": self.forced_eos_token_ids,
-            "suppress_tokens": self.suppress_tokens,
-            "begin_suppress_tokens": self.begin_suppress_tokens,
-        } | {type(each).__name__: each.tokens for each in self.processors}
+    def tokens(self) -> list[tuple[str, tuple[int, ...]]]:
+        """All token ids that the constraints name, each with the name of its constraint."""
+        return [
+            ("bad_words_ids", tuple(itertools.chain(*self.bad_words_ids))),
+            ("forced_eos_token_id", self.forced_eos_token_ids),
+            ("suppress_tokens", self.suppress_tokens),
+            ("begin_suppress_tokens", self.begin_suppress_tokens),
+            *((type(each).__name__, each.tokens) for each in self.processors),
+        ]
 
 
 @dataclass(frozen=True)

@@ -186,11 +186,11 @@ def _check_tokens(
     forced: int | Int[AnyArray, " b"] | None,
     vocabulary: int,
 ) -> None:
-    tokens = {f"{name} has {{}}, which": ids for name, ids in constraints.tokens.items()}
-    tokens = {"bos_id={}": (static_args.bos_id,), "eos_id={}": (static_args.eos_id,)} | tokens
+    tokens = [("bos_id={}", (static_args.bos_id,)), ("eos_id={}", (static_args.eos_id,))]
+    tokens += [(f"{name} has {{}}, which", ids) for name, ids in constraints.tokens]
     if forced is not None and not isinstance(forced, jax.core.Tracer):
-        tokens["forced_bos_token_id={}"] = tuple(np.unique(np.asarray(forced)).tolist())
-    for subject, ids in tokens.items():
+        tokens.append(("forced_bos_token_id={}", tuple(np.unique(np.asarray(forced)).tolist())))
+    for subject, ids in tokens:
         for token in ids:
             if not 0 <= token < vocabulary:
                 name = subject.format(token)

@@ -85,7 +85,7 @@ def test_a_processor_from_outside_decides_in_every_search(way):
     tokens = np.asarray(WAYS[way](model, max_new_tokens=LENGTH, constraints=rules))
     assert (tokens == np.array([4, 6] * (LENGTH // 2))).all()
     with pytest.raises(ConfigError, match="Only has 13, which is outside the vocabulary of 13"):
-        WAYS[way](model, constraints=Constraints(processors=(Only((4, 13)),)))
+        WAYS[way](model, constraints=Constraints(processors=(Only((4, 13)), Only((4, 6)))))
 
 
 def test_every_processor_from_outside_is_applied():
