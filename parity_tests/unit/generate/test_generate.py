@@ -447,6 +447,9 @@ def test_an_ensemble_shares_vocabularies_and_reads_what_its_shortest_model_reads
     models = [transformer.abstract(PRE_NORM.with_sizes(max_length=length)) for length in lengths]
     for order in itertools.permutations(models):
         assert ensemble.common_config(order).longest == 12
+    ends = PRE_NORM.with_sizes(max_length=60, **{"decoder.position_index": "truncated_cosine"})
+    both = [transformer.abstract(each) for each in (PRE_NORM.with_sizes(max_length=55), ends)]
+    assert ensemble.common_config(both).longest == 50
     changes = dict(source_vocab_size=12, target_vocab_size=14, source_pad_id=4, target_pad_id=4)
     for name, value in (changes | dict(bos_id=4, eos_id=4)).items():
         other = transformer.abstract(PRE_NORM.with_sizes(**{name: value}))

@@ -372,8 +372,8 @@ def test_a_value_of_another_type_is_refused_by_its_key():
     kinds |= dict.fromkeys((*lengths, "bos_token_id", "decoder_start_token_id"), int)
     lists = (*transformers_config._TOKENS, "eos_token_id", "forced_eos_token_id")
     kinds |= dict.fromkeys(lists, list)
-    wrong = {int: (True, 1.5, "4", [1]), float: (True, "0.5", [1.0]), bool: (1, "true")}
-    wrong[list] = (True, 1.5, "4", [2, True], [[2]])
+    wrong = {int: (True, False, 1.5, "4", ""), float: (True, False, "0.5", []), bool: (1, 0, "")}
+    wrong[list] = (True, 1.5, "4", "", [2, True], [[2]])
     for key, kind in kinds.items():
         for value in wrong[kind]:
             data = {"do_sample": True, key: value}

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +123,14 @@ def test_few_rows_and_one_core_are_not_divided(parts, monkeypatch):
     with pytest.raises(InputError, match="source id 99 is outside the vocabulary"):
         generate.generate(split, source, config)
     assert parts[4:] == [(9, True), (9, False)]
+
+
+def test_only_one_cpu_divides_its_batch(monkeypatch):
+    monkeypatch.setattr(prepare.distributed, "cores", lambda: 2)
+    one, other, gpu = (mock.Mock(platform=name) for name in ("cpu", "cpu", "gpu"))
+    for devices, divided in (({one}, True), ({one, other}, False), ({gpu}, False)):
+        weights = [mock.Mock(jax.Array, devices=lambda devices=devices: devices)]
+        assert prepare._divides(prepare.Rows(np.zeros((16, 3), int)), weights) == divided
 
 
 # Rows that have ended leave the batch of a loop, and change no other row's result

@@ -110,7 +110,8 @@ def test_a_full_window_leaves_incomplete_batches_to_the_next(echo, tokens, size,
 def test_a_window_that_is_not_full_is_translated_at_once(echo):
     translator = Translator(transformer.abstract(SPEAKER), TOKENIZER, widths=(4,))
     batches = translator.stream([["a"], ["b", "c"]], 3)
-    assert [[line.source for line in batch] for batch in batches if batch] == [["a"], ["b", "c"]]
+    lines = [[(line.number, line.source) for line in batch] for batch in batches if batch]
+    assert lines == [[(0, "a")], [(1, "b"), (2, "c")]]
 
 
 def test_a_few_lines_have_few_rows(echo):
