@@ -19,6 +19,7 @@ from jax_transformer.formats import registry
 from jax_transformer.generate import GenerationConfig, beam_search, decoding, prepare
 from jax_transformer.inference import translation
 from jax_transformer.inference.translation import Translator
+from jax_transformer.nn.sharding import MESH_AXES
 from jax_transformer.training import evaluation
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import shapes, tiny
@@ -140,6 +141,14 @@ def test_the_models_of_an_ensemble_share_the_room_for_caches(models, rows):
     several = [transformer.abstract(SPEAKER)] * models
     translator = Translator(several, TOKENIZER, config, widths=(2,), tokens_per_batch=8)
     assert translator.rows_per_batch(config)[0] == rows
+
+
+def test_rows_are_a_multiple_of_the_parts_of_a_mesh():
+    translator = Translator(
+        transformer.abstract(SPEAKER), TOKENIZER, widths=(4,), tokens_per_batch=30
+    )
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2, 3, 1), MESH_AXES)):
+        assert translator.rows_per_batch(GenerationConfig()) == (6, 6)  # without: 7 and 1
 
 
 def test_the_shortest_model_of_an_ensemble_decides_which_lines_fit():
