@@ -49,13 +49,3 @@ def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, 
     assert runs.main(*command) == 0
     assert runs.main("convert", tmp_path / "imported", again, "--no-check") == 0
     assert again.read_bytes() == weights.read_bytes()
-
-
-def test_lines_too_long_for_the_positions_are_refused(tmp_path, capsys):
-    """deep_dive has rows for 50 tokens, whatever its max_length."""
-    flags = runs.write_text(tmp_path)
-    options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)
-    words = "--model.preset deep_dive --data.max-source-length 51".split()
-    assert runs.main("train", "--run", tmp_path / "run", *flags, *options, *words) == 2
-    message = "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
-    assert message in capsys.readouterr().err

@@ -533,6 +533,9 @@ def test_a_maximum_above_the_model_s_is_refused(tmp_path, lines, no_training, na
         prepared(tmp_path, **lines, **{name: 41})
     limits = encoding.limits(DataOptions(**{name: 40}), tiny(max_length=40))
     assert limits == (40, 40)
+    message = f"{name}=51 is over the model's positions, which reach 50 tokens$"
+    with pytest.raises(ConfigError, match=message):
+        encoding.limits(DataOptions(**{name: 51}), tiny("deep_dive", max_length=100))
 
 
 # Long pairs
