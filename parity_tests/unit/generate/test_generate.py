@@ -218,26 +218,12 @@ def test_beam_without_a_cache_is_the_plain_search(name):
 def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
     config = UNCACHED["memory as residual"]
     model, source = loud(config, 0), sources(config, 0)
-    decoders = {
-        "greedy": generate.greedy,
-        "beam": lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0],
-        "sample": lambda *a, **k: generate.sample(*a, jax.random.key(0), **k),
-    }
-    for name, decode in decoders.items():
-        for new_tokens, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
-            shape = jax.eval_shape(
-                functools.partial(decode, model, source, max_length=new_tokens)
-            ).shape
-            assert shape == (ROWS, expected), name
-        message = r"^max_length=21 must be between 1 and the model's 20$"
-        with pytest.raises(ConfigError, match=message):
-            decode(model, source, max_length=21)
+    for new_tokens, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
+        decode = functools.partial(generate.greedy, model, source, max_length=new_tokens)
+        assert jax.eval_shape(decode).shape == (ROWS, expected)
     few = np.asarray(generate.greedy(model, source, max_length=3))
     # max_length does not shorten the source
     assert (few == np.asarray(generate.greedy(model, source))[:, :3]).all()
-    message = r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$"
-    with pytest.raises(ConfigError, match=message):
-        model.init_cache(source, 8)
 
 
 def test_start_and_end_tokens_can_be_set():

@@ -234,7 +234,8 @@ def test_a_cache_is_as_long_as_the_source_if_lengths_are_equal():
     for config in configs:
         model, (source, _) = random_model(config), good(config)
         assert model.init_cache(source, LENGTH).tokens.shape == (ROWS, 1, LENGTH)
-        with pytest.raises(ConfigError, match=f"max_length=6 is over the source's {LENGTH} tok"):
+        message = f"max_length=6 is over the source's {LENGTH} tokens, and this decoder needs equal"
+        with pytest.raises(ConfigError, match=message):
             model.init_cache(source, LENGTH + 1)
 
 

@@ -32,7 +32,6 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn import layers
-from jax_transformer.nn.attention import attend
 from jax_transformer.nn.embeddings import Embedding, Frozen, position_sinusoids, sinusoids
 from jax_transformer.nn.sharding import FSDP, TENSOR
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
@@ -261,7 +260,6 @@ def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig)
     if new.mask_fill is MaskFill.MINUS_INFINITY:
         assert np.isnan(second[1]).all()
     else:
-        # see test_a_query_without_visible_keys_follows_the_fill
         assert furthest(first[1], second[1]) > 1e-3
 
 
@@ -525,29 +523,6 @@ def test_attention_can_have_its_own_bias_setting():
         assert biases and all(("_attention." in name) is not rest for name in biases)
         same = replace(BASE, bias=rest, attention_bias=rest)
         assert shapes(replace(BASE, bias=rest)) == shapes(same)
-
-
-@pytest.mark.parametrize("fill", [*MaskFill, -1e4])
-def test_a_query_without_visible_keys_follows_the_fill(fill):
-    """It gets 0, the mean of all values, or NaN; other queries are unaffected."""
-    random = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(random.normal(size=(2, 3, 2, 5))) for _ in range(3))
-    mask = np.ones((2, 1, 3, 3), bool)
-    mask[1, 0, 2] = False
-    mixed, weights = map(np.asarray, attend(q, k, v, jnp.asarray(mask), scale=0.3, fill=fill))
-    unmasked = np.asarray(attend(q, k, v, None, scale=0.3)[0])
-    seen = mask[:, 0, :, 0]
-    assert furthest(mixed[seen], unmasked[seen]) < 1e-14
-    mean = np.asarray(v)[1].mean(axis=0)
-    expected = {
-        MaskFill.EXCLUDED: 0 * mean,
-        MaskFill.MINUS_INFINITY: mean * np.nan,
-        MaskFill.MINUS_1E20: mean,
-        -1e4: mean,
-    }[fill]
-    np.testing.assert_allclose(mixed[1, 2], expected, rtol=1e-13, atol=0)
-    assert (weights[~np.isnan(weights)] >= 0).all()
-    assert np.isnan(weights).any() == (fill is MaskFill.MINUS_INFINITY)
 
 
 # Distributions of new parameters
