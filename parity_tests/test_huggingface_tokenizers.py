@@ -121,7 +121,7 @@ def _published_m2m_100() -> dict:
 def _published_bart() -> dict:
     return models.bart() | {
         "special_tokens_map.json": {"mask_token": MASK},
-        "tokenizer_config.json": {"add_prefix_space": True},
+        "tokenizer_config.json": {"add_prefix_space": True, "clean_up_tokenization_spaces": True},
     }
 
 

@@ -236,6 +236,25 @@ def test_merges_may_have_line_ends_of_windows(tmp_path):
     assert load_huggingface(folder(tmp_path, files, merges__txt=merges)).source.encode(LINE) == ids
 
 
+def test_only_files_that_decide_ids_change_the_hash(tmp_path):
+    files = tokenizer_models.bart()
+    changes: list[dict[str, Any]] = [{}, {"config__json": files["config.json"] | {"d_model": 4}}]
+    changes += [{"generation_config__json": {}}, {"merges__txt": files["merges.txt"] + b"\n"}]
+    folders = (folder(tmp_path / str(i), files, **each) for i, each in enumerate(changes))
+    usual, *others = (load_huggingface(path).hash for path in folders)
+    assert [each == usual for each in others] == [True, True, False]
+
+
+def test_a_huge_file_of_a_tokenizer_is_refused(tmp_path, monkeypatch):
+    path = folder(tmp_path, tokenizer_models.bart())
+    largest = max(file.stat().st_size for file in path.iterdir())
+    for most, refused in ((largest, False), (largest - 1, True)):
+        monkeypatch.setattr(huggingface_tokenizer, "MAX_FILE_SIZE", most)
+        message = rf": {largest:,} bytes, over the {most:,} that"
+        with pytest.raises(errors.InputError, match=message) if refused else nullcontext():
+            load_huggingface(path)
+
+
 def test_padding_and_truncation_of_a_tokenizer_json_are_off(tmp_path):
     files, lines = tokenizer_models.bart(), [LINE, f"{LINE} {LINE}", ""]
     model = loaded_from(tmp_path / "merges", files).source._model

@@ -526,6 +526,8 @@ def test_what_does_not_fit_a_run_is_refused(tmp_path, text):
     valid = folder / "valid.jsonl"
     valid.write_text(valid.read_text() + '["cat", "HUND"]\n')
     assert f"{valid}: missing, or changed" in of()
+    valid.unlink()
+    assert f"{valid}: missing, or changed" in of()
     manifest = folder / "manifest.json"
     known = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(known | {"other": 1}))

@@ -164,6 +164,8 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     for content in (*broken, valid.replace(b'"BPE"', b'"nonsense"')):
         path.write_bytes(content)
         assert "not a tokenizer file" in refusal(path)
+    with pytest.raises(KeyboardInterrupt), tokenizer.guarded(path):  # which is no fault of a file
+        raise KeyboardInterrupt
 
 
 def test_a_tokenizer_without_a_special_token_is_refused(tmp_path):
@@ -203,6 +205,7 @@ def test_a_pair_reads_sources_and_writes_targets():
     assert pair.decode([4, *TARGET.encode("ein Haus"), 5, 0]) == "ein Haus"
     assert (pair.pad_id, pair.eos_id) == (1, 3)
     assert pair.fewest_tokens("a" * 1000) == SOURCE.fewest_tokens("a" * 1000)
+    assert pair.hash == hashlib.sha256(f"{SOURCE.hash}{TARGET.hash}".encode()).hexdigest()
     others = [tokenizer.TokenizerPair(*both) for both in ((TARGET, SOURCE), (SOURCE, SOURCE))]
     assert len({each.hash for each in (pair, *others, SOURCE)}) == 4
     assert SOURCE.source is SOURCE.target is SOURCE

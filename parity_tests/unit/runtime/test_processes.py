@@ -29,6 +29,7 @@ from parity_tests.unit import helpers, runs
     ("options", "message"),
     [
         ((None, 2), "distributed.coordinator_address, distributed.process_id: missing"),
+        ((None, 2, None, False), "missing; or give distributed.auto"),
         (("a:1", 2, 2), "must be at least 0 and b"),
         (("a", 2, 0), "give HOST:PORT"),
         (("a:1", 0, 0), "must be at least 1"),
@@ -180,6 +181,14 @@ def test_processes_meet_as_the_options_say(monkeypatch):
     options = DistributedOptions("host:1", 4, 3, heartbeat_timeout=7)
     with distributed.joined(options):
         assert jax.config.jax_enable_preemption_service is False, "SIGTERM stays ours"
+    monkeypatch.setattr(distributed, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "_report", lambda error: None)
+    slept: list[int] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for error in (ValueError("x"), jax.errors.JaxRuntimeError("UNAVAILABLE: connection reset")):
+        with pytest.raises(type(error)), distributed.joined(options):
+            raise error
+    assert slept == [14], "JAX ends this process meanwhile if another one has died"
     jax.config.update("jax_enable_preemption_service", before)
     expected = dict(coordinator_address="host:1", num_processes=4, process_id=3)
     expected |= dict(heartbeat_timeout_seconds=7, shutdown_timeout_seconds=20)
