@@ -142,9 +142,6 @@ def test_yaml_text_stays_text(write, text):
         ("model: 3", "model must be an object, not int"),
         ("- steps", "the configuration must be an object, not list"),
         ("steps", "the configuration must be an object, not str"),
-        ("[]", "the configuration must be an object, not list"),
-        ("0", "the configuration must be an object, not int"),
-        ("no", "the configuration must be an object, not bool"),
         ("steps: three", "steps must be int, not 'three'"),
         ("steps: 010", "steps must be int, not '010'"),
         ("steps: 1e3", "steps must be int, not 1000.0"),
@@ -152,7 +149,6 @@ def test_yaml_text_stays_text(write, text):
         ("steps:", "steps must be int, not None"),
         ("tensorboard: 1", "tensorboard must be bool, not 1"),
         ("run: .NaN", "run must be str, not nan"),
-        ("run: -.INF", "run must be str, not -inf"),
         (
             "wandb: off",
             "wandb must be str, not False; YAML reads yes, no, on and off so, "

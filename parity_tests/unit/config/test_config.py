@@ -135,12 +135,6 @@ def edited(path: str, value) -> str:
         ),
         ("encoder/attention_dropout", "0.1", "encoder.attention_dropout must be float, not '0.1'"),
         ("attention_bias", 0, "attention_bias must be bool, not 0"),
-        ("embedding_dropouts", 1.5, "embedding_dropouts must be int, not 1.5"),
-        (
-            "decoder/unused",
-            [{"part": ["feed_forward"]}],
-            "unknown key 'decoder.unused[0].part' (did you mean 'parts'?)",
-        ),
     ],
 )
 def test_json_is_refused_by_the_dotted_name_of_the_key(path, value, message):

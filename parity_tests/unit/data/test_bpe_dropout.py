@@ -171,7 +171,8 @@ def test_other_tokenizers_are_refused():
     unigram = Tokenizer(tokenizers.Tokenizer(models.Unigram(scores, unk_id=0)))
     with pytest.raises(ConfigError, match=r"^data.bpe_dropout=0.1 needs .* byte-pair encoding"):
         BpeDropout(unigram, 0.1)
-    data = json.loads(WORDS.bpe.to_str())
-    data["model"]["end_of_word_suffix"] = "</w>"
-    with pytest.raises(ConfigError, match="end_of_word_suffix"):
-        BpeDropout(Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(data))), 0.1)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        data = json.loads(WORDS.bpe.to_str())
+        data["model"] |= {name: "@", "merges": []}
+        with pytest.raises(ConfigError, match=name):
+            BpeDropout(Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(data))), 0.1)
