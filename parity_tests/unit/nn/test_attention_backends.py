@@ -11,14 +11,13 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import AttentionBackend, MaskFill, Mixing, TransformerConfig
+from jax_transformer.config import AttentionBackend, TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import fused_attention
 from jax_transformer.nn.attention import attend
 from jax_transformer.nn.fused_attention import check_kernel, cudnn_attend, fused_attend, with_kernel
 from jax_transformer.training import devices, step
-from parity_tests import preset_names
 from parity_tests.marks import quick_if
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
 
@@ -118,24 +117,6 @@ def test_a_model_that_it_cannot_compute_is_refused_with_the_reason(case):
     tiny(**changes)
     with pytest.raises(ConfigError, match=rf"attention_backend='sdpa' cannot compute .*{reason}"):
         tiny(**changes, **SDPA)
-
-
-def test_every_preset_is_computed_or_refused_for_the_reasons_above():
-    """Without dropout of the weights, which is the user's choice."""
-    for name in preset_names.ALL:
-        config = tiny(name, attention_dropout=0.0)
-        stacks = [config.encoder, config.decoder]
-        dropped = {f"{s}.attention_dropout": 0.0 for s in ("encoder", "decoder")}
-        supported = (
-            config.mask_fill is MaskFill.EXCLUDED
-            and all(stack.mixing is Mixing.WEIGHTED for stack in stacks)
-            and not any(stack.positions.value.startswith("relative") for stack in stacks)
-        )
-        if supported:
-            config.with_sizes(**SDPA, **dropped)
-        else:
-            with pytest.raises(ConfigError, match="cannot compute this model"):
-                config.with_sizes(**SDPA, **dropped)
 
 
 # cuDNN, without a GPU: what it is asked for, and the program
