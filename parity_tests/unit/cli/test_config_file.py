@@ -208,6 +208,7 @@ def test_help_names_the_file_and_shows_its_values(capsys, monkeypatch, write):
     assert (code, err) == (0, "")
     assert "--config PATH YAML file of options" in printed
     assert "--steps N Optimizer updates (default: 70)" in printed
+    assert console.say("train", "--config", "--help") == console.say("train", "--help")
 
 
 def test_the_documented_example_is_valid(write):
