@@ -142,11 +142,7 @@ class DroppedPairs:
 
 
 def dropped_pairs(
-    rate: float,
-    pairs: Sequence[tuple[str, str]],
-    source: Tokenizer,
-    target: Tokenizer,
-    seed: int,
+    rate: float, pairs: Sequence[tuple[str, str]], source: Tokenizer, target: Tokenizer, seed: int
 ) -> DroppedPairs:
     """Return pairs with BPE dropout.
 

@@ -43,12 +43,10 @@ def epoch_batches(plan: batches.BatchPlan, epoch: int) -> list[tuple[int, np.nda
     return list(map(plan.batch_indices, steps))
 
 
-def plan_for(
-    encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1
-) -> batches.BatchPlan:
+def plan_for(encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7) -> batches.BatchPlan:
     counted = table(encoded.lengths)
-    widths = batches.choose_widths(counted, buckets, longest)
-    rows = batches.rows_per_batch(widths, tokens, rows_multiple)
+    widths = batches.choose_widths(counted, buckets, 64)
+    rows = batches.rows_per_batch(widths, tokens)
     return batches.BatchPlan(counted, widths, rows, seed)
 
 

@@ -243,6 +243,7 @@ def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
 # Refusals before anything is trained or compiled
 
 TABLES = {"train": ("a.tsv",), "valid": ("b.tsv.gz",)}
+OBJECTS = {"train": ("a.jsonl",), "valid": ("b.jsonl",)}
 LINES = {"train_source": ("a",), "valid_source": ("d",), "valid_target": ("e",)}
 SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
 
@@ -257,13 +258,15 @@ SEPARATE = {"vocabularies": Vocabularies.SEPARATE}
         ({"train": ("a.tsv",)}, ["not given: data.valid"]),
         ({"valid": ("a.tsv",)}, ["not given: data.train"]),
         ({"train": ("a.txt",), "valid": ("b.tsv",)}, ["a.txt", ".tsv or .jsonl"]),
+        ({"train": ("a.tsv",), "valid": ("b.txt",)}, ["b.txt", ".tsv or .jsonl"]),
         (TABLES | {"dataset": "c"}, ["data.train or data.dataset"]),
         ({"train": ("a.tsv",), "valid_source": ("b",)}, ["data.valid_source or data.train"]),
         (LINES | {"train_target": ("b", "c")}, ["names 1 file", "train_target 2"]),
         ({"dataset_config": "de-en"}, ["data.dataset_config='de-en'", "data.dataset"]),
         (TABLES | {"train_split": "a"}, ["data.train_split='a'"]),
+        (TABLES | {"valid_split": "a"}, ["data.valid_split='a'"]),
         (TABLES | {"source_field": "en"}, ["data.source_field='en'", ".jsonl"]),
-        ({"dataset": "a", "source_field": "en", "target_field": "en"}, ["both 'en'"]),
+        (OBJECTS | {"source_field": "en", "target_field": "en"}, ["both 'en'"]),
         ({"target_tokenizer": "a"}, ["data.vocabularies=separate"]),
         (SEPARATE | {"target_tokenizer": "a"}, ["not given: data.tokenizer"]),
         (SEPARATE | {"tokenizer": "a"}, ["not given: data.target_tokenizer"]),
