@@ -388,22 +388,19 @@ def train_stream(
     *,
     drawn: Drawn | None = None,
     local_rows: Callable[[int], Int[np.ndarray, " b"]] = np.arange,
-    num_threads: int = 1,
-    prefetch_buffer_size: int = 2,
 ) -> Iterator[Batch | PackedBatch]:
     """Yield the batches of steps ``start_step`` up to ``stop_step`` (endless without one), made
-    ahead by Grain's threads, :data:`WINDOW` at a time.
+    ahead by a thread of Grain, :data:`WINDOW` at a time.
 
     With ``drawn``, the pairs have its tokens of each step. ``local_rows`` are those of a batch of
     so many rows that this process needs, in ascending order: only their pairs are read, and the
-    other rows are filler. Closing the stream, or dropping it, ends
-    the threads.
+    other rows are filler. Closing the stream, or dropping it, ends the thread.
     """
     import grain  # takes a second, and only training needs it
 
     steps = range(start_step, sys.maxsize if stop_step is None else stop_step)
     windows = grain.MapDataset.source(_Windows(source, plan, drawn, local_rows, steps))
-    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_buffer_size)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     iterator = iter(windows.to_iter_dataset(options))
     try:
         yield from itertools.chain.from_iterable(iterator)

@@ -333,13 +333,12 @@ def test_the_stream_gives_the_plan_in_its_shapes():
         assert sorted(itertools.chain(*map(pairs_in, of_epoch))) == list(range(503))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_resuming_at_any_step_gives_the_same_batches(threads):
+def test_resuming_at_any_step_gives_the_same_batches():
     encoded = corpus(37, 20)
     uninterrupted = taken(60, encoded, plan_for(encoded, tokens=64))
     assert 5 < plan_for(encoded, tokens=64).batches_per_epoch < 30
     for start in range(0, 59, 4):
-        resumed = taken(3, encoded, plan_for(encoded, tokens=64), start, num_threads=threads)
+        resumed = taken(3, encoded, plan_for(encoded, tokens=64), start)
         assert all(same(a, b) for a, b in zip(uninterrupted[start:], resumed, strict=False))
     assert not same(uninterrupted[0], uninterrupted[1])
 
@@ -393,7 +392,7 @@ def prefetch_threads() -> set[threading.Thread]:
 @pytest.mark.parametrize("end", ["close", "drop", "exhaust", "raise"])
 def test_no_thread_outlives_the_stream(end):
     before = prefetch_threads()
-    stream = batches.train_stream(ENCODED, PLAN, 0, 50, num_threads=3)
+    stream = batches.train_stream(ENCODED, PLAN, 0, 50)
     next(stream)
     own = prefetch_threads() - before
     assert own
@@ -418,7 +417,7 @@ def test_an_open_stream_does_not_delay_the_exit():
         "rows = [np.ones(3, np.int32)] * 9\n"
         "encoded = e.EncodedPairs(rows, rows, e.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0)\n"
         "plan = b.BatchPlan(b.LengthTable.of(encoded.lengths)[0], (8,), (2,), 0)\n"
-        "stream = b.train_stream(encoded, plan, num_threads=2)\n"
+        "stream = b.train_stream(encoded, plan)\n"
         "print(next(stream).source.shape)"
     )
     done = runs.python("-c", script)

@@ -459,7 +459,7 @@ def test_the_built_in_task_is_plain_text_of_both_sides(monkeypatch):
 def test_a_stream_of_packed_batches_goes_on_at_any_step(tmp_path, lines):
     data = prepared(tmp_path, **lines, packing=32)
     count = data.plan.batches_per_epoch
-    epochs = list(batches.train_stream(data.train, data.plan, 0, 2 * count, num_threads=2))
+    epochs = list(batches.train_stream(data.train, data.plan, 0, 2 * count))
     later = next(batches.train_stream(data.train, data.plan, count + 1, count + 2))
     assert all(map(np.array_equal, later[:3], epochs[count + 1][:3]))
     assert all(map(np.array_equal, later.segments, epochs[count + 1].segments))
