@@ -310,8 +310,8 @@ def test_languages_are_forced_as_in_transformers(tmp_path):
             inputs = theirs._build_translation_inputs(
                 "a", src_lang=languages["source_lang"], tgt_lang=code, **options
             )
-            assert ours.forced_bos_id(code) == inputs["forced_bos_token_id"], name
-        assert ours.forced_bos_id() == ours.forced_bos_id(languages["target_lang"])
+            to_code = ours.with_languages(target_lang=code)
+            assert to_code.forced_bos_id() == inputs["forced_bos_token_id"], name
 
 
 def test_the_sizes_and_the_spelling_are_those_of_transformers(tmp_path):

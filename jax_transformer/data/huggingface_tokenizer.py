@@ -269,20 +269,17 @@ class HuggingFaceTokenizer(TokenizerPair):
             self.files, source_lang or self.source_lang, target_lang or self.target_lang
         )
 
-    def forced_bos_id(self, target_lang: str | None = None) -> int | None:
+    def forced_bos_id(self) -> int | None:
         """Return the id that a translation must begin with, after the decoder's start.
 
-        That is the target language's in mBART-50, M2M100 and NLLB. None in other families, and if
-        no target language is given here or before: then the model's ``forced_bos_token_id`` counts.
-        mBART's decoder starts with the language instead, which is ``bos_id``. Raises ConfigError if
-        it does not have the language.
+        That is the target language's in mBART-50, M2M100 and NLLB. None in other families, and
+        without a target language: then the model's ``forced_bos_token_id`` counts. mBART's decoder
+        starts with the language instead, which is ``bos_id``.
         """
-        code, recipe = target_lang or self.target_lang, self.files.settings.recipe.languages
-        if recipe is not None and recipe.target_start is TargetStart.FORCED and code is not None:
-            return self.files.language_id(self.files.target, code)
-        if target_lang is not None:
-            self.files.language_id(self.files.target, target_lang)  # raises for an unknown language
-        return None
+        languages, code = self.files.settings.recipe.languages, self.target_lang
+        if languages is None or languages.target_start is not TargetStart.FORCED or code is None:
+            return None
+        return self.files.language_id(self.files.target, code)
 
     def save(self, folder: str | Path) -> None:
         """Write the files that it was read from, byte for byte, into an existing folder."""

@@ -102,7 +102,7 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     codes = {code: count + i for i, code in enumerate(m2m_100_family.LANGUAGES)}
     assert around(m2m_100.source) == [codes["en"], -1, 2]
     assert around(m2m_100.target) == [codes["fr"], -1, 2]
-    assert (m2m_100.forced_bos_id(), m2m_100.forced_bos_id("de")) == (codes["fr"], codes["de"])
+    assert m2m_100.forced_bos_id() == codes["fr"]
     assert m2m_100.bos_id == 2
 
     files = tokenizer_models.fairseq("MBart", "mbart")
@@ -341,9 +341,6 @@ def test_languages_are_refused_by_name(tmp_path):
     assert loaded.forced_bos_id() is None
     with pytest.raises(errors.ConfigError, match=r"give target_lang, one of ar_AR, cs_CZ, "):
         encoding.encode_pairs([("a", "b")], loaded.source, loaded.target, 9)
-    other = loaded_from(tmp_path / "t5", tokenizer_models.t5())
-    with pytest.raises(errors.ConfigError, match="its tokenizer has no languages; leave out 'fr'"):
-        other.forced_bos_id("fr")
 
 
 @pytest.mark.parametrize(
