@@ -280,7 +280,7 @@ def test_long_lines_are_cut_or_skipped_as_told(console, run):
         assert out == "\n" * count and err.endswith(end), err
 
 
-def test_a_terminal_is_told_that_it_is_read(console, run, monkeypatch):
+def test_a_terminal_is_told_that_it_is_read(console, run, tmp_path, monkeypatch):
     class Terminal(io.TextIOWrapper):
         def isatty(self):
             return True
@@ -289,6 +289,9 @@ def test_a_terminal_is_told_that_it_is_read(console, run, monkeypatch):
     code, out, err = console.say("translate", "--run", run, stdin=b"the cat\n")
     assert (code, out.count("\n")) == (0, 1)
     assert err == "reading lines from the terminal; Ctrl-D ends\n"
+    (tmp_path / "lines").write_text("the cat\n")
+    command = ("translate", "--run", run, "--input", tmp_path / "lines")
+    assert console.say(*command, stdin=b"") == (0, out, "")
 
 
 def test_a_path_that_is_no_run_is_refused(console, run, tmp_path):

@@ -72,7 +72,7 @@ def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
     for i, (s, t) in enumerate(pairs):
         row = {"target": t, "id": 1, "source": s}
         objects += json.dumps(row, ensure_ascii=i == 0) + "\n"
-    content = pack((tables if "tsv" in name else objects).encode() + b"\n")  # and a blank line
+    content = pack((tables if "tsv" in name else objects).encode() + b" \n")  # and a blank line
     loaded = parallel_text.read_pair_file(written(tmp_path / name, content), "source", "target")
     assert loaded == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
 
@@ -91,6 +91,7 @@ def test_a_dotted_key_selects_a_nested_field(tmp_path):
     loaded = parallel_text.read_pair_file(path, "translation.de", "translation.en")
     assert loaded.pairs == [("Haus", "house"), ("b", "a")]
     assert "line 1 has no 'translation.fr'" in refusal(path, "translation.fr", "translation.en")
+    assert "line 1 has no 'text'; known: translation" in refusal(path, "text.de", "text.en")
     message = "line 1 has no 'translation.en.x': expected an object, not text"
     assert message in refusal(path, "translation.de", "translation.en.x")
 

@@ -205,7 +205,7 @@ def test_swapped_sides_are_detected_by_their_words():
 def test_content_hash_is_unambiguous():
     lists = [[], [("", "")], [("a", "b"), ("c", "d")], [("c", "d"), ("a", "b")], [("ab", "cd")]]
     lists += [[("b", "a"), ("d", "c")], [("a", "b")], [("ab", "")], [("", "ab")], [("a\nb", "")]]
-    lists += [[("a", "bcd")], [("\ud800", "a")]]
+    lists += [[("a", "bcd")], [("\ud800", "a")], [("?", "a")]]
     assert len({parallel_text.content_hash(pairs) for pairs in lists}) == len(lists)
 
 
