@@ -84,8 +84,9 @@ def test_each_side_of_a_model_has_room_for_its_vocabulary(separate, missing, ref
         huggingface_tokenizer._check_model(files)
 
 
-def test_a_vocabulary_with_gaps_ends_with_its_largest_id(tmp_path):
-    files = tokenizer_models.bart()
+@pytest.mark.parametrize("family", ["bart", "marian"])
+def test_a_vocabulary_with_gaps_ends_with_its_largest_id(family, tmp_path):
+    files = getattr(tokenizer_models, family)()
     count = len(files["vocab.json"])
     files["vocab.json"] |= {"<mask>": count + 8}
     path = folder(tmp_path, files, config__json=files["config.json"] | {"vocab_size": count + 9})
@@ -481,8 +482,13 @@ OF_T5 = {
     "a flag": (settings("T5", split_special_tokens=1), "split_special_tokens is 1, not true"),
     "a number": (settings("T5", extra_ids=-1), "extra_ids is -1, not a number up to"),
     "a token": (settings("T5", eos_token=1), "a special token is 1, not text"),
+    "half a token": (settings("T5", eos_token="\ud800"), "a special token is .*, not text"),
     "tokens": (settings("T5", extra_special_tokens="a"), "tokens are 'a', not a list"),
     "an id": ({"added_tokens__json": {"<new>": "x"}}, "the id of an added token is 'x'"),
+    "a huge id": (
+        settings("T5", added_tokens_decoder={"9" * 10: "a"}),
+        "the id of .* '9999999999'",
+    ),
     "an id with a gap": (
         {"added_tokens__json": {"<new>": 900}},
         "the added token '<new>' has the id 900, and becomes 233",
@@ -499,9 +505,14 @@ OF_MARIAN = {
     "vocabulary, deep": ({"vocab__json": DEEP}, r"vocab\.json: refused: JSON within JSON"),
     "vocabulary of text": ({"vocab__json": {"</s>": "0"}}, r"vocab\.json: not a vocabulary: "),
     "vocabulary below 0": ({"vocab__json": {"</s>": -1}}, r"vocab\.json: not a vocabulary: "),
+    "huge vocabulary": ({"vocab__json": {"</s>": 2**31}}, r"vocab\.json: not a vocabulary: "),
     "vocabulary without unknown": (
         {"vocab__json": {"</s>": 0, "<pad>": 1}},
         r"vocab\.json: has no '<unk>'",
+    ),
+    "a token of whole words": (
+        settings("Marian", added_tokens_decoder={"0": {"content": "</s>", "single_word": True}}),
+        "the added token '</s>' is single_word, which is not supported",
     ),
     "sampling": (
         settings("Marian", sp_model_kwargs={"enable_sampling": True}),
