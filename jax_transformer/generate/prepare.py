@@ -186,8 +186,8 @@ def _check_tokens(
     forced: int | Int[AnyArray, " b"] | None,
     vocabulary: int,
 ) -> None:
-    tokens = [("bos_id={}", (static_args.bos_id,)), ("eos_id={}", (static_args.eos_id,))]
-    tokens += [(f"{name} has {{}}, which", ids) for name, ids in constraints.tokens]
+    tokens = [(f"{name} has {{}}, which", ids) for name, ids in constraints.tokens]
+    tokens += [("bos_id={}", (static_args.bos_id,)), ("eos_id={}", (static_args.eos_id,))]
     if forced is not None and not isinstance(forced, jax.core.Tracer):
         tokens.append(("forced_bos_token_id={}", tuple(np.unique(np.asarray(forced)).tolist())))
     for subject, ids in tokens:
