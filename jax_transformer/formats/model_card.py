@@ -14,7 +14,6 @@ from typing import Any
 from jax_transformer.architectures.huggingface import published_codes
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
-from jax_transformer.errors import InputError
 from jax_transformer.formats import registry
 from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import run_folder
@@ -262,9 +261,5 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    """Return the JSON object in a file of a run; an empty one without the file."""
+    return parsed(path, lambda text: dict(json.loads(text))) if path.exists() else {}

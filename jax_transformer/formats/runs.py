@@ -110,16 +110,15 @@ class Run(Format):
 
     def files(self, to: Destination) -> Mapping[str, bytes]:
         """Return a Hugging Face folder's files; a cast changes the dtype in config.json."""
-        extra = to.source.extra_files if to.source else {}
-        if not extra:
+        source = to.source
+        if source is None or not source.extra_files:
             return {}
-        files = hf_folder.contents(extra)
-        if to.source is not None and (layout := to.source.files_layout()):
+        files = hf_folder.contents(source.extra_files)
+        if layout := source.files_layout():
             files[hf_folder.LAYOUT] = hf_folder.to_json(layout)
         if to.dtype is not None and CONFIG in files:
-            config = hf_folder.configuration(extra[CONFIG].parent)
-            config = hf_folder.with_dtype(config, {to.dtype})
-            files[CONFIG] = hf_folder.to_json(config)
+            config = hf_folder.configuration(source.extra_files[CONFIG].parent)
+            files[CONFIG] = hf_folder.to_json(hf_folder.with_dtype(config, {to.dtype}))
         return files
 
     def write(self, to: Destination, state: LazyState, check: Check) -> Written:

@@ -27,9 +27,9 @@ def read_bytes(path: Path, longest: int) -> bytes:
         return file.read(size)
 
 
-def read_lines(path: Path) -> list[str]:
-    """Read the lines of a vocabulary. Raises InputError unless it is text in UTF-8."""
-    content = read_bytes(path, _LONGEST_VOCABULARY)
+def read_lines(path: Path, *, longest: int = _LONGEST_VOCABULARY) -> list[str]:
+    """Read the lines of a file. Raises InputError unless it is text in UTF-8."""
+    content = read_bytes(path, longest)
     try:
         return content.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError:

@@ -26,6 +26,7 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     assert console.say(*to_folder)[0] == 0
     console.refused(3, [folder, "--force"], *to_folder)
     before = (folder / "checkpoints/0/manifest.json").read_bytes()
+    (folder / "ctranslate2").mkdir()  # what an engine has made of the weights
     assert console.say(*to_folder, "--force", "--dtype", "float16")[0] == 0
     assert (folder / "checkpoints/0/manifest.json").read_bytes() != before
     (folder / "metrics.jsonl").write_text("")

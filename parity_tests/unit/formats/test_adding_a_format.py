@@ -43,7 +43,8 @@ def folder(request, nothing_added) -> Path:
     """A folder with the format of the page, which the registry knows."""
     if request.param == "entry point":
         ((group, points),) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
-        runs.install(nothing_added, group, a_broken_one="no_such_module:FORMAT", **points)
+        others = {"a_broken_one": "no_such_module:FORMAT", "another": "raw_arrays:FORMAT"}
+        runs.install(nothing_added, group, **others, **points)
     else:
         registry.register(importlib.import_module("raw_arrays").FORMAT)
     return nothing_added
@@ -95,8 +96,9 @@ def test_errors_list_it(folder, capsys):
     (folder / "text").write_text("lines")
     with pytest.raises(InputError, match=r"--force does not replace that"):
         registry.get("raw").check_replaceable(folder)
-    with pytest.raises(InputError, match=r"nor a file of raw arrays \(RAW1\)"):
+    with pytest.raises(InputError, match=r"nor a file of raw arrays \(RAW1\)") as error:
         registry.of(folder / "text")
+    assert "run folder" not in str(error.value)
     with pytest.raises(ConfigError, match=r"\.xyz is none of .*\.raw"):
         registry.to_write(folder / "model.xyz")
     for name in ("model", "v0.1", "v0.2a", "v1."):
@@ -105,8 +107,16 @@ def test_errors_list_it(folder, capsys):
         registry.get("rwa")
     known = registry.get("raw")
     assert registry.register(known) is known
-    with pytest.raises(ConfigError, match="another format is registered as 'raw'"):
-        registry.register(copy.copy(known))
+    other = copy.copy(known)
+    for other.name in ("raw", "pt"):
+        with pytest.raises(ConfigError, match=f"another format is registered as '{other.name}'"):
+            registry.register(other)
+
+
+@pytest.mark.parametrize("folder", ["entry point"], indirect=True)
+def test_an_entry_point_has_the_name_of_its_format(folder):
+    with pytest.raises(ConfigError, match=r"another = raw_arrays:FORMAT: is the format raw$"):
+        registry.get("another")
 
 
 @pytest.mark.parametrize(

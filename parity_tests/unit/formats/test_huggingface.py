@@ -72,8 +72,9 @@ def files(path: Path) -> dict[str, bytes]:
 def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
     assert registry.of(theirs).name == "hf"
     message = r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         registry.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
+    assert "()" not in str(error.value) and "safetensors" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +488,7 @@ def client(theirs, monkeypatch):
 
     class HfApi:
         def list_repo_files(self, repository, *, revision):
-            if repository != "owner/name":
+            if repository != "owner/name" or revision not in (None, "v1.0"):
                 raise OSError("404 Client Error.\nRepository Not Found")
             return [path.name for path in theirs.iterdir()]
 
@@ -505,6 +506,7 @@ def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     # no code, and no second form of the weights
     assert client == [("owner/name", "v1.0", DOWNLOADED)]
     model = registry.open("hf:owner/name").model()
+    assert client[1:] == [("owner/name", None, DOWNLOADED)]
     assert model.config == huggingface_config.from_config(T5)
 
 

@@ -1,6 +1,7 @@
 """Weights that a format has opened: their names, ties, notes, widths and dtypes."""
 
 import functools
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -33,7 +34,7 @@ def opened(state: dict[str, np.ndarray], format: str = "pt", **more) -> Pretrain
 def test_ties_and_notes_follow_the_names():
     array = np.ones(2, np.float32)
     state = {f"m.{name}": array for name in ("a", "b", "x", "c", "y")}
-    ties = ("m.a", "m.x", "m.b"), ("m.c", "m.y")
+    ties = ("m.c", "m.y"), ("m.a", "m.x", "m.b")
     before = opened(state, ties=ties, dropped=(Note("step", "no weight"),))
     after = before.with_names(NameChanges("m.", ignore=("x", "y"), rename={"b": "d"}))
     assert after.ties == (("a", "d"),)
@@ -55,6 +56,22 @@ def test_load_asks_for_the_tokenizer_between_its_languages(monkeypatch):
     monkeypatch.setattr(registry, "open", lambda *_: weights)
     registry.load("a", source_lang="de", target_lang="fr")
     weights.tokenizer.assert_called_once_with("de", "fr")
+    weights.has_tokenizer = False
+    for languages in ((None, "fr"), ("de", None)):  # it is the tokenizer that refuses them
+        registry.load("a", source_lang=languages[0], target_lang=languages[1])
+        weights.tokenizer.assert_called_with(*languages)
+    assert registry.load("a")[1] is None
+
+
+def test_a_path_that_does_not_exist_may_be_a_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for path in ("owner/name", "owner/a.pt", "owner/a b", "here/name", "name"):
+        hint = " (did you mean hf:owner/name?)" if path == "owner/name" else ""
+        with pytest.raises(InputError, match=f"^{path}: no such file or folder{re.escape(hint)}$"):
+            registry.of(Path(path))
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        registry.of(Path("/dev/null"))
 
 
 def test_widths_are_the_powers_of_two_from_16_below_the_longest(tmp_path):
@@ -102,9 +119,20 @@ def test_the_configuration_of_the_files_wins_and_a_dtype_is_that_of_every_array(
         assert {str(array.dtype) for array in arrays.values()} == {"float32"}
         with pytest.raises(CheckpointError, match="holds float64 and JAX is in 32-bit mode"):
             of_run.arrays()
+        with pytest.raises(InputError, match="float64 and JAX is in 32-bit mode"):
+            opened(wide, config=config).arrays()
     source = file.scan()
     for name, array in file.state(names="torch").items():
         assert helpers.furthest(array, source[name].read()) == 0
+
+
+def test_arrays_of_a_run_that_do_not_fit_its_configuration_are_named():
+    config = config_of("lesson10", d_ff=20)
+    state = helpers.random_arrays(config)
+    state["more"] = state.pop("output.bias")
+    file = opened(state, "run", config=config, run=RunFolder(Path("run")))
+    with pytest.raises(CheckpointError, match=r"missing output\.bias .*; unexpected more "):
+        file.state()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ OPTIONS = "special:model.yml"
 DECODER, END = "decoder.yml", "</s>"
 SENTENCEPIECE = ("source.spm", "target.spm")
 _LONGEST_OPTIONS = 1_000_000
-_LONGEST_NAME = 255  # bytes
 _TRAINING = ".optimizer.npz"
 _VOCABULARIES = (".yml", ".yaml", ".json")
 _SUFFIX = ".npy"
@@ -123,8 +122,7 @@ def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
 def _in(folder: Path, named: str) -> Path:
     """Return the file in a folder that a path in ``decoder.yml`` names: its last part."""
     name = PurePosixPath(named).name
-    plain = name.isprintable() and name not in ("", ".", "..") and "\\" not in name
-    if not plain or len(name.encode("utf-8")) > _LONGEST_NAME:
+    if not untrusted.is_file_name(name):
         raise UnsafeFileError(
             f"{folder / DECODER}: refused: {shown(named)} is not a name of a file"
         )

@@ -25,7 +25,7 @@ from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
 from jax_transformer.formats import base
 from jax_transformer.formats.base import Check, Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
-from jax_transformer.storage import huggingface_folder, read_back, run_files
+from jax_transformer.storage import huggingface_folder, read_back, run_files, untrusted
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Note, Shape, TensorInfo
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights import rules
@@ -295,21 +295,14 @@ class Gin:
 def find_gin(folder: Path) -> Gin:
     """Read the ``config.gin`` in the folder of a checkpoint, or in the folder above it.
 
-    Raises InputError if it cannot be read. Without such a file nothing is known.
+    Raises InputError if it cannot be read, UnsafeFileError if it is too large. Without such a file
+    nothing is known.
     """
     paths = (folder / CONFIG, folder.absolute().parent / CONFIG)
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return Gin()
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LONGEST + 1)
-        text = content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {shown(str(error), 120)}") from None
-    if len(content) > _LONGEST:
-        raise InputError(f"{path}: has more than {_LONGEST:,} bytes")
-    values = _bindings(text)
+    values = _bindings(untrusted.read_lines(path, longest=_LONGEST))
     activations = values.get("T5Config.mlp_activations") or values.get("MlpBlock.activations", "")
     dropout = values.get("T5Config.dropout_rate", "")
     axis = values.get("T5Config.param_scan_axis", "")
@@ -323,12 +316,12 @@ def find_gin(folder: Path) -> Gin:
     )
 
 
-def _bindings(text: str) -> dict[str, str]:
+def _bindings(lines: Iterable[str]) -> dict[str, str]:
     """Return the text of each binding, by class and parameter; macros are replaced once."""
     values: dict[str, str] = {}
     macros: dict[str, str] = {}
     block = ""
-    for line in _statements(text):
+    for line in _statements(lines):
         if (match := _BLOCK.fullmatch(line)) is not None:
             block = match[1]
             continue
@@ -341,11 +334,11 @@ def _bindings(text: str) -> dict[str, str]:
     return {name: macros.get(value.removeprefix("%"), value) for name, value in values.items()}
 
 
-def _statements(text: str) -> list[str]:
+def _statements(lines: Iterable[str]) -> list[str]:
     """Return the lines without comments; what continues a line follows it."""
     statements: list[str] = []
     goes_on = False
-    for line in text.splitlines():
+    for line in lines:
         line = line.split("#")[0].rstrip()
         if goes_on and statements:
             statements[-1] += " " + line.strip().removesuffix("\\")

@@ -68,8 +68,8 @@ class ZarrArray:
 
     def place(self, index: Sequence[int]) -> tuple[slice, ...]:
         """Return the part of the array that a chunk holds."""
-        starts = (i * size for i, size in zip(index, self.chunks, strict=True))
-        return tuple(slice(at, at + size) for at, size in zip(starts, self.chunks, strict=True))
+        places = zip(index, self.chunks, strict=True)
+        return tuple(slice(i * size, (i + 1) * size) for i, size in places)
 
     def indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the place of each chunk in the grid, one at a time however large it is."""
