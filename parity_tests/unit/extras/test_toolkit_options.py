@@ -243,7 +243,7 @@ def test_a_value_of_any_kind_is_read_or_refused_by_name(value):
             assert str(error).startswith(("model.n=", "model: n=")), error
 
 
-@pytest.mark.parametrize("toolkit", [fairseq, opennmt_py])
+@pytest.mark.parametrize("toolkit", [fairseq, opennmt_py, marian_names])
 def test_a_fixed_option_may_be_text_of_any_case(toolkit):
     for name, accepted in toolkit._FIXED.items():
         for value in accepted:

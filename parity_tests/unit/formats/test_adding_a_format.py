@@ -103,6 +103,9 @@ def test_errors_list_it(folder, capsys):
         registry.to_write(folder / "model.xyz")
     for name in ("model", "v0.1", "v0.2a", "v1."):
         assert registry.to_write(folder / name).name == "run", "no name of a kind of file"
+    for name in ("raw", "marian"):  # a file, and a folder that is only read
+        with pytest.raises(ConfigError, match=f"^--to {name} is not one of hf, run, "):
+            registry.to_write(folder / "out", name)
     with pytest.raises(ConfigError, match="did you mean 'raw'"):
         registry.get("rwa")
     known = registry.get("raw")

@@ -18,7 +18,7 @@ import numpy as np
 
 from jax_transformer.architectures import huggingface
 from jax_transformer.config import TYINGS, StackConfig, TransformerConfig, enums
-from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits.toolkit import Options
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import LazyState, LazyTensor, Shape, TensorInfo
@@ -79,15 +79,17 @@ _Row = tuple[Rule, Shape]
 
 
 def configuration(options: Mapping[str, Any]) -> TransformerConfig:
-    """Return what Marian computes. Raises InputError naming every option that no model here has."""
-    wrong = list(_problems(options))
-    if wrong:
-        raise InputError("; ".join(wrong))
+    """Return what Marian computes. Raises InputError naming options that no model here has, and
+    ConfigError for numbers that do not go together.
+    """
+    values = Options(options)
+    values.check_fixed(_FIXED)
+    others = (name for name in options if name.startswith(_WITHOUT_EFFECT))
+    values.check_known([*_FIXED, *_READ, *others])
     sizes = options.get("dim-vocabs")
     if not isinstance(sizes, list) or len(sizes) != 2:
         raise InputError(f"dim-vocabs={shown(sizes)}: a model of two vocabularies is supported")
     source, target = (Options({"dim-vocabs": size}).number("dim-vocabs") for size in sizes)
-    values = Options(options)
     pre_norm = "n" in _operations(values, "transformer-preprocess", ("", "n"))
     _operations(values, "transformer-postprocess", ("a",) if pre_norm else ("an",))
     d_ff = values.number("transformer-dim-ffn")
@@ -111,34 +113,31 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
     tied_output = tied_all or values.flag("tied-embeddings", False)
     if one_embedding and source != target:
         raise InputError(f"dim-vocabs={source}, {target}: one embedding has one vocabulary")
-    try:
-        return TransformerConfig(
-            source_vocab_size=source + 1,
-            target_vocab_size=target + 1,
-            source_pad_id=source,
-            target_pad_id=target,
-            bos_id=target,
-            eos_id=0,
-            d_model=values.number("dim-emb"),
-            num_heads=values.number("transformer-heads"),
-            d_ff=d_ff,
-            max_length=LONGEST,
-            norm_placement=enums.NormPlacement.PRE if pre_norm else enums.NormPlacement.POST,
-            norm_epsilon=1e-6,
-            output_bias=False,
-            logits_bias=True,
-            padding_trained=False,
-            padding_frozen=True,
-            embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL,
-            tying=TYINGS[one_embedding, tied_output],
-            dropout=_DROPOUT,
-            embedding_dropout=_DROPOUT if dropped else 0.0,
-            architecture="marian",
-            encoder=stacks["encoder"],
-            decoder=stacks["decoder"],
-        )
-    except ConfigError as error:
-        raise InputError(str(error)) from None
+    return TransformerConfig(
+        source_vocab_size=source + 1,
+        target_vocab_size=target + 1,
+        source_pad_id=source,
+        target_pad_id=target,
+        bos_id=target,
+        eos_id=0,
+        d_model=values.number("dim-emb"),
+        num_heads=values.number("transformer-heads"),
+        d_ff=d_ff,
+        max_length=LONGEST,
+        norm_placement=enums.NormPlacement.PRE if pre_norm else enums.NormPlacement.POST,
+        norm_epsilon=1e-6,
+        output_bias=False,
+        logits_bias=True,
+        padding_trained=False,
+        padding_frozen=True,
+        embedding_scale=enums.EmbeddingScale.SQRT_D_MODEL,
+        tying=TYINGS[one_embedding, tied_output],
+        dropout=_DROPOUT,
+        embedding_dropout=_DROPOUT if dropped else 0.0,
+        architecture="marian",
+        encoder=stacks["encoder"],
+        decoder=stacks["decoder"],
+    )
 
 
 def as_transformers_computes(config: TransformerConfig) -> TransformerConfig:
@@ -148,16 +147,6 @@ def as_transformers_computes(config: TransformerConfig) -> TransformerConfig:
         for name in huggingface.STACKS
     }
     return replace(config, norm_epsilon=1e-5, **stacks)
-
-
-def _problems(options: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in options.items():
-        if name in _FIXED:
-            if value not in _FIXED[name]:
-                yield f"{name}={shown(value)}: only {shown(_FIXED[name][0])} is supported"
-        elif name not in _READ and not name.startswith(_WITHOUT_EFFECT):
-            known = sorted({*_FIXED, *_READ})
-            yield f"unknown option {shown(name)}{nearest(name, known)}: its effect is not known"
 
 
 def _operations(options: Options, name: str, known: tuple[str, ...]) -> str:
