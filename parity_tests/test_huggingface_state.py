@@ -17,6 +17,7 @@ from jax_transformer.config import Tying
 from jax_transformer.errors import InputError
 from jax_transformer.weights import torch_bridge
 from parity_tests.huggingface import CASES, PARAMETERS, module
+from parity_tests.unit import runs
 
 
 def saved(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
@@ -26,12 +27,6 @@ def saved(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
     state = {key: torch_bridge.to_numpy(value) for key, value in theirs.state_dict().items()}
     data = json.loads((folder / "config.json").read_text())
     return state, load_file(folder / "model.safetensors"), data
-
-
-def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[key].tobytes() == other[key].tobytes() for key in one
-    )
 
 
 def described(data: dict, file: dict[str, np.ndarray]) -> jt.TransformerConfig:
@@ -45,11 +40,11 @@ def described(data: dict, file: dict[str, np.ndarray]) -> jt.TransformerConfig:
 def test_a_saved_file_is_completed_and_round_trips(name: str, tmp_path: Path):
     state, file, data = saved(name, tmp_path)
     config = from_config(data, names=file)
-    assert equal(states.complete(file, config), state)
-    assert equal(states.saved(state, config), file)
+    assert not runs.differing(states.complete(file, config), state)
+    assert not runs.differing(states.saved(state, config), file)
     assert len(file) < len(state) or name == "fsmt"  # which ties and computes nothing
     model = jt.convert.from_torch(states.complete(file, config), config)
-    assert equal(states.saved(jt.convert.to_torch(model), config), file)
+    assert not runs.differing(states.saved(jt.convert.to_torch(model), config), file)
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "mt5", "umt5"])
@@ -64,7 +59,7 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
     again = load_file(tmp_path / "again" / "model.safetensors")
     config = described(data, file)
     assert config.tying is Tying.EMBEDDINGS
-    assert equal(states.saved(states.complete(file, config), config), again)
+    assert not runs.differing(states.saved(states.complete(file, config), config), again)
     assert "lm_head.weight" in again
     ours = jt.convert.from_torch(states.complete(file, config), config)
     source, target = np.asarray([[5, 6, 7, 1]]), np.asarray([[0, 9, 8]])
@@ -75,7 +70,7 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
     # otherwise transformers' class ties it
     through = jt.convert.into_torch(ours, twins.twin(config)).state_dict()
     back = {key: value.numpy() for key, value in through.items()}
-    assert equal(back, states.complete(file, config))
+    assert not runs.differing(back, states.complete(file, config))
 
 
 def test_files_of_older_versions(tmp_path: Path):
@@ -91,7 +86,7 @@ def test_files_of_older_versions(tmp_path: Path):
         old = state | {key: np.ones(3, np.float32) for key in junk}
         config = described(data, old)
         assert config == from_config(data, names=file)
-        assert equal(states.complete(old, config), state)
+        assert not runs.differing(states.complete(old, config), state)
         assert all(states.why_dropped(key, config) for key in junk)
 
 
@@ -105,10 +100,10 @@ def test_a_model_without_its_output_layer(tmp_path: Path):
     }
     config = from_config(data | {"architectures": ["BartModel"]}, names=bare)
     expected = state | {"final_logits_bias": np.zeros_like(state["final_logits_bias"])}
-    assert equal(states.complete(bare, config), expected)
+    assert not runs.differing(states.complete(bare, config), expected)
     save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    theirs = CASES["bart"].classes[1].from_pretrained(tmp_path)
-    assert equal({key: value.numpy() for key, value in theirs.state_dict().items()}, expected)
+    theirs = CASES["bart"].classes[1].from_pretrained(tmp_path).state_dict()
+    assert not runs.differing({key: value.numpy() for key, value in theirs.items()}, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -118,7 +113,7 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
     state = {key: torch_bridge.to_numpy(value) for key, value in theirs.state_dict().items()}
     config = from_config(json.loads(theirs.config.to_json_string()))
     without = {key: value for key, value in state.items() if "embed_positions" not in key}
-    assert equal(states.complete(without, config), state)
+    assert not runs.differing(states.complete(without, config), state)
     table = "model.encoder.embed_positions.weight"
     for kind in (np.float16, ml_dtypes.bfloat16):  # on the way
         rounded = state[table].astype(kind).astype(state[table].dtype)

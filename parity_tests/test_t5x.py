@@ -13,6 +13,7 @@ from jax_transformer import cli
 from parity_tests import t5x_files
 from parity_tests.marks import quick_if
 from parity_tests.t5x_files import Sizes
+from parity_tests.unit import runs
 
 GATED = {"activations": ("gelu", "linear"), "via_embedding": False}
 SQUARE = {"vocab": 32, "emb": 32, "heads": 32, "head_dim": 1, "mlp": 32, "encoder": 1, "decoder": 2}
@@ -62,14 +63,6 @@ def back(sizes: Sizes) -> list[str]:
     return ["--to", "t5x", "--scan-layers", "--param-scan-axis", str(sizes.scan_axis)]
 
 
-def same(ours: t5x_files.Arrays, original: t5x_files.Arrays) -> None:
-    one, other = (
-        {name: (a.shape, a.dtype, a.tobytes()) for name, a in arrays.items()}
-        for arrays in (ours, original)
-    )
-    assert one == other
-
-
 @pytest.mark.parametrize("name", [quick_if(name not in REPEATED, name) for name in CASES])
 def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
     name, tmp_path, in_float64
@@ -86,7 +79,7 @@ def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
     actual = theirs(tmp_path / "hf", source, target)
     assert np.abs(actual - expected).max() <= 1e-12 * np.abs(expected).max()
     assert convert(tmp_path / "hf", tmp_path / "checkpoint_7", *back(sizes)) == 0
-    same(t5x_files.read(tmp_path / "checkpoint_7"), weights)
+    assert not runs.differing(t5x_files.read(tmp_path / "checkpoint_7"), weights)
     index = (tmp_path / "checkpoint_7/checkpoint").read_bytes()
     assert index == (folder / "checkpoint").read_bytes()
 
@@ -137,7 +130,7 @@ def test_a_run_has_the_weights_of_the_checkpoint_in_their_own_dtype(tmp_path, ca
         "state.step",
     }
     assert convert(tmp_path / "run", tmp_path / "again", *back(sizes)) == 0
-    same(t5x_files.read(tmp_path / "again"), weights)
+    assert not runs.differing(t5x_files.read(tmp_path / "again"), weights)
 
 
 def halves(shape: tuple[int, ...]) -> list[int]:

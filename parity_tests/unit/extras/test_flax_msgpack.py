@@ -16,7 +16,7 @@ from flax import serialization, traverse_util
 from jax_transformer.errors import InputError, Refusal, UnsafeFileError
 from jax_transformer.extras.toolkits import flax_msgpack, msgpack
 from jax_transformer.storage.tensors import TensorInfo
-from parity_tests.unit import helpers
+from parity_tests.unit import helpers, runs
 
 
 def tree() -> dict[str, Any]:
@@ -55,20 +55,14 @@ def read(path: Path) -> dict[tuple[str, ...], np.ndarray]:
     return {keys: msgpack.read(described) for keys, described in msgpack.header(path).items()}
 
 
-def same(actual: dict[Any, np.ndarray], expected: dict[Any, np.ndarray]) -> None:
-    assert {name: (a.shape, a.dtype, a.tobytes()) for name, a in actual.items()} == {
-        name: (a.shape, a.dtype, a.tobytes()) for name, a in expected.items()
-    }
-
-
 @pytest.mark.parametrize("chunk", [2**30, 24])
 def test_files_of_flax_are_read_as_flax_reads_them(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", chunk)
     content = serialization.msgpack_serialize(tree())
     assert (b"__msgpack_chunked_array__" in content) == (chunk == 24)
     loaded = read(written(tmp_path, content))
-    same(loaded, traverse_util.flatten_dict(serialization.msgpack_restore(content)))
-    same(loaded, traverse_util.flatten_dict(tree()))
+    for expected in (serialization.msgpack_restore(content), tree()):
+        assert not runs.differing(loaded, traverse_util.flatten_dict(expected))
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 1006])
@@ -84,7 +78,7 @@ def test_five_wrong_names_are_listed_and_the_others_counted(tmp_path, count):
 
 def test_a_numpy_scalar_is_an_array_without_dimensions(tmp_path):
     loaded = read(written(tmp_path, {"a": {"scale": np.float32(3)}}))
-    same(loaded, {("a", "scale"): np.array(3, np.float32)})
+    assert not runs.differing(loaded, {("a", "scale"): np.array(3, np.float32)})
 
 
 def test_arrays_own_their_memory(tmp_path):
@@ -308,7 +302,7 @@ def test_shards_are_read_as_one_file(tmp_path):
     single = flax_msgpack.FORMAT.open(written(tmp_path, tree())).read()
     index = sharded(tmp_path, tree())
     opened = flax_msgpack.FORMAT.open(index)
-    same(opened.read(), single)
+    assert not runs.differing(opened.read(), single)
     described = {name: TensorInfo(a.shape, a.dtype.name) for name, a in single.items()}
     assert opened.tensors == described
     shards = [f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)]
@@ -332,7 +326,7 @@ def test_shards_with_other_tensors_are_refused(tmp_path, count, more):
 def test_jax_arrays_are_written_as_numpys(tmp_path):
     content = serialization.to_bytes({"a": {"bias": jnp.ones(3, jnp.bfloat16)}})
     loaded = read(written(tmp_path, content))
-    same(loaded, {("a", "bias"): np.ones(3, ml_dtypes.bfloat16)})
+    assert not runs.differing(loaded, {("a", "bias"): np.ones(3, ml_dtypes.bfloat16)})
 
 
 @pytest.mark.parametrize("more", [0, 1])

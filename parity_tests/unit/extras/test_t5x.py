@@ -33,7 +33,7 @@ from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Rule
 from parity_tests import t5x_files
 from parity_tests.t5x_files import Sizes
-from parity_tests.unit import helpers
+from parity_tests.unit import helpers, runs
 
 GATED: dict[str, Any] = {"activations": ("gelu", "linear"), "via_embedding": False}
 SMALL: dict[str, Any] = {"emb": 4, "head_dim": 2, "mlp": 5, "encoder": 1, "decoder": 1, "vocab": 7}
@@ -54,12 +54,6 @@ def read(folder: Path) -> t5x_files.Arrays:
     return {name: tensor.read() for name, tensor in t5x_checkpoint.find(folder).weights.items()}
 
 
-def same_bits(actual: t5x_files.Arrays, expected: t5x_files.Arrays) -> None:
-    assert {name: (a.dtype, a.tobytes()) for name, a in actual.items()} == {
-        name: (a.dtype, a.tobytes()) for name, a in expected.items()
-    }
-
-
 # Arrays
 
 
@@ -75,13 +69,13 @@ def same_bits(actual: t5x_files.Arrays, expected: t5x_files.Arrays) -> None:
 )
 def test_arrays_are_read_as_tensorstore_reads_them(options, tmp_path):
     weights = t5x_files.params(Sizes(**SMALL), dtype=np.float32)
-    same_bits(read(t5x_files.write(tmp_path / "t5x", weights, **options)), weights)
+    assert not runs.differing(read(t5x_files.write(tmp_path / "t5x", weights, **options)), weights)
 
 
 def test_version_2_keeps_the_bits_of_bfloat16_as_integers(tmp_path):
     weights = t5x_files.params(Sizes(**SMALL), dtype=ml_dtypes.bfloat16)
     stored = {name: array.view(np.uint16) for name, array in weights.items()}
-    same_bits(read(t5x_files.write(tmp_path / "t5x", stored, version=2)), weights)
+    assert not runs.differing(read(t5x_files.write(tmp_path / "t5x", stored, version=2)), weights)
 
 
 @pytest.mark.parametrize(
