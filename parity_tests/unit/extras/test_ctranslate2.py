@@ -415,7 +415,7 @@ def test_the_engine_keeps_constraints(name, copy):
 
 NO_PENALTY = SEARCH | {"length_penalty": 0.0}
 DIFFERENT = {
-    "beam_scorer=gnmt": dict(num_beams=4),
+    "beam_scorer=gnmt": dict(num_beams=2),
     "early_stopping=heuristic": SEARCH | dict(early_stopping=EarlyStopping.HEURISTIC),
     "length_penalty=0.0": NO_PENALTY,
     "length_penalty=0.0 ": NO_PENALTY

@@ -13,6 +13,7 @@ from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.extras.toolkits.marian import marian_format, marian_model, marian_names
 from jax_transformer.formats import registry
+from jax_transformer.formats.base import Destination
 from jax_transformer.storage import safetensors, yaml_data
 from jax_transformer.storage.tensors import LazyTensor, TensorInfo
 from parity_tests import marian_files
@@ -74,6 +75,7 @@ def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
         ({"transformer-postprocess": "dhn"}, "transformer-postprocess='dhn'"),
         ({"transformer-postprocess": "dar"}, "transformer-postprocess='dar'"),
         ({"transformer-preprocess": "n"}, "transformer-postprocess='dan'"),
+        ({"transformer-preprocess": "da"}, "transformer-preprocess='da'"),
         ({"lemma-dim-emb": "5"}, "lemma-dim-emb='5'"),
         ({"right-left": "true"}, "right-left='true'"),
         ({"input-types": ["class", "sequence"]}, "input-types"),
@@ -141,6 +143,24 @@ def test_an_export_says_the_dtype_that_its_weights_have(dtype, folder, tmp_path)
     assert json.loads((tmp_path / "hf/config.json").read_text())["dtype"] == dtype
     written = safetensors.describe(tmp_path / "hf/model.safetensors")
     assert {info.dtype for info in written.values()} == {dtype}
+
+
+def test_only_a_folder_of_transformers_has_what_it_computes_and_others_their_files(tmp_path):
+    folder = marian_files.opus(tmp_path / "en-fr", content(), IDS, source=b"s", target=b"t")
+    opened = registry.open(folder)
+    for name in ("hf", "run", "ct2", "stablehlo", "safetensors"):
+        to = Destination(registry.get(name), tmp_path / "My model", opened)
+        source, of_hf = opened.converted_to(to.format), name == "hf"
+        files = source.files_for(to)
+        assert (source is opened) != of_hf
+        assert source.config.encoder.sinusoids.value == ("halves" if of_hf else "tensor2tensor")
+        notes = [note.name for note in opened.notes_for(to)]
+        assert ("Marian's positions and norms" in notes) == of_hf
+        assert ("vocab.json" in files) == (name != "safetensors")
+        assert ("generation_config.json" in files) == (name in ("hf", "run"))
+        if of_hf:
+            card = files["README.md"].decode()
+            assert "# My model\n" in card and "the family `marian`" in card
 
 
 def test_folders_of_several_models_need_a_choice(folder, capsys):

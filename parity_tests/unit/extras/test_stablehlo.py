@@ -201,8 +201,10 @@ def test_what_has_no_program_is_refused(model, tmp_path):
     ("preset", "asked", "expected"), [("t5", None, 512), ("t5", 600, 600), ("bart", None, 1024)]
 )
 def test_the_programs_make_the_longest_target_unless_the_folder_says_less(preset, asked, expected):
-    generation = GenerationConfig(max_new_tokens=asked)
-    assert folder.Settings.of(jt.preset(preset), generation).max_new_tokens == expected
+    for beams, searched in ((1, 4), (2, 2)):
+        generation = GenerationConfig(max_new_tokens=asked, num_beams=beams)
+        settings = folder.Settings.of(jt.preset(preset), generation)
+        assert (settings.max_new_tokens, settings.num_beams) == (expected, searched)
 
 
 @pytest.mark.slow

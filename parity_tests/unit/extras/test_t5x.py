@@ -193,7 +193,9 @@ def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
     model = jt.convert.load(folder, scan_axis=0)
     np.testing.assert_array_equal(model.encoder.blocks[3].feed_forward.up.kernel[...], expected)
     (folder / "config.gin").write_text(sizes.gin() + "network.T5Config.param_scan_axis = 0\n")
-    registry.open(folder)
+    for asked, axis in ((None, 0), (1, 1)):
+        opened = registry.open(folder, scan_axis=asked)
+        assert opened.layout.scan_axis == axis and folder / "config.gin" in opened.files
 
 
 WO, NORM = "decoder.layers_2.mlp.wo.kernel", "decoder.decoder_norm.scale"
@@ -263,7 +265,7 @@ def test_the_activation_is_not_guessed(tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert cli.main(["convert", *run, *t5, "--set", "activation=gelu_tanh"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["plan"]["inferred"]["num_heads"] == 3
+    assert data["plan"]["inferred"]["num_heads"] == 3 and data["kept"] == {"dropout": 0.1}
     moves = {tuple(move["target"]): move["source"] for move in data["plan"]["moves"]}
     gate = moves["encoder.blocks.0.feed_forward.gate.kernel",]
     assert gate == ["encoder.layers_0.mlp.wi_1.kernel"]
@@ -338,7 +340,10 @@ def test_layers_of_both_stacks_are_written_along_the_axis_that_is_asked_for(axis
     config = replace(config, encoder=per_block, decoder=decoder, architecture="umt5")
     layout = layouts.layout_of(config, scan_layers=True, scan_axis=axis)
     assert (layout.scan_axis, layout.encoder_layers, layout.decoder_layers) == (expected, 2, 3)
+    gin = t5x_format.to_gin(config, layout)
+    assert f"scan_layers = True\nnetwork.T5Config.param_scan_axis = {expected}\n" in gin
     assert layouts.layout_of(config).scan_axis is None
+    assert "scan_layers = False\n" in t5x_format.to_gin(config, layouts.layout_of(config))
 
 
 def test_a_preset_goes_before_the_gin_of_a_checkpoint_that_is_loaded(tmp_path):
@@ -499,7 +504,7 @@ def test_false_chunks_are_refused_within_their_size(tmp_path):
     good = chunk.read_bytes()
     for content, message in (
         (b"", "cannot hold them"),
-        (good[:-9], "does not hold the 112 bytes"),
+        *((good[:-cut], "does not hold the 112 bytes") for cut in (9, 1)),
         (good + b"x", "has bytes after its chunk"),
         (good + good, "has bytes after its chunk"),
         (zlib.compress(b"\0" * 112), "is damaged"),
@@ -551,6 +556,26 @@ def test_false_descriptions_in_the_index_are_refused(change, code, message, tmp_
     assert cli.main(["inspect", str(index.parent)]) == code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_an_index_may_describe_the_whole_of_an_array_in_other_words(tmp_path):
+    """As other versions of TensorStore did."""
+    index = written(tmp_path / "t5x") / "checkpoint"
+    tree = serialization.msgpack_restore(index.read_bytes())
+    expected, leaf = read(index.parent), tree["optimizer"]["target"]["token_embedder"]["embedding"]
+    leaf["path"] = leaf["kvstore"].pop("path")
+    for longest in ([7, 4], [[7], [4]]):
+        leaf["transform"] = {"input_inclusive_min": [0, 0], "input_exclusive_max": longest}
+        index.write_bytes(serialization.msgpack_serialize(tree))
+        assert not runs.differing(read(index.parent), expected)
+
+
+def test_what_is_written_is_read_back_and_compared(tmp_path, monkeypatch, capsys):
+    source, write = written(tmp_path / "t5x"), zarr.write
+    monkeypatch.setattr(zarr, "write", lambda folder, array: write(folder, array + 1))
+    out = [str(tmp_path / "out"), "--to", "t5x", "--no-check"]
+    assert cli.main(["convert", str(source), *out]) != 0 and not (tmp_path / "out").exists()
+    assert "differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

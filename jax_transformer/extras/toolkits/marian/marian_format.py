@@ -109,8 +109,8 @@ class MarianModel(Format):
 
     def inspect(self, path: Path) -> Contents:
         model = marian_model.find(path)
-        hashes = {file.name: run_files.sha256(file) for file in model.files}
-        hashes[model.path.name] = marian_model.verify_npz(model.path)
+        hashes = {model.path.name: marian_model.verify_npz(model.path)}
+        hashes |= {file.name: run_files.sha256(file) for file in model.files[1:]}
         infos = {name: array.info for name, array in model.arrays.items()}
         return Contents(str(model.path), self.title, infos, hashes, dict(model.options))
 

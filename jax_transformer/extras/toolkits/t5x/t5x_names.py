@@ -8,7 +8,7 @@ Flaxformer's ``t5_architecture.py``.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.config import Part, Positions, TransformerConfig, Tying
@@ -185,18 +185,13 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
             fitting[axis] = layout
     if not fitting:
         tensors.refuse(min(wrong, key=len))
-    # Axes that give every array the same rule, such as -1 where all arrays have two axes, are one
-    layouts: dict[tuple[Any, ...], Layout] = {}
-    for layout in fitting.values():
-        axes_of_rules = [rule.axes for rule in table(layout)[0]]
-        layouts.setdefault((replace(layout, scan_axis=None), *axes_of_rules), layout)
-    if len(layouts) > 1:
+    if len(fitting) > 1:
         raise InputError(
             f"the layers may be axis {' or '.join(map(str, fitting))} of the arrays that hold all "
             "of a stack: --param-scan-axis, in Python scan_axis=, says which (T5X's default is "
             f"{SCAN_AXIS})"
         )
-    return next(iter(layouts.values()))
+    return next(iter(fitting.values()))
 
 
 def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
