@@ -151,8 +151,6 @@ class Transcriber:
     ) -> Iterator[Phrase]:
         """Yield the phrases of all windows; a text is as long as positions reach."""
         room = self.model.config.longest - prompt.shape[1]
-        if room < 1:
-            raise ConfigError(f"a prompt of {prompt.shape[1]} tokens leaves no room for a text")
         settings = self.config.generation
         length, (_, eos_id) = settings.max_new_tokens, settings.start_and_end(self.model.config)
         settings = replace(
