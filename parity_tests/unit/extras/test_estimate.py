@@ -675,6 +675,8 @@ def on_four_devices() -> estimate.Estimate:
 def test_every_figure_is_printed_and_in_the_json():
     four = on_four_devices()
     assert "\n".join(command.lines(four)) + "\n" == PRINTED
+    begun = dataclasses.replace(four, options=TrainOptions(init="runs/a"))
+    assert next(command.lines(begun)).startswith("runs/a: 1,234,567 trained")
     fast = dataclasses.replace(four, flops=7.88e7, recomputed=0.0)
     assert "24.0 if nothing does" not in (text := "\n".join(command.lines(fast)))
     assert "12.0 if nothing does (products 0.0001, memory 6.0, links 6.0)" in text

@@ -72,7 +72,6 @@ def export(
     config: TransformerConfig, dtypes: Mapping[str, Any], settings: Settings
 ) -> dict[str, jax.export.Exported]:
     """Return the programs for all :data:`PLATFORMS`; ``dtypes`` are the arrays', by path."""
-    config = config.portable
     shapes = transformer.shapes(config)
     weights = {
         name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in sorted(shapes.items())
