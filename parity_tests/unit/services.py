@@ -19,7 +19,7 @@ from parity_tests.unit.helpers import tiny
 from parity_tests.unit.speakers import loud
 
 WORDS = "one two three four five six seven eight nine ten".split()
-LINES = ["one two three four five six", "seven", "", "eight nine ten", "ten ten", "one"]
+LINES = ["one two three four five six", "seven", "", "eight nine ten", " ten ten", "one"]
 LIMITS = Limits(
     **dict(queue_size=12, max_lines=11, max_characters=200, max_body_bytes=2000),
     **dict(max_beam=6, max_configs=2, batch_rows=4, timeout=20.0),

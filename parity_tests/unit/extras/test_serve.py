@@ -103,8 +103,10 @@ def test_attention_comes_if_asked_for(client, translator):
 def test_each_line_of_a_batch_has_the_maps_that_it_asks_for(served):
     engine = served[0].engine
     config = engine.translator.generation_config
-    lines = [engine.encode(["one"], config, asked)[0] for asked in (False, True, False)]
-    assert [len(each.maps) for each in engine.translate(lines)] == [0, 1, 0]
+    asked = {"one": False, "two": True, "six": False}
+    lines = [engine.encode([text], config, wish)[0] for text, wish in asked.items()]
+    first, (_, maps), last = engine.translate(lines)
+    assert "".join(maps[0]["cross"]["columns"]).startswith("two") and not first.maps + last.maps
 
 
 def test_attention_compiles_nothing_after_the_start(served, translator):
