@@ -559,7 +559,7 @@ def test_false_descriptions_in_the_index_are_refused(change, code, message, tmp_
 
 
 def test_an_index_may_describe_the_whole_of_an_array_in_other_words(tmp_path):
-    """As other versions of TensorStore did."""
+    """Other versions of TensorStore did."""
     index = written(tmp_path / "t5x") / "checkpoint"
     tree = serialization.msgpack_restore(index.read_bytes())
     expected, leaf = read(index.parent), tree["optimizer"]["target"]["token_embedder"]["embedding"]

@@ -68,8 +68,8 @@ class ZarrArray:
 
     def place(self, index: Sequence[int]) -> tuple[slice, ...]:
         """Return the part of the array that a chunk holds."""
-        places = zip(index, self.chunks, strict=True)
-        return tuple(slice(i * size, (i + 1) * size) for i, size in places)
+        pairs = zip(index, self.chunks, strict=True)
+        return tuple(slice(i * size, (i + 1) * size) for i, size in pairs)
 
     def indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the place of each chunk in the grid, one at a time however large it is."""
