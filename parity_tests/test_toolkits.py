@@ -124,6 +124,8 @@ def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
     ours = {name: np.asarray(g) for name, g in gradients.items() if name not in model.frozen}
     named = rules.to_torch(rules.restrict(model.table, ours), ours)
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    derived = [note.name for note in opened.derived]
+    assert derived == [name for name in opened.tensors if name in derived], "in one order"
     zero = {note.name for note in opened.derived if "is zero" in note.reason}
     assert named.keys() - zero <= parameters.keys() and not zero & parameters.keys()
     trained = [p.grad for p in module.parameters() if p.grad is not None]

@@ -58,8 +58,7 @@ def register(architecture: Architecture, *, replace: bool = False) -> Architectu
         if name in owner.presets and owner.name != architecture.name:
             has = f"{owner.name!r} has a preset {name!r}"
             raise ConfigError(f"architecture {architecture.name!r}: {has}: choose another name")
-    if architecture.name not in ours:
-        _added[architecture.name] = architecture
+    _added[architecture.name] = architecture
     return architecture
 
 

@@ -134,7 +134,8 @@ class Toolkit(Format):
         reasons |= {
             name: f"repeats {of}, with which the model ties it" for name, of in ties.items()
         }
-        derived = [Note(name, reasons[name]) for name in infos.keys() - stored().keys()]
+        read = stored()
+        derived = [Note(name, reasons[name]) for name in infos if name not in read]
         keys = {keys[0] for keys in described.states.values()}
         others = [
             Note(str(name), "not part of the weights") for name in content if name not in keys
@@ -195,7 +196,7 @@ class Options:
         """Return a number of 0 or more; of a list, its first."""
         value = self._value(name, default)
         value = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, str) and value and _REAL.fullmatch(value):
+        if isinstance(value, str) and _REAL.fullmatch(value):
             value = float(value)
         if type(value) not in (int, float) or not 0 <= value < 1e9:
             raise InputError(f"{self.named(name)}={shown(value)} is not a number")
