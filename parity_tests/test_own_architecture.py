@@ -374,11 +374,14 @@ GROUP = "jax_transformer.architectures"
 def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     sys.path.append(str(folder))
     assert "my_translator" not in jt.preset_names()
-    runs.install(folder, GROUP, my_translator="my_architecture:MY_TRANSLATOR")  # read already
+    points = dict.fromkeys(("my_translator", "another"), "my_architecture:MY_TRANSLATOR")
+    runs.install(folder, GROUP, **points)  # read already
     assert "my_architecture" not in sys.modules
     assert jt.preset("my_translator", **FIELDS).architecture == "my_translator"
     assert "my_translator" in jt.preset_names() and "my_translator" in registry.names()
     assert registry.resolve("my_translator").reference == "my_model:MyTranslator"
+    with pytest.raises(ConfigError, match="another = .* not an Architecture of that name"):
+        registry.resolve("another")
 
 
 BROKEN = [("my_missing:X", "ModuleNotFoundError"), ("my_broken:X", "AssertionError")]

@@ -80,7 +80,7 @@ class ToolkitWeights(Pretrained):
 
     def files_for(self, to: Destination) -> Mapping[str, bytes] | None:
         """Return the vocabularies as this project's tokenizers, for a folder that takes them."""
-        if self.vocabularies is None or to.format.name == "hf":
+        if self.vocabularies is None:
             return None
         if not to.format.takes("tokenizer.json"):
             return {}
