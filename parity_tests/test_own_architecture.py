@@ -380,7 +380,7 @@ def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     assert jt.preset("my_translator", **FIELDS).architecture == "my_translator"
     assert "my_translator" in jt.preset_names() and "my_translator" in registry.names()
     assert registry.resolve("my_translator").reference == "my_model:MyTranslator"
-    with pytest.raises(ConfigError, match="another = .* not an Architecture of that name"):
+    with pytest.raises(ConfigError, match=r"another = .* not an Architecture of that name"):
         registry.resolve("another")
 
 
