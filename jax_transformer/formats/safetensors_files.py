@@ -38,7 +38,8 @@ class SafetensorsFile(ArrayFile):
     def recognises(self, path: Path) -> bool:
         with open(path, "rb") as file:
             start = file.read(16)
-        return start[8:9] == b"{" or untrusted.is_index(path)
+        of_others = path.name.endswith((".bin.index.json", ".msgpack.index.json"))
+        return start[8:9] == b"{" or (untrusted.is_index(path) and not of_others)
 
     def scan(self, path: Path) -> LazyState:
         return safetensors.scan(path)

@@ -99,8 +99,9 @@ def test_dropped_tensors_have_reasons():
     assert states.why_completed("final_logits_bias", marian) == "is zero if a file does not hold it"
     actual = states.why_completed("model.encoder.embed_positions.weight", marian)
     assert actual == "is computed: sines and cosines"
-    repeated = "repeats shared.weight or encoder.embed_tokens.weight"
-    assert repeated in states.why_completed("lm_head.weight", t5)
+    others = "shared.weight or encoder.embed_tokens.weight or decoder.embed_tokens.weight"
+    repeated = f"repeats {others}, with which the model ties it"
+    assert states.why_completed("lm_head.weight", t5) == repeated
     dropped = states.why_dropped("model.encoder.version", marian)
     assert dropped == "counts versions of fairseq's format"
 
@@ -109,3 +110,23 @@ def test_unknown_tensors_reach_the_table_and_are_refused():
     config = config_of("t5")
     extra = all_tensors(config) | {"adapter.weight": TensorInfo((3,), "float32")}
     assert "adapter.weight" in states.complete(extra, config)
+
+
+def test_parameters_are_the_saved_ones_and_computed_positions_without_the_logits_bias():
+    config = config_of("marian")
+    full = all_tensors(config)
+    saved = {x: LazyTensor(info, np.zeros) for x, info in states.saved(full, config).items()}
+    sizes = [info.size for name, info in full.items() if name in saved or "positions" in name]
+    assert states.parameters(saved, config) == sum(sizes) - config.target_vocab_size
+
+
+def test_only_positions_that_were_rounded_are_computed_again():
+    config = config_of("marian")
+    exact = states._table(config)
+    rounded = exact.astype(np.float16).astype(np.float32)
+    name, table = "model.encoder.embed_positions.weight", "decoder.positions.table"
+    for changed in (name, table):
+        state = {name: rounded, table: rounded, "x": rounded} | {changed: rounded + 1}
+        again = states.computed_again(tensors.in_memory(state), config)
+        expected = {name: exact, table: exact, "x": rounded} | {changed: rounded + 1}
+        assert all((again[x].read() == expected[x]).all() for x in state)
