@@ -308,6 +308,12 @@ def test_an_exported_config_equals_the_original_except_for_changes(data):
     assert from_config(back) == changed
 
 
+def test_an_exported_t5_says_of_its_output_layer_what_the_original_said():
+    data = FLAN | {"tie_word_embeddings": True}
+    config = from_config(data, names=HEADED, same=lambda one, other: False)
+    assert config.tying is Tying.EMBEDDINGS and to_config(config, data) == data
+
+
 def test_a_model_of_no_family_cannot_be_exported():
     expected = r"architecture 'lesson10' is not a Hugging Face family: only models of bart, "
     with pytest.raises(ConfigError, match=expected):

@@ -206,7 +206,7 @@ def test_one_embedding_of_joeynmt_has_one_vocabulary():
     both = {"encoder": {"type": "transformer", "layer_norm": "post"}}
     options = Options(both | {"decoder": {"type": "transformer"}, "tied_embeddings": True})
     with pytest.raises(InputError, match="tied_embeddings: the vocabularies differ"):
-        joeynmt.configuration(options, WORDS)
+        joeynmt.configuration(options, replace(WORDS, target=WORDS.source[::-1]))
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,7 @@ def test_special_tokens_of_joeynmt_come_before_its_languages():
     words = joeynmt._vocabularies([["a"], ["b", "<de>"]], Options(symbols))
     first = ("<unk>", "<pad>", "<s>", "</s>", "<sep>", "<de>", "<en>")
     assert (words.source, words.target) == ((*first, "a"), (*first, "b"))
+    assert (words.unknown, words.pad, words.bos, words.eos) == first[:4]
 
 
 @pytest.mark.parametrize("value", [[], {}, None, "x", -1, 0.5, 10**400, True, ["a"], float("nan")])
