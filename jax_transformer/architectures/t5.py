@@ -118,7 +118,7 @@ class T5Family(HuggingFaceFamily):
             "gated": gated,
             "final_norm": True,
         }
-        scaled = self.scales_logits and values.get("scale_decoder_outputs", True)
+        scaled = self.scales_logits and values["scale_decoder_outputs"]
         return TransformerConfig(
             source_vocab_size=values["vocab_size"],
             target_vocab_size=values["vocab_size"],

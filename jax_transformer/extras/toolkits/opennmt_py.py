@@ -200,7 +200,7 @@ class OpenNMTPy(Toolkit):
             options = Options(content["opt"])
             config = configuration(options, words)
             zero: tuple[str, ...] = ()
-            if config.bias and not options.flag("add_ffnbias", True):
+            if not options.flag("add_ffnbias", True):
                 names = [rule.torch for rule in weight_table(config)]
                 zero = tuple(filter(_FFN_BIAS.search, names))
             states, weights = {"": ("model",), "generator.": ("generator",)}, tuple[Path, ...]()
