@@ -16,7 +16,7 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface, t5, twins
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
 from jax_transformer.convert import conversion
-from jax_transformer.errors import InputError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.embeddings import RelativeBias, relative_buckets
 from jax_transformer.weights import torch_bridge
 from parity_tests.huggingface import (
@@ -247,3 +247,12 @@ def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
     outputs = twins.outputs(dropping, state, source, target, conversion._blocks(both.config, table))
     assert len(outputs) == 1 + both.config.encoder.layers + both.config.decoder.layers
     assert_close((both.ours(source, target), outputs["logits"]), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("embedding_dropout", 0.05), ("embedding_dropout", 0.2), ("encoder.attention_dropout", 0.1)],
+)
+def test_a_rate_that_a_module_of_transformers_does_not_have_is_refused(name: str, rate: float):
+    with pytest.raises(ConfigError, match=rf"^{name}.* has one rate, dropout=0\.1$"):
+        twins.twin(jt.preset("bart", **{name: rate}))
