@@ -565,6 +565,8 @@ def test_the_model_of_a_checkpoint_is_loaded_by_its_path_alone(toolkit, name, tm
     assert all(np.array_equal(state[name], expected[name]) for name in shared)
     with pytest.raises(InputError, match="gets its tokenizer in a run: jax-transformer convert"):
         jt.Translator.load(path)
+    key = "model_state" if toolkit == "JoeyNMT" else "model"
+    assert registry.open(path, key=key).format.name == "pt", "the names of a part of the file"
 
 
 def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):

@@ -40,6 +40,8 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     (tmp_path / "12" / "mine").write_text("")
     command = ["convert", weights, tmp_path / "12", "--config", config_file, "--force"]
     console.refused(3, ["12", "not a checkpoint"], *command)
+    command[2] = tmp_path / "none" / "12"
+    console.refused(3, [f"{tmp_path / 'none'}: no such folder"], *command)
     to_link = [*to_folder[:2], tmp_path / "link", *to_folder[3:], "--force"]
     for target in (folder, tmp_path / "missing"):
         os.symlink(target, tmp_path / "link")
