@@ -128,8 +128,8 @@ def test_an_address_in_use_is_refused():
             app.bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="cannot listen"):
         app.bind("no.such.host.invalid", 0)
-    with pytest.raises(ConfigError, match="port=80000"):
-        app.bind("127.0.0.1", 80000)
+    with pytest.raises(ConfigError, match="port=65536"):
+        app.bind("127.0.0.1", 65536)
 
 
 def test_the_end_waits_for_a_body_and_a_translation_that_take_all_their_time(
@@ -153,6 +153,7 @@ def test_the_end_waits_for_a_body_and_a_translation_that_take_all_their_time(
             app.serve(Service(translator, dataclasses.replace(LIMITS, timeout=timeout)), bound)
     for timeout, config in zip(timeouts, configs, strict=True):
         assert 2 * timeout <= config.timeout_graceful_shutdown < 2 * timeout + 1
+        assert not (config.proxy_headers or config.server_header or config.access_log)
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
