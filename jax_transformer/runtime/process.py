@@ -224,15 +224,15 @@ def stop_requests() -> Iterator[Stop]:
 def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return a group's entry points by name, of packages installed now and of our own extras."""
     folders = [path or "." for path in sys.path if os.path.isdir(path or ".")]
-    return _entry_points(group, tuple((path, os.stat(path).st_mtime_ns) for path in folders))
+    every = _entry_points(tuple((path, os.stat(path).st_mtime_ns) for path in folders))
+    return {point.name: point for point in sorted(every.select(group=group))}
 
 
-@functools.lru_cache(maxsize=8)
-def _entry_points(
-    group: str, folders: tuple[tuple[str, int], ...]
-) -> dict[str, importlib.metadata.EntryPoint]:
-    """Reading all packages' metadata takes 6 ms; it is read again if one of the folders changed."""
-    return {point.name: point for point in sorted(importlib.metadata.entry_points(group=group))}
+@functools.lru_cache(maxsize=1)
+def _entry_points(folders: tuple[tuple[str, int], ...]) -> Any:
+    """Those of all groups: reading the packages' metadata takes 6 ms. It is read again if one of
+    the folders changed."""
+    return importlib.metadata.entry_points()
 
 
 def load_entry_point(entry_point: importlib.metadata.EntryPoint, kind: type = object) -> Any:
