@@ -48,6 +48,8 @@ def keep_freed_memory(keep: bool = True) -> bool:
     of each thread, where they stay: 200 MiB in a conversion. From one heap of all threads the next
     array gets the memory of the last, which saves a million page faults for 2 GB.
 
+    Tokenizers, whose threads would wait for each other at the one heap, then use one thread.
+
     Returns False, and changes nothing, without glibc, or if the environment sets ``GLIBC_TUNABLES``
     or a ``MALLOC_`` variable. Call it before other threads start.
     """
@@ -57,6 +59,7 @@ def keep_freed_memory(keep: bool = True) -> bool:
     is_set = any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ)
     if is_set or not hasattr(libc, "gnu_get_libc_version"):
         return False
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = _KEEP if keep else _GIVE_BACK
     return all(libc.mallopt(setting, value) for setting, value in settings.items())
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 # In a thread, as XLA runs a program: a thread has an arena of its own by default
 CHILD = """
-import resource, sys, threading
+import os, resource, sys, threading
 from jax_transformer.runtime import process
 
 def faults():
@@ -23,7 +23,7 @@ def faults():
 
 def measure():
     faults(), faults()
-    print(allocated, faults())
+    print(allocated, faults(), os.environ.get("TOKENIZERS_PARALLELISM"))
 
 allocated = process.keep_freed_memory(sys.argv[1] == "keep") if sys.argv[1] else None
 thread = threading.Thread(target=measure)
@@ -33,12 +33,17 @@ thread.join()
 
 
 def child(change: str = "keep", mebibytes: int = 128, **variables: str) -> tuple[str, int]:
-    """The result of the change, and the page faults of a block after two others were freed."""
-    names = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]
+    """The result of the change, and the page faults of a block after two others were freed.
+
+    Tokenizers have one thread where all threads have one heap.
+    """
+    names = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_", "TOKENIZERS_"))]
     environment = {k: v for k, v in os.environ.items() if k not in names} | variables
     command = [sys.executable, "-c", CHILD, change, str(mebibytes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    result, faults = done.stdout.split()
+    result, faults, parallelism = done.stdout.split()
+    usual = variables.get("TOKENIZERS_PARALLELISM")
+    assert parallelism == (usual or ("false" if result == "True" else "None"))
     return result, int(faults)
 
 
@@ -46,6 +51,10 @@ def child(change: str = "keep", mebibytes: int = 128, **variables: str) -> tuple
 def test_freed_memory_is_used_again_without_page_faults(mebibytes):
     result, faults = child(mebibytes=mebibytes)
     assert (result, faults < 100) == ("True", True), faults
+
+
+def test_the_threads_of_tokenizers_can_be_chosen():
+    assert child(TOKENIZERS_PARALLELISM="true")[0] == "True"
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
