@@ -15,8 +15,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import pages
 from campaigns import report, runner
 from campaigns.runner import CAMPAIGNS
+
+COLUMNS = ["campaign", "seed", "cases", "outcomes", "not as promised", "day"]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -41,6 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Path("runs/campaigns"),
         help="folder for findings (%(default)s)",
     )
+    parser.add_argument("--page", type=Path, help="page with a table of campaigns")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in CAMPAIGNS and ":" not in name]
     if unknown:
@@ -62,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about = runner.find(name).about
             print(f"\n{name}, seed {options.seed}: {about} ({minutes:.1f} minutes)\n")
             print("\n".join([*report.table(records), *report.findings(records)]), flush=True)
+            if options.page is not None:
+                row = [name, str(options.seed), *report.summary(records)]
+                pages.write_rows(options.page, "python -m campaigns --page", COLUMNS, [row])
             broken = broken or any(record.case.wrong for record in records)
     return 1 if broken else 0
 

@@ -1,6 +1,7 @@
 """The results of campaigns: a line of JSON for each outcome, and a table of them."""
 
 import dataclasses
+import datetime
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,14 @@ def table(records: Sequence[Record]) -> Iterator[str]:
             f"{counts[group, column]:,}" if counts[group, column] else "–" for column in columns
         ]
         yield f"| {group} | {' | '.join(cells)} |"
+
+
+def summary(records: Sequence[Record]) -> Iterator[str]:
+    """Yield the cells of a row: cases, outcomes, those that broke a promise, and today."""
+    yield f"{len({record.number for record in records}):,}"
+    yield f"{sum(record.case.count for record in records):,}"
+    yield f"{sum(bool(record.case.wrong) for record in records):,}"
+    yield f"{datetime.date.today():%-d %B %Y}"
 
 
 def findings(records: Sequence[Record]) -> Iterator[str]:

@@ -55,6 +55,13 @@ def test_a_campaign_goes_on_after_its_results_and_counts_what_they_stand_for(tmp
     header = next(row for row in rows if "equal" in row)
     even = next(row for row in rows if row[:1] == ["even"])
     assert even[header.index("equal")] == "20" and even[header.index("not as promised")] == "–"
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- python -m campaigns --page -->\n<!-- end -->\nAfter.\n")
+    for _ in range(2):  # the row is replaced
+        run(tmp_path, capsys, "--count", "3", "--page", str(page))
+    before, *rows, after = page.read_text().splitlines()
+    assert (before, after) == ("Before.", "After.") and len([x for x in rows if x[:1] == "|"]) == 3
+    assert any(row.startswith(f"| {NAME} | 0 | 3 | 33 | 0 | ") for row in rows)
 
 
 def test_what_breaks_a_promise_is_named_kept_and_repeated(tmp_path, capsys):
