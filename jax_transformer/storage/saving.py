@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,8 @@ from jax_transformer.storage.tensors import LazyState, LazyTensor
 _WRITING = ".writing-"
 _NODE = 16 << 10
 """Bytes of a node of the database that names the arrays' parts."""
+_LATE = 0.2
+"""Seconds after which no thread writes any more if another one has failed."""
 _BATCH, _ALONE = 32 << 20, 1 << 20
 """Bytes of arrays that are being written at once, and of an array that is written alone."""
 
@@ -101,10 +104,10 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
             atomic.sync(parent)
         distributed.barrier("save ends")
     except Refusal:  # of what is being written
-        remove_unfinished(folder)
+        _remove_failed(folder)
         raise
     except Exception as error:  # a full disk reaches us from Orbax in many forms
-        remove_unfinished(folder)
+        _remove_failed(folder)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = (lines or [type(error).__name__])[0]
         raise CheckpointError(
@@ -148,6 +151,15 @@ def remove_unfinished(folder: Path) -> None:
             os.rename(stale, folder / name)
         else:
             shutil.rmtree(stale)
+
+
+def _remove_failed(folder: Path) -> None:
+    """Remove a failed save's files, also those that threads of TensorStore write a little later:
+    nothing tells when they have ended."""
+    with contextlib.suppress(OSError):
+        remove_unfinished(folder)
+    time.sleep(_LATE)
+    remove_unfinished(folder)
 
 
 def prune(folder: Path, keep: Container[int]) -> None:

@@ -161,6 +161,19 @@ def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path):
     assert bits(checkpoint.open(tmp_path, 7).load(like(state()))) == bits(state())
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), errors.InputError("damaged")])
+def test_what_a_thread_writes_after_a_failure_is_removed(error, tmp_path, monkeypatch):
+    def sleep(_: float) -> None:
+        late = tmp_path / ".writing-3.orbax-checkpoint-tmp" / "state" / "d"
+        late.mkdir(parents=True)
+        (late / "0").touch()
+
+    monkeypatch.setattr(saving, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(errors.Refusal), saving.new(tmp_path, 3, about={}):
+        raise error
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("where", ["sha256", "sync", "orbax"])
 def test_a_full_disk_leaves_only_the_earlier_checkpoint(tmp_path, monkeypatch, where):
     save(tmp_path, 7)
@@ -459,7 +472,7 @@ def test_an_error_of_a_save_may_be_the_death_of_another_process(tmp_path, monkey
     monkeypatch.setattr(distributed, "_report", lambda error: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: None)
     monkeypatch.setattr(jax.config, "update", lambda *option: None)
-    monkeypatch.setattr(distributed.time, "sleep", waited.append)
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(sleep=waited.append))
     options = distributed.DistributedOptions("nowhere:1", 2, 0, heartbeat_timeout=7)
     with (
         pytest.raises(errors.CheckpointError, match=rf"3: could not be written \({reason}"),
