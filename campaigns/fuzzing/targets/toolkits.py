@@ -10,7 +10,7 @@ import numpy as np
 from campaigns.fuzzing import mutators
 from campaigns.fuzzing.harness import Read, Target, file_reader
 from jax_transformer.architectures import registry
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
 from jax_transformer.extras.toolkits.marian import marian_model, marian_names
 from jax_transformer.extras.toolkits.t5x import t5x_format
@@ -42,7 +42,8 @@ def _read_marian_options(folder: Path) -> Read:
         options = yaml_data.parse("model.npz (special:model.yml)", content)
         if not isinstance(options, dict):
             raise InputError("no map")
-        marian_names.state(arrays, marian_names.configuration(options))
+        with about_file("model.npz"):
+            marian_names.state(arrays, marian_names.configuration(options))
 
     return read
 
