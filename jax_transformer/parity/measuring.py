@@ -179,7 +179,7 @@ class PairedRuns:
     def _find_narrow(self, side: Any, names: Mapping[str, str]) -> None:
         """Find what computes below float64 in one of the models; ``names`` are ours by its own."""
         narrow: dict[str, str] = {}
-        # A parameter that is not trained has its counterpart in the module's
+        # A paired module's parameter has a counterpart, also if it is not trained
         compared = {name for name in side.sizes if name.rpartition(".")[0] in names}
         for module, dtype in _narrow(side).items():
             if module in compared:
